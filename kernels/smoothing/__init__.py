@@ -1,0 +1,234 @@
+"""Box and Gaussian smoothing of images and volumes, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+
+The parameters are scipy.ndimage's. The arithmetic is our own contract, the same on every device, so that the
+result depends on nothing but the input: not on the device, the number of threads, or how the image was cut.
+
+Box, integer images: the integer sum over the whole window, then one rounding to nearest: floor(sum / n + 1/2).
+Box, float images: along each axis in turn the window sum W(taps) is built by doubling, in the image's own precision:
+    W(1)[i] = x[i];  W(2m)[i] = W(m)[i] + W(m)[i + m];  W(2m+1)[i] = W(2m)[i] + x[i + 2m]
+  and the last axis's sum is multiplied by 1/n rounded to that precision. No running sum: an infinity or NaN stays in
+  the windows that hold it, and nothing depends on where a chunk begins.
+Gaussian: along each axis in turn, with weights w[k] at distance k,
+    a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
+  in float32 for integer and float32 images, in float64 for float64 images. Integer images take weights that are whole
+  multiples of 2**-24 and sum to exactly one, and are rounded once, at the end, to nearest (ties to even); the result lies
+  within 0.5 + 0.1 of the exact Gaussian, and a constant image stays constant.
+Axes are taken in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
+from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_radius, gaussian_window
+
+__all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "Window", "border_indices", "box", "gaussian", "gaussian_radius"]
+
+DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+NAN_POLICIES = ("propagate", "omit", "raise")
+
+
+def box(
+    image: Any,
+    size: int | Sequence[int] = 3,
+    *,
+    mode: str | Sequence[str] = "reflect",
+    cval: float = 0,
+    axes: int | Sequence[int] | None = None,
+    channel_axis: int | None = None,
+    nan_policy: str = "propagate",
+    mask: Any = None,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Mean over a box around each sample (scipy.ndimage.uniform_filter's parameters).
+
+    image        : NumPy or CuPy array, one of `DTYPES`, at least one sample
+    size         : samples along each filtered axis, 1 … 255; an even size reaches one farther to the left
+    mode         : border mode, one for all axes or one an axis; "valid" keeps only whole windows (the axis shrinks)
+    cval         : value beyond the edge for mode "constant"; for integer images a whole number the dtype can hold
+    axes         : axes to filter; default all but `channel_axis`
+    channel_axis : the axis that holds channels, never filtered (scikit-image's meaning)
+    nan_policy   : float images: "propagate", "omit" (mean over the samples that are not NaN) or "raise"
+    mask         : float images: boolean array of the image's shape, True where a sample counts; the mean is over those
+                   samples, NaN where there are none. A border of mode "constant" counts as samples.
+    out          : array for the result, C-contiguous, not overlapping `image`
+    workers      : CPU threads; default one a core
+    stream       : CUDA: the stream to launch on; default CuPy's current one
+
+    Returns an array of the image's kind and dtype, and its shape except along "valid" axes.
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+    filtered = _filtered_axes(image, axes, channel_axis)
+    sizes = _per_axis("size", size, filtered)
+    modes = _per_axis("mode", mode, filtered)
+    windows = [box_window(axis, s, m) for axis, s, m in zip(filtered, sizes, modes, strict=True)]
+    return _smooth(image, windows, cval, nan_policy, mask, out, workers, stream)
+
+
+def gaussian(
+    image: Any,
+    sigma: float | Sequence[float],
+    *,
+    mode: str | Sequence[str] = "reflect",
+    cval: float = 0,
+    truncate: float = 4.0,
+    radius: int | Sequence[int] | None = None,
+    axes: int | Sequence[int] | None = None,
+    channel_axis: int | None = None,
+    nan_policy: str = "propagate",
+    mask: Any = None,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """Gaussian smoothing (scipy.ndimage.gaussian_filter's parameters, order 0).
+
+    sigma    : standard deviation in samples along each filtered axis, > 0
+    truncate : the kernel is cut at round(truncate * sigma) samples
+    radius   : samples on each side instead of `truncate`; at most 127
+
+    Everything else is as in `box`.
+    """
+    filtered = _filtered_axes(image, axes, channel_axis)
+    sigmas = _per_axis("sigma", sigma, filtered)
+    modes = _per_axis("mode", mode, filtered)
+    radii = _per_axis("radius", radius, filtered)
+    windows = [
+        gaussian_window(axis, s, m, np.dtype(image.dtype), truncate=truncate, radius=r)
+        for axis, s, m, r in zip(filtered, sigmas, modes, radii, strict=True)
+    ]
+    return _smooth(image, windows, cval, nan_policy, mask, out, workers, stream)
+
+
+def _smooth(
+    image: Any, windows: list[Window], cval: float, nan_policy: str, mask: Any, out: Any, workers: int | None, stream: Any
+) -> Any:
+    windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
+    _check_lengths(image, windows)
+    _check_cval(image, cval)
+    shape = _output_shape(image, windows)
+    _check_out(image, out, shape)
+    body = _body(image, workers, stream)
+    counted = _counted(image, nan_policy, mask, windows)
+    if counted is None:
+        return body(image, windows, cval, out)
+    filled = image.copy()
+    filled[~counted] = 0
+    total = body(filled, windows, cval, out)
+    total /= body(counted.astype(image.dtype), windows, 1, None)
+    return total
+
+
+def _filtered_axes(image: Any, axes: int | Sequence[int] | None, channel_axis: int | None) -> tuple[int, ...]:
+    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
+    if np.dtype(image.dtype).name not in DTYPES:
+        raise TypeError(f"image has dtype {image.dtype}; supported are {', '.join(DTYPES)}")
+    if image.ndim == 0 or image.size == 0:
+        raise ValueError(f"image has shape {image.shape}: there is nothing to smooth")
+    channel = None if channel_axis is None else _axis(channel_axis, image.ndim, "channel_axis")
+    if axes is None:
+        return tuple(axis for axis in range(image.ndim) if axis != channel)
+    chosen = tuple(_axis(axis, image.ndim, "axes") for axis in ([axes] if isinstance(axes, Integral) else axes))
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(f"axes {axes} names an axis twice")
+    if channel in chosen:
+        raise ValueError(f"axes {axes} contains channel_axis {channel_axis}")
+    return chosen
+
+
+def _axis(axis: int, ndim: int, name: str) -> int:
+    if not isinstance(axis, Integral) or not -ndim <= axis < ndim:
+        raise ValueError(f"{name} {axis!r} is out of range for an image of {ndim} dimensions")
+    return int(axis) % ndim
+
+
+def _per_axis(name: str, value: Any, axes: tuple[int, ...]) -> tuple[Any, ...]:
+    if value is None or isinstance(value, str | Real):
+        return (value,) * len(axes)
+    values = tuple(value)
+    if len(values) != len(axes):
+        raise ValueError(f"{name} has {len(values)} values for {len(axes)} filtered axes")
+    return values
+
+
+def _check_lengths(image: Any, windows: list[Window]) -> None:
+    for window in windows:
+        if window.output_length(image.shape[window.axis]) < 1:
+            raise ValueError(
+                f"axis {window.axis} has {image.shape[window.axis]} samples, fewer than the window's {window.taps}: "
+                f'mode "valid" leaves nothing'
+            )
+
+
+def _check_cval(image: Any, cval: float) -> None:
+    if np.dtype(image.dtype).kind == "f":
+        return
+    held = np.iinfo(image.dtype)
+    if cval != cval or cval != int(cval) or not held.min <= cval <= held.max:
+        raise ValueError(f"cval must be a whole number in {held.min} … {held.max} for {image.dtype} images; got {cval}")
+
+
+def _output_shape(image: Any, windows: list[Window]) -> tuple[int, ...]:
+    lengths = list(image.shape)
+    for window in windows:
+        lengths[window.axis] = window.output_length(lengths[window.axis])
+    return tuple(lengths)
+
+
+def _check_out(image: Any, out: Any, shape: tuple[int, ...]) -> None:
+    if out is None:
+        return
+    if type(out) is not type(image) or out.shape != shape or out.dtype != image.dtype or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a C-contiguous {type(image).__name__} of shape {shape} and dtype {image.dtype}")
+    if _may_overlap(image, out):
+        raise ValueError("out shares memory with image; smoothing cannot be done in place")
+
+
+def _may_overlap(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return bool(np.may_share_memory(a, b))
+    first, second = a.data.ptr, b.data.ptr
+    return bool(first < second + b.nbytes and second < first + a.nbytes)
+
+
+def _counted(image: Any, nan_policy: str, mask: Any, windows: list[Window]) -> Any:
+    """Boolean array of the samples that count, or None where all do."""
+    if nan_policy not in NAN_POLICIES:
+        raise ValueError(f"nan_policy must be one of {', '.join(NAN_POLICIES)}; got {nan_policy!r}")
+    if np.dtype(image.dtype).kind != "f":
+        if mask is not None:
+            raise TypeError(f"mask needs a float image; got {image.dtype}: convert it first")
+        return None
+    if nan_policy == "raise" and bool((image != image).any()):
+        raise ValueError('image contains NaN (nan_policy "raise")')
+    counted = None if mask is None else _checked_mask(image, mask)
+    if nan_policy == "omit":
+        present = image == image  # noqa: PLR0124 - false only for NaN
+        counted = present if counted is None else counted & present
+    return counted if windows else None
+
+
+def _checked_mask(image: Any, mask: Any) -> Any:
+    if getattr(mask, "shape", None) != image.shape or mask.dtype != bool:
+        raise ValueError(f"mask must be a boolean array of the image's shape {image.shape}")
+    return mask
+
+
+def _body(image: Any, workers: int | None, stream: Any) -> Any:
+    if isinstance(image, np.ndarray):
+        from kernels.smoothing import cpu
+
+        return lambda image, windows, cval, out: cpu.smooth(image, windows, cval, out, workers=workers)
+    if type(image).__module__.partition(".")[0] == "cupy":
+        from kernels.smoothing import cuda
+
+        return lambda image, windows, cval, out: cuda.smooth(image, windows, cval, out, stream=stream)
+    raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")

@@ -1,0 +1,3 @@
+"""Millrace: a multi-GPU pipelined processing service."""
+
+__version__ = "0.1.0"

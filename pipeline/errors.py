@@ -1,0 +1,56 @@
+"""Everything Millrace raises on purpose.
+
+MillraceError                 ours to answer for: exit code 1
+├── StorageError              the disk or the network failed under us (full, read-only, vanished)
+├── DeviceError               a GPU failed, or the CUDA toolkit under it
+│   └── OutOfDeviceMemory     the chunk did not fit; the engine halves it and tries again
+└── UserError                 the user can mend it: exit code 2
+    ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
+    ├── OutputError           the result cannot be written there or in that format
+    ├── ParameterError        a parameter is wrong or does not fit the input
+    └── DeviceUnavailable     the device asked for is not on this machine
+
+Every message is one line: what is wrong, where (file, record or parameter), and the way out.
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Something failed that is not the user's mistake."""
+
+    exit_code = 1
+
+
+class StorageError(MillraceError):
+    """The file system failed: no space, an I/O error, a file that vanished."""
+
+
+class DeviceError(MillraceError):
+    """A GPU, its driver or the CUDA toolkit failed."""
+
+
+class OutOfDeviceMemory(DeviceError):
+    """A chunk did not fit the device's memory."""
+
+
+class UserError(MillraceError):
+    """The user can mend this."""
+
+    exit_code = 2
+
+
+class InputError(UserError):
+    """An input file cannot be used as it is."""
+
+
+class OutputError(UserError):
+    """The result cannot be written there, or not in that format."""
+
+
+class ParameterError(UserError):
+    """A parameter is wrong, or does not fit the input."""
+
+
+class DeviceUnavailable(UserError):
+    """The device asked for cannot be used on this machine."""

@@ -1,0 +1,133 @@
+"""What every image format offers: a header read without the pixels, any region in, any region out, atomic publishing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of samples: `start` inclusive, `stop` exclusive, one entry an axis of the image."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Self:
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageHeader:
+    """What an image file declares about itself.
+
+    shape    : samples along each axis
+    axes     : a letter an axis: Z (planes, pages), Y (rows), X (columns), C (channels, always last)
+    dtype    : in native byte order
+    maxval   : the largest sample value the file allows, where the format states one (PNM, PAM)
+    metadata : what the same format can carry over to a new file (resolution, tuple type, pixel size, …)
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: np.dtype[Any]
+    maxval: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples, uncompressed."""
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+    @property
+    def channel_axis(self) -> int | None:
+        return self.axes.index("C") if "C" in self.axes else None
+
+
+class ImageReader(ABC):
+    """An image file open for reading. `read` may be called from several threads at once."""
+
+    path: Path
+    header: ImageHeader
+    # How the file is cut (strips, tiles, Zarr chunks): reading along these boundaries decodes nothing twice.
+    block_shape: tuple[int, ...] | None = None
+
+    @abstractmethod
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.
+
+        Raises InputError where the file turns out truncated or corrupt, StorageError where reading fails.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class ImageWriter(ABC):
+    """An image being written beside its final name. `write` may be called from several threads, on disjoint regions.
+
+    Nothing stands under the final name until `publish`, and an older file there stays intact until then.
+    """
+
+    path: Path
+    header: ImageHeader
+    # Regions that are written whole multiples of this apart never share a block of the file (tiles, Zarr chunks);
+    # None: any regions may be written at once.
+    block_shape: tuple[int, ...] | None = None
+
+    @abstractmethod
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        """Store `samples` (C-contiguous, the region's shape, the header's dtype). StorageError where the disk fails."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Make every byte durable, then rename to the final name at once."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove what was written; harmless after `publish` or a second time."""
+
+
+class ImageFormat(ABC):
+    """One file format. Instances carry no state; the registry in `pipeline.formats` holds one of each."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def recognises(self, path: Path, first_bytes: bytes) -> bool:
+        """Whether the file's own first bytes (empty for a folder) say that it is of this format."""
+
+    @abstractmethod
+    def open(self, path: Path) -> ImageReader:
+        """Read the header alone, and check it against the file's size. InputError names the file and the fault."""
+
+    @abstractmethod
+    def refusal(self, header: ImageHeader, path: Path) -> str | None:
+        """Why an image like this cannot be stored in this format under that name, and what could; None where it can."""
+
+    @abstractmethod
+    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
+        """Start a new file beside `path`. Call `refusal` first. OutputError where the folder cannot be written to."""
