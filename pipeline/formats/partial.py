@@ -1,0 +1,335 @@
+"""Outputs in the making: written as `OUTPUT.partial`, made durable, then renamed to `OUTPUT` at once.
+
+Until `publish` nothing changes under the final name. A partial output is locked while its writer lives: a second run
+on the same output is refused, and what an interrupted run left behind is replaced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.errors import OutputError, StorageError
+from pipeline.formats.positional import PositionalFile, reason
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_FOLDER_FAULTS = {
+    errno.ENOENT: "does not exist; create it, or choose another",
+    errno.ENOTDIR: "is not a folder; choose another",
+    errno.EACCES: "may not be written to by this user; change its permissions, or choose another",
+    errno.EPERM: "may not be written to by this user; change its permissions, or choose another",
+    errno.EROFS: "is on a read-only file system; choose another",
+    errno.ENAMETOOLONG: "does not take a name this long; use a shorter one",
+    errno.ELOOP: "holds a symbolic link under that name; remove the link",
+}
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
+    """Translate what the operating system says about writing `final`: OutputError for its folder, else StorageError."""
+    try:
+        yield
+    except OSError as exc:
+        folder = final.parent
+        if exc.errno in _NO_SPACE:
+            raise StorageError(_no_space(final, needed_bytes, exc)) from exc
+        if exc.errno == errno.EFBIG:
+            raise StorageError(
+                f"{final}: larger than its file system or this user's limit (ulimit -f) allows; choose another folder"
+            ) from exc
+        if exc.errno in _FOLDER_FAULTS:
+            raise OutputError(f"{final}: the folder {folder} {_FOLDER_FAULTS[exc.errno]}") from exc
+        raise StorageError(f"{final}: writing failed: {reason(exc)}; check the disk, then run again") from exc
+
+
+class WritableFile(PositionalFile):
+    """An open file that is written (and read back) by position, from any thread."""
+
+    def __init__(self, path: Path, descriptor: int, final: Path) -> None:
+        super().__init__(path, descriptor)
+        self.final = final
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the file `nbytes` long and claim the space now, so that a full disk is found before any work starts.
+
+        Where the file system cannot allocate ahead, the file only gets its length. StorageError where space is short.
+        """
+        with self._in_use() as descriptor, writing(self.final, nbytes):
+            os.ftruncate(descriptor, nbytes)
+            if nbytes == 0:
+                return
+            disk = os.fstatvfs(descriptor)
+            # Asked first: an allocation that fails late would fill the disk for everybody else meanwhile.
+            if disk.f_blocks and nbytes > disk.f_bfree * disk.f_frsize:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            try:
+                os.posix_fallocate(descriptor, 0, nbytes)
+            except OSError as exc:
+                if exc.errno not in _CANNOT_RESERVE:
+                    raise
+
+    def write_at(self, offset: int, data: memoryview | bytes) -> None:
+        """Store all of `data` (of bytes) from `offset`. StorageError where the disk is full or fails."""
+        data = memoryview(data)
+        with self._in_use() as descriptor, writing(self.final, len(data)):
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+class ScratchFile(WritableFile):
+    """Room for samples beside `final`: without a name of its own, gone when closed or when the process dies."""
+
+    def __init__(self, final: Path, nbytes: int) -> None:
+        with writing(final, nbytes):
+            handle, name = _unnamed_file(final.parent)
+        super().__init__(Path(name), handle, final)
+        try:
+            self.reserve(nbytes)
+        except BaseException:
+            self.close()
+            raise
+
+
+class PartialFile(WritableFile):
+    """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
+
+    def __init__(self, final: Path, nbytes: int = 0) -> None:
+        """OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it."""
+        # Through a symbolic link the file it names is replaced, never the link.
+        final = Path(os.path.realpath(final)) if final.is_symlink() else final
+        _refuse_unless_file(final)
+        path = partial_path(final)
+        with writing(final, nbytes):
+            descriptor = _claimed_file(path, final)
+        super().__init__(path, descriptor, final)
+        self._live = True
+        try:
+            self.reserve(0)
+            self.reserve(nbytes)
+        except BaseException:
+            self.discard()
+            raise
+
+    def publish(self, nbytes: int | None = None) -> None:
+        """Make the file durable and give it its final name. `nbytes`: its length, where more was reserved."""
+        with self._in_use() as descriptor, writing(self.final):
+            if nbytes is not None:
+                os.ftruncate(descriptor, nbytes)
+            os.fsync(descriptor)
+            if not _names(self.path, descriptor):
+                raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
+            self.path.replace(self.final)
+            self._live = False
+            _sync_folder(self.final.parent)
+        self.close()
+
+    def discard(self) -> None:
+        """Remove the partial file; harmless after `publish` or a second time."""
+        if self._live:
+            self._live = False
+            with self._in_use() as descriptor, writing(self.final):
+                if _names(self.path, descriptor):
+                    self.path.unlink()
+        self.close()
+
+
+class PartialFolder:
+    """The folder `final` in the making, as `<final name>.partial` beside it: for formats that are a tree of files."""
+
+    def __init__(self, final: Path, may_replace: Callable[[Path], bool]) -> None:
+        """`may_replace` says whether an older folder under the final name is one that this output may replace.
+
+        OutputError where it may not, where the parent cannot be written to, or another run is at work on it.
+        """
+        self.final = Path(os.path.realpath(final)) if final.is_symlink() else final
+        self.path = partial_path(self.final)
+        if self.final.exists() and not (self.final.is_dir() and may_replace(self.final)):
+            raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
+        with writing(self.final):
+            _remove_abandoned(self.path)
+            self.path.mkdir()
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            _lock(self._descriptor, self.path)
+        self._live = True
+
+    def publish(self) -> None:
+        """Make every file durable, then take the final name at once; an older folder there is removed afterwards."""
+        if not self._live:
+            raise ValueError(f"{self.final}: published or discarded before")
+        with writing(self.final):
+            _sync_file_system(self._descriptor)
+            if not _names(self.path, self._descriptor):
+                raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
+            older = _take_name(self.path, self.final)
+            self._live = False
+            _sync_folder(self.final.parent)
+            os.close(self._descriptor)
+            if older is not None:
+                shutil.rmtree(older)
+
+    def discard(self) -> None:
+        """Remove the partial folder; harmless after `publish` or a second time."""
+        if self._live:
+            self._live = False
+            with writing(self.final):
+                if _names(self.path, self._descriptor):
+                    shutil.rmtree(self.path)
+                os.close(self._descriptor)
+
+
+def partial_path(final: Path) -> Path:
+    """Where an output is written until it is published."""
+    return final.with_name(final.name + ".partial")
+
+
+def _no_space(final: Path, needed_bytes: int | None, exc: OSError) -> str:
+    needed = "" if needed_bytes is None else f"{needed_bytes:,} bytes are needed"
+    free = ""
+    with suppress(OSError):
+        free = f"{shutil.disk_usage(final.parent).free:,} bytes are free in {final.parent}"
+    quota = "the user's quota is used up" if exc.errno == errno.EDQUOT else ""
+    found = ", ".join(part for part in (needed, free, quota) if part)
+    return f"{final}: no space: {found}; free some, or choose another folder"
+
+
+def _refuse_unless_file(final: Path) -> None:
+    try:
+        mode = final.stat().st_mode
+    except OSError:
+        return  # nothing there, or a fault that creating the partial file will name
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"{final}: is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise OutputError(f"{final}: is not a regular file and would be replaced; choose another name")
+
+
+def _unnamed_file(folder: Path) -> tuple[int, str]:
+    try:
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600), str(folder / "(samples)")
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".partial")
+    Path(name).unlink()
+    return descriptor, name
+
+
+def _claimed_file(path: Path, final: Path) -> int:
+    """Open and lock the partial file; what it held is still there (its owner may be alive until the lock is ours)."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except IsADirectoryError as exc:
+            raise OutputError(
+                f"{path}: is a folder in the way of {final.name}; remove it, or choose another name"
+            ) from exc
+        try:
+            _lock(descriptor, path)
+            # Between opening and locking, the owner may have published it: then this is the finished file.
+            if _names(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno == errno.EWOULDBLOCK:
+            raise OutputError(
+                f"{path}: another run is writing this output; wait for it, stop it, or choose another name"
+            ) from exc
+        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # file systems without locks
+            raise
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what an interrupted run left under a partial folder's name; OutputError where that run is still alive."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(descriptor, path)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _take_name(partial: Path, final: Path) -> Path | None:
+    """Rename a folder over another; returns where the older one is now, if there was one."""
+    if not final.exists():
+        partial.rename(final)
+        return None
+    if _exchanged(partial, final):
+        return partial
+    # Without an atomic exchange the name is empty for a moment, yet one of the two always stands beside it.
+    older = final.with_name(final.name + ".partial.older")
+    final.rename(older)
+    try:
+        partial.rename(final)
+    except BaseException:
+        older.rename(final)
+        raise
+    return older
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Swap two names at once (Linux renameat2); False where the C library or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(one))
+
+
+def _sync_file_system(descriptor: int) -> None:
+    """One flush for a whole tree: an fsync for each of many thousand chunk files would take minutes."""
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        os.sync()
+    elif syncfs(descriptor) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,127 @@
+"""A file read by position: any thread, any offset, straight into the caller's memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import InputError, StorageError
+
+_WAYS_OUT = {
+    errno.ENOENT: "no such file; check the path",
+    errno.ENOTDIR: "no such file: a part of the path is no folder; check the path",
+    errno.EISDIR: "is a folder where a file is needed; name the file",
+    errno.EACCES: "may not be read by this user; change its permissions, or run as another user",
+    errno.EPERM: "may not be read by this user; change its permissions, or run as another user",
+    errno.ELOOP: "is a symbolic link that leads in a circle; name the file itself",
+    errno.ENAMETOOLONG: "has a name too long for its file system; use a shorter one",
+    errno.ENXIO: "is not a regular file; name the file itself",
+}
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Translate what the operating system says about reading `path`: InputError the user can mend, else StorageError."""
+    try:
+        yield
+    except OSError as exc:
+        way_out = _WAYS_OUT.get(exc.errno or 0)
+        if way_out is not None:
+            raise InputError(f"{path}: {way_out}") from exc
+        raise StorageError(f"{path}: reading failed: {reason(exc)}; check the disk, then run again") from exc
+
+
+def reason(exc: OSError) -> str:
+    """The operating system's words with the error's code, on one line."""
+    return f"{exc.strerror or exc} ({errno.errorcode.get(exc.errno or 0, exc.errno)})"
+
+
+def memory_of(samples: NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array, shared, not copied."""
+    if not samples.flags.c_contiguous:
+        raise ValueError("samples must be C-contiguous")
+    return memoryview(samples.reshape(-1).view(np.uint8))
+
+
+class PositionalFile:
+    """An open regular file. `read_at` keeps no position and may be called from several threads at once.
+
+    The descriptor is closed only when the last call in flight has left it: a number closed earlier could already stand
+    for another file.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """Open `path` for reading, or take over an open descriptor of it. InputError where it cannot be read."""
+        self.path = path
+        self._users = 0
+        self._closing = False
+        self._lock = threading.Lock()
+        with reading(path):
+            # O_NONBLOCK: opening a named pipe must not wait for its other end.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if descriptor is None else descriptor
+            mode = os.fstat(self._descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            self.close()
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise InputError(f"{path}: is {kind} where an image file is needed; name the file itself")
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file now."""
+        with self._in_use() as descriptor, reading(self.path):
+            return os.fstat(descriptor).st_size
+
+    def read_at(self, offset: int, into: memoryview) -> None:
+        """Fill `into` (writable, of bytes) from `offset`. InputError where the file ends before it is full."""
+        with self._in_use() as descriptor, reading(self.path):
+            done = 0
+            while done < len(into):
+                got = os.preadv(descriptor, [into[done:]], offset + done)
+                if got == 0:
+                    raise InputError(
+                        f"{self.path}: truncated: the file ends at byte {offset + done:,}, "
+                        f"{len(into) - done:,} bytes short; copy or export it again"
+                    )
+                done += got
+
+    def head(self, nbytes: int, offset: int = 0) -> bytes:
+        """Up to `nbytes` from `offset`; fewer where the file ends earlier."""
+        with self._in_use() as descriptor, reading(self.path):
+            return os.pread(descriptor, nbytes, offset)
+
+    def close(self) -> None:
+        """Harmless a second time."""
+        with self._lock:
+            close_now = not self._closing and self._users == 0
+            self._closing = True
+        if close_now:
+            os.close(self._descriptor)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[int]:
+        with self._lock:
+            if self._closing:
+                raise ValueError(f"{self.path}: used after it was closed")
+            self._users += 1
+        try:
+            yield self._descriptor
+        finally:
+            with self._lock:
+                self._users -= 1
+                close_now = self._closing and self._users == 0
+            if close_now:
+                os.close(self._descriptor)
+
+    def __del__(self) -> None:
+        # A reader dropped without close (an interrupted caller) must not leak its descriptor.
+        if not getattr(self, "_closing", True):
+            self.close()

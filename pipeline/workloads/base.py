@@ -1,0 +1,163 @@
+"""What a job of one kind means: its parameters, its plan, and how one chunk is read, computed and written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.errors import OutputError
+from pipeline.formats.base import Region
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array that does not exist yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One piece of a job. Everything about it is known before a byte is read.
+
+    region  : the part of the output that it computes; the chunks' regions cover the output exactly once
+    halo    : samples before and after the region along each axis that its input holds besides
+    inputs  : the arrays that `Workload.read` fills
+    outputs : the arrays that `Workload.compute` fills
+    work    : how much there is to do, in the workload's unit (pixels, pairs, samples)
+    """
+
+    index: int
+    region: Region
+    halo: tuple[tuple[int, int], ...]
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    work: int
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.inputs)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The chunks of a job, in the order in which they are read. The same job and budget give the same plan."""
+
+    chunks: tuple[Chunk, ...]
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return sum(chunk.input_bytes for chunk in self.chunks)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(chunk.output_bytes for chunk in self.chunks)
+
+    @cached_property
+    def largest_input_bytes(self) -> int:
+        return max(chunk.input_bytes for chunk in self.chunks)
+
+    @cached_property
+    def largest_output_bytes(self) -> int:
+        return max(chunk.output_bytes for chunk in self.chunks)
+
+
+class Parameters(BaseModel):
+    """Base of every workload's parameters: frozen, no unknown fields; it makes the command's options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What the user asked for."""
+
+    workload: str
+    input: Path
+    output: Path
+    parameters: Parameters
+
+
+class Workload(ABC):
+    """One job of one kind, from its spec to its published output.
+
+    The constructor reads headers alone and refuses what cannot be done; `start` opens the output for writing. `read`
+    and `write` are called from several threads at once, for different chunks.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    unit: ClassVar[str]
+    Parameters: ClassVar[type[Parameters]]
+
+    spec: JobSpec
+
+    @abstractmethod
+    def __init__(self, spec: JobSpec) -> None: ...
+
+    @abstractmethod
+    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+        """Cut the job into chunks whose arrays take about `target_bytes` each, and never more than `budget_bytes`.
+
+        Raises ParameterError where not even the smallest chunk fits.
+        """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Create the output's partial file."""
+
+    @abstractmethod
+    def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        """Fill the chunk's input arrays (host memory)."""
+
+    @abstractmethod
+    def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        """Fill the outputs from the inputs: NumPy arrays (stream None) or CuPy arrays on the given stream."""
+
+    @abstractmethod
+    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        """Store the chunk's output arrays (host memory) in the partial output."""
+
+    @abstractmethod
+    def audit(self) -> Mapping[str, Any]:
+        """Some random outputs that were written, computed again in float64 by the plain definition; before `publish`.
+
+        Returns the number of samples, the worst error, what was tolerated and the unit. MillraceError where the
+        worst is not tolerable.
+        """
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Make the output durable and give it its final name."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove the partial output and close every file; harmless after `publish`."""
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """The input and output in words and numbers, for the plan and the receipt."""
+
+
+def refuse_same_file(spec: JobSpec) -> None:
+    """OutputError where the output is the input itself, also by another name."""
+    same = spec.input.resolve() == spec.output.resolve()
+    if same or (spec.input.exists() and spec.output.exists() and spec.input.samefile(spec.output)):
+        raise OutputError(f"{spec.output} is the input itself: name another output")

@@ -1,0 +1,238 @@
+"""Smoothing of images and volumes: `millrace run smooth IN OUT`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from kernels.smoothing import box, gaussian
+from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_window
+from pipeline import formats
+from pipeline.errors import InputError, OutputError, ParameterError
+from pipeline.formats.base import ImageWriter, Region
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, Workload, refuse_same_file
+from pipeline.workloads.halo import read_with_borders
+from pipeline.workloads.smoothing_audit import SmoothingAudit
+from pipeline.workloads.tiling import best_tiling
+
+
+class SmoothingParameters(Parameters):
+    """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
+
+    filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
+    size: tuple[int, ...] | None = Field(
+        None, description=f"box: samples along each axis, 1 … {MAX_TAPS}; one number or one an axis: 3 or 3,5 [default: 3]"
+    )
+    sigma: tuple[float, ...] | None = Field(
+        None, description="gaussian: standard deviation in samples; one number or one an axis: 2 or 1.5,3"
+    )
+    truncate: float = Field(4.0, description="gaussian: cut the kernel at this many standard deviations", gt=0)
+    radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
+    mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
+        "reflect", description="what lies beyond the edge"
+    )
+    cval: float = Field(0.0, description="the value beyond the edge with mode constant")
+    axes: tuple[str, ...] | None = Field(
+        None, description="axes to smooth, by letter or number: Y,X or 0,1 [default: all but the channels]"
+    )
+    nan_policy: Literal["propagate", "omit", "raise"] = Field(
+        "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
+    )
+
+    @field_validator("size", "sigma", "radius", "axes", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.replace("x", ",").split(",")) if value else value
+        return value if value is None or isinstance(value, tuple | list) else (value,)
+
+    @model_validator(mode="after")
+    def _of_one_filter(self) -> SmoothingParameters:
+        if self.filter == "box":
+            given = [name for name in ("sigma", "radius") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"--{given[0]} belongs to --filter gaussian; a box has --size")
+        elif self.size is not None:
+            raise ValueError("--size belongs to --filter box; a Gaussian has --sigma")
+        elif self.sigma is None:
+            raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
+        return self
+
+
+class Smoothing(Workload):
+    """Each chunk is smoothed on its own from a read that includes its halo: map, no communication."""
+
+    name = "smooth"
+    summary = "Smooth an image or a volume with a box or a Gaussian."
+    unit = "pixels"
+    Parameters = SmoothingParameters
+
+    def __init__(self, spec: JobSpec) -> None:
+        assert isinstance(spec.parameters, SmoothingParameters)
+        self.spec = spec
+        self.parameters = spec.parameters
+        output_format = formats.format_for_output(spec.output)
+        self._reader = formats.open_image(spec.input)
+        self._writer: ImageWriter | None = None
+        try:
+            refuse_same_file(spec)
+            self.header = self._reader.header
+            refusal = output_format.refusal(self.header, spec.output)
+            if refusal is not None:
+                raise OutputError(refusal)
+            self._check_cval()
+            self._audit = SmoothingAudit(self.header, self._windows, self._values("sigma"), self.parameters)
+        except BaseException:
+            self._reader.close()
+            raise
+
+    # What is asked for
+
+    @cached_property
+    def _axes(self) -> tuple[int, ...]:
+        """The smoothed axes, in the order the user named them."""
+        letters = self.header.axes
+        spatial = [axis for axis, letter in enumerate(letters) if letter != "C"]
+        if self.parameters.axes is None:
+            return tuple(spatial)
+        by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
+        chosen = [by_name.get(name.upper()) for name in self.parameters.axes]
+        if None in chosen or len(set(chosen)) != len(chosen):
+            known = ", ".join(f"{letters[axis]} ({axis})" for axis in spatial)
+            raise ParameterError(
+                f"--axes {','.join(self.parameters.axes)}: name each axis once, of those {self.spec.input} has: {known}"
+            )
+        return tuple(axis for axis in chosen if axis is not None)
+
+    def _values(self, name: Literal["size", "sigma", "radius"]) -> tuple[Any, ...]:
+        """A parameter's value for each smoothed axis, in the order of `_axes`."""
+        given = getattr(self.parameters, name)
+        values = given or {"size": (3,), "sigma": (), "radius": (None,)}[name]
+        if len(values) == 1:
+            return tuple(values) * len(self._axes)
+        if len(values) != len(self._axes):
+            axes = "".join(self.header.axes[axis] for axis in self._axes)
+            raise ParameterError(
+                f"--{name} has {len(values)} values, but {self.spec.input} is smoothed along {len(self._axes)} axes ({axes})"
+            )
+        return tuple(values)
+
+    @cached_property
+    def _windows(self) -> tuple[Window, ...]:
+        """The filter along each smoothed axis; ParameterError where a parameter does not fit."""
+        asked = self.parameters
+        try:
+            if asked.filter == "box":
+                sizes = zip(self._axes, self._values("size"), strict=True)
+                return tuple(box_window(axis, size, asked.mode) for axis, size in sizes)
+            shapes = zip(self._axes, self._values("sigma"), self._values("radius"), strict=True)
+            return tuple(
+                gaussian_window(axis, sigma, asked.mode, self.header.dtype, truncate=asked.truncate, radius=radius)
+                for axis, sigma, radius in shapes
+            )
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"--{'size' if asked.filter == 'box' else 'sigma'}: {error}") from error
+
+    def _check_cval(self) -> None:
+        dtype, cval = self.header.dtype, self.parameters.cval
+        if dtype.kind == "f":
+            return
+        low, high = np.iinfo(dtype).min, self.header.maxval or np.iinfo(dtype).max
+        if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
+            raise ParameterError(f"--cval must be a whole number in {low} … {high} for {self.spec.input}; got {cval:g}")
+
+    # The plan
+
+    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+        shape, dtype = self.header.shape, self.header.dtype
+        halo = [(0, 0)] * len(shape)
+        for window in self._windows:
+            halo[window.axis] = (window.before, window.after)
+        tiling = best_tiling(
+            shape,
+            halo,
+            dtype.itemsize,
+            channel_axis=self.header.channel_axis,
+            budget_bytes=budget_bytes,
+            target_bytes=target_bytes,
+        )
+        if tiling is None:
+            raise ParameterError(f"--memory is too small for one chunk of {self.spec.input} with its halo; raise it")
+        regions = enumerate(tiling.regions())
+        return Plan(chunks=tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions))
+
+    def _chunk(self, index: int, region: Region, halo: tuple[tuple[int, int], ...]) -> Chunk:
+        dtype = self.header.dtype
+        return Chunk(
+            index=index,
+            region=region,
+            halo=halo,
+            inputs=(ArraySpec(_grown(region, halo).shape, dtype),),
+            outputs=(ArraySpec(region.shape, dtype),),
+            work=math.prod(n for n, letter in zip(region.shape, self.header.axes, strict=True) if letter != "C"),
+        )
+
+    # One chunk
+
+    def start(self) -> None:
+        self._writer = formats.create_image(self.spec.output, self.header)
+
+    def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        region = _grown(chunk.region, chunk.halo)
+        read_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, inputs[0])
+
+    def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        asked = self.parameters
+        options: dict[str, Any] = {
+            # Along a cut axis the halo was read, borders included; the others still need their border mode.
+            "mode": [asked.mode if chunk.halo[axis] == (0, 0) else "valid" for axis in self._axes],
+            "cval": asked.cval,
+            "axes": self._axes,
+            "nan_policy": asked.nan_policy,
+            "out": outputs[0],
+            "workers": 1,
+            "stream": stream,
+        }
+        try:
+            if asked.filter == "box":
+                box(inputs[0], self._values("size"), **options)
+            else:
+                radius = None if asked.radius is None else self._values("radius")
+                gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
+        except ValueError as error:
+            raise InputError(f"{self.spec.input}, samples {chunk.region.start} to {chunk.region.stop}: {error}") from error
+
+    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        assert self._writer is not None, "start comes before write"
+        self._audit.note(chunk.region, outputs[0])
+        self._writer.write(chunk.region, outputs[0])
+
+    # The end
+
+    def audit(self) -> Mapping[str, Any]:
+        return self._audit.verdict(self._reader)
+
+    def publish(self) -> None:
+        assert self._writer is not None, "start comes before publish"
+        self._writer.publish()
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+        self._reader.close()
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"shape": list(self.header.shape), "axes": self.header.axes, "dtype": self.header.dtype.name}
+
+
+def _grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
+    return Region(
+        tuple(start - before for start, (before, _) in zip(region.start, halo, strict=True)),
+        tuple(stop + after for stop, (_, after) in zip(region.stop, halo, strict=True)),
+    )

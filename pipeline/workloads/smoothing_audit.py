@@ -1,0 +1,95 @@
+"""A smoothing job checks itself: random outputs, computed again in float64 by the plain definition."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.smoothing.window import Window
+from pipeline.errors import MillraceError
+from pipeline.formats.base import ImageHeader, ImageReader, Region
+from pipeline.workloads.halo import read_with_borders
+
+if TYPE_CHECKING:
+    from pipeline.workloads.smoothing import SmoothingParameters
+
+SAMPLES = 100
+# Integers are rounded once, to nearest; the Gaussian's float32 sums and fixed-point weights add less than 0.1.
+INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 0.6}
+# Relative to the largest magnitude in the window: 3 axes × 8 doublings (box) or 127 fused steps (Gaussian).
+FLOAT_TOLERANCE = 256
+
+
+class SmoothingAudit:
+    """Keeps the written values at a few random places, and afterwards compares each with the definition."""
+
+    def __init__(
+        self, header: ImageHeader, windows: Sequence[Window], sigmas: Sequence[float], parameters: SmoothingParameters
+    ) -> None:
+        self._header = header
+        self._windows = windows
+        self._sigmas = sigmas
+        self._parameters = parameters
+        places = np.random.default_rng(0).integers(0, header.shape, (SAMPLES, len(header.shape)))
+        self._places: NDArray[np.int64] = np.unique(places, axis=0)
+        self._written: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def note(self, region: Region, samples: NDArray[Any]) -> None:
+        """Remember the values of a chunk at the audited places inside it."""
+        inside = np.all((self._places >= region.start) & (self._places < region.stop), axis=1)
+        found = {int(which): float(samples[tuple(self._places[which] - region.start)]) for which in np.flatnonzero(inside)}
+        with self._lock:
+            self._written.update(found)
+
+    def verdict(self, reader: ImageReader) -> Mapping[str, Any]:
+        """The worst error; MillraceError where it passes the tolerance."""
+        is_float = self._header.dtype.kind == "f"
+        tolerance = INTEGER_TOLERANCE[self._parameters.filter]
+        if is_float:
+            tolerance = FLOAT_TOLERANCE * float(np.finfo(self._header.dtype).eps)
+        worst = 0.0
+        for which, written in sorted(self._written.items()):
+            error = self._error(reader, self._places[which], written)
+            if not error <= tolerance:
+                place = tuple(self._places[which].tolist())
+                raise MillraceError(
+                    f"audit failed at sample {place}: wrote {written:g}, off by {error:g} (tolerated: {tolerance:g}); "
+                    "nothing was published; please report this"
+                )
+            worst = max(worst, error)
+        unit = "relative to the window's largest value" if is_float else "sample values"
+        return {"samples": len(self._written), "worst_error": worst, "tolerance": tolerance, "unit": unit}
+
+    def _error(self, reader: ImageReader, place: NDArray[np.int64], written: float) -> float:
+        start, stop = place.copy(), place + 1
+        for window in self._windows:
+            start[window.axis] -= window.before
+            stop[window.axis] += window.after
+        region = Region(tuple(start.tolist()), tuple(stop.tolist()))
+        samples = np.empty(region.shape, self._header.dtype)
+        read_with_borders(reader, region, self._parameters.mode, self._parameters.cval, samples)
+        expected, scale = self._definition(samples.astype(np.float64))
+        if not np.isfinite(expected) or not np.isfinite(written):
+            return 0.0 if np.array_equal(expected, written, equal_nan=True) else float("inf")
+        return abs(written - expected) / scale
+
+    def _definition(self, samples: NDArray[np.float64]) -> tuple[float, float]:
+        """The weighted mean of the window, and what its error is measured against."""
+        weights = np.ones(samples.shape)
+        for window, sigma in zip(self._windows, self._sigmas or [None] * len(self._windows), strict=True):
+            distance = np.arange(-window.before, window.after + 1, dtype=np.float64)
+            along = np.ones_like(distance) if sigma is None else np.exp(-0.5 * (distance / sigma) ** 2)
+            weights *= along.reshape([-1 if axis == window.axis else 1 for axis in range(samples.ndim)])
+        if self._parameters.nan_policy == "omit":
+            weights = np.where(np.isnan(samples), 0.0, weights)
+            samples = np.nan_to_num(samples, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            expected = float((samples * weights).sum() / weights.sum())
+        largest = float(np.abs(samples).max())
+        is_float = self._header.dtype.kind == "f"
+        return expected, (largest or 1.0) if is_float else 1.0
