@@ -11,23 +11,24 @@ Box, float images: along each axis in turn the window sum W(taps) is built by do
 Gaussian: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
   in float32 for integer and float32 images, in float64 for float64 images. Integer images take weights that are whole
-  multiples of 2**-24 and sum to exactly one, and are rounded once, at the end, to nearest (ties to even); the result lies
-  within 0.5 + 0.1 of the exact Gaussian, and a constant image stays constant.
+  multiples of 2**-24 and sum to exactly one, and are rounded once, at the end, to nearest (ties to even); the result
+  lies within 0.5 + 0.1 of the exact Gaussian, and a constant image stays constant.
 Axes are taken in ascending order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
-from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_radius, gaussian_window
+from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_window
 
-__all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "Window", "border_indices", "box", "gaussian", "gaussian_radius"]
+__all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
 
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 NAN_POLICIES = ("propagate", "omit", "raise")
@@ -108,7 +109,14 @@ def gaussian(
 
 
 def _smooth(
-    image: Any, windows: list[Window], cval: float, nan_policy: str, mask: Any, out: Any, workers: int | None, stream: Any
+    image: Any,
+    windows: list[Window],
+    cval: float,
+    nan_policy: str,
+    mask: Any,
+    out: Any,
+    workers: int | None,
+    stream: Any,
 ) -> Any:
     windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
     _check_lengths(image, windows)
@@ -136,7 +144,8 @@ def _filtered_axes(image: Any, axes: int | Sequence[int] | None, channel_axis: i
     channel = None if channel_axis is None else _axis(channel_axis, image.ndim, "channel_axis")
     if axes is None:
         return tuple(axis for axis in range(image.ndim) if axis != channel)
-    chosen = tuple(_axis(axis, image.ndim, "axes") for axis in ([axes] if isinstance(axes, Integral) else axes))
+    listed: Sequence[Any] = axes if isinstance(axes, Sequence) else [axes]
+    chosen = tuple(_axis(axis, image.ndim, "axes") for axis in listed)
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"axes {axes} names an axis twice")
     if channel in chosen:
@@ -144,8 +153,8 @@ def _filtered_axes(image: Any, axes: int | Sequence[int] | None, channel_axis: i
     return chosen
 
 
-def _axis(axis: int, ndim: int, name: str) -> int:
-    if not isinstance(axis, Integral) or not -ndim <= axis < ndim:
+def _axis(axis: Any, ndim: int, name: str) -> int:
+    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
         raise ValueError(f"{name} {axis!r} is out of range for an image of {ndim} dimensions")
     return int(axis) % ndim
 
@@ -172,7 +181,7 @@ def _check_cval(image: Any, cval: float) -> None:
     if np.dtype(image.dtype).kind == "f":
         return
     held = np.iinfo(image.dtype)
-    if cval != cval or cval != int(cval) or not held.min <= cval <= held.max:
+    if not math.isfinite(cval) or cval != int(cval) or not held.min <= cval <= held.max:
         raise ValueError(f"cval must be a whole number in {held.min} … {held.max} for {image.dtype} images; got {cval}")
 
 
@@ -207,7 +216,7 @@ def _counted(image: Any, nan_policy: str, mask: Any, windows: list[Window]) -> A
         if mask is not None:
             raise TypeError(f"mask needs a float image; got {image.dtype}: convert it first")
         return None
-    if nan_policy == "raise" and bool((image != image).any()):
+    if nan_policy == "raise" and bool((image != image).any()):  # noqa: PLR0124 - true only for NaN
         raise ValueError('image contains NaN (nan_policy "raise")')
     counted = None if mask is None else _checked_mask(image, mask)
     if nan_policy == "omit":

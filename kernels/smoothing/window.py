@@ -78,7 +78,8 @@ def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None =
 def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
     distance = np.arange(radius + 1, dtype=np.float64)
     half = np.exp(-0.5 * (distance / sigma) ** 2)
-    return half / (half[0] + 2 * half[1:].sum())
+    normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
+    return normalised
 
 
 def _quantised(half: NDArray[np.float64], dtype: np.dtype) -> tuple[float, ...]:

@@ -108,6 +108,8 @@ class Workload(ABC):
     Parameters: ClassVar[type[Parameters]]
 
     spec: JobSpec
+    # Bytes that the job reads and writes in all, halos not counted.
+    job_bytes: int
 
     @abstractmethod
     def __init__(self, spec: JobSpec) -> None: ...

@@ -27,10 +27,11 @@ class SmoothingParameters(Parameters):
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
     size: tuple[int, ...] | None = Field(
-        None, description=f"box: samples along each axis, 1 … {MAX_TAPS}; one number or one an axis: 3 or 3,5 [default: 3]"
+        None,
+        description=f"box: samples along each axis, 1 … {MAX_TAPS}; for all or for each: 3 or 3,5 [default: 3]",
     )
     sigma: tuple[float, ...] | None = Field(
-        None, description="gaussian: standard deviation in samples; one number or one an axis: 2 or 1.5,3"
+        None, description="gaussian: standard deviation in samples; for all axes or for each: 2 or 1.5,3"
     )
     truncate: float = Field(4.0, description="gaussian: cut the kernel at this many standard deviations", gt=0)
     radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
@@ -83,11 +84,13 @@ class Smoothing(Workload):
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
+            self.job_bytes = 2 * self.header.nbytes
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
             self._check_cval()
-            self._audit = SmoothingAudit(self.header, self._windows, self._values("sigma"), self.parameters)
+            sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
+            self._audit = SmoothingAudit(self.header, self._windows, sigmas, self.parameters)
         except BaseException:
             self._reader.close()
             raise
@@ -119,7 +122,7 @@ class Smoothing(Workload):
         if len(values) != len(self._axes):
             axes = "".join(self.header.axes[axis] for axis in self._axes)
             raise ParameterError(
-                f"--{name} has {len(values)} values, but {self.spec.input} is smoothed along {len(self._axes)} axes ({axes})"
+                f"--{name} has {len(values)} values; {self.spec.input} is smoothed along {axes}: give 1 or {len(axes)}"
             )
         return tuple(values)
 
@@ -206,7 +209,8 @@ class Smoothing(Workload):
                 radius = None if asked.radius is None else self._values("radius")
                 gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
         except ValueError as error:
-            raise InputError(f"{self.spec.input}, samples {chunk.region.start} to {chunk.region.stop}: {error}") from error
+            where = f"samples {chunk.region.start} to {chunk.region.stop}"
+            raise InputError(f"{self.spec.input}, {where}: {error}") from error
 
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
         assert self._writer is not None, "start comes before write"

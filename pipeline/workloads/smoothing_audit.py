@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,9 @@ class SmoothingAudit:
     def note(self, region: Region, samples: NDArray[Any]) -> None:
         """Remember the values of a chunk at the audited places inside it."""
         inside = np.all((self._places >= region.start) & (self._places < region.stop), axis=1)
-        found = {int(which): float(samples[tuple(self._places[which] - region.start)]) for which in np.flatnonzero(inside)}
+        found = {
+            int(which): float(samples[tuple(self._places[which] - region.start)]) for which in np.flatnonzero(inside)
+        }
         with self._lock:
             self._written.update(found)
 
@@ -81,7 +84,7 @@ class SmoothingAudit:
     def _definition(self, samples: NDArray[np.float64]) -> tuple[float, float]:
         """The weighted mean of the window, and what its error is measured against."""
         weights = np.ones(samples.shape)
-        for window, sigma in zip(self._windows, self._sigmas or [None] * len(self._windows), strict=True):
+        for window, sigma in zip_longest(self._windows, self._sigmas):
             distance = np.arange(-window.before, window.after + 1, dtype=np.float64)
             along = np.ones_like(distance) if sigma is None else np.exp(-0.5 * (distance / sigma) ** 2)
             weights *= along.reshape([-1 if axis == window.axis else 1 for axis in range(samples.ndim)])

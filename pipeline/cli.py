@@ -1,0 +1,218 @@
+"""The `millrace` command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import click
+
+from pipeline import __version__
+from pipeline.config import explain, load_settings
+from pipeline.errors import MillraceError, ParameterError
+
+FilePath = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="millrace")
+def cli() -> None:
+    """Process large images, potential maps and MRI raw data on every GPU of a machine, or on its CPU."""
+
+
+class WorkloadGroup(click.Group):
+    """One subcommand a workload, with an option for each of its parameters."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        from pipeline.workloads import workloads
+
+        return list(workloads())
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        from pipeline.workloads import workloads
+
+        workload = workloads().get(name)
+        if workload is None:
+            return None
+        parameters = [
+            click.Argument(["input"], type=FilePath),
+            click.Argument(["output"], type=FilePath),
+            *(_parameter_option(field, info) for field, info in workload.Parameters.model_fields.items()),
+            *_run_options(),
+        ]
+        return click.Command(name, params=parameters, help=workload.summary, callback=_runner(name))
+
+
+@cli.group(name="run", cls=WorkloadGroup)
+def run_group() -> None:
+    """Run one job here and now: millrace run WORKLOAD INPUT OUTPUT."""
+
+
+@cli.command()
+@click.argument("folder", type=FilePath)
+@click.option("--size", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="rows and columns")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the same seed makes the same bytes")
+def demo(folder: Path, size: int, seed: int) -> None:
+    """Make synthetic inputs of any size in FOLDER."""
+    from pipeline.demo import make_demo_inputs
+
+    for path in make_demo_inputs(folder, size, seed):
+        click.echo(path)
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def devices(as_json: bool) -> None:
+    """List what jobs can run on here, and why a GPU cannot be used."""
+    from pipeline.engine.discovery import discover
+    from pipeline.engine.receipt import to_json
+    from pipeline.terminal import device_lines
+
+    reports = discover()
+    if as_json:
+        click.echo(to_json([vars(report) for report in reports]))
+    else:
+        click.echo("\n".join(device_lines(reports)))
+
+
+def _parameter_option(name: str, info: Any) -> click.Option:
+    """A workload parameter as an option; pydantic checks the value, so that the API refuses the same ones."""
+    choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+    text = info.description or ""
+    if info.default is not None:
+        text += f" [default: {info.default}]"
+    return click.Option(
+        [f"--{name.replace('_', '-')}", name],
+        type=click.Choice(choices) if choices else str,
+        metavar=None if choices else name.upper(),
+        help=text,
+    )
+
+
+def _run_options() -> list[click.Option]:
+    return [
+        click.Option(["--device"], help="auto, cpu, cuda or cuda:N [default: auto]"),
+        click.Option(["--memory"], help="the most that the buffers take on the host, such as 2GiB [default: 512MiB]"),
+        click.Option(["--workers"], help="CPU threads that compute [default: one a core]"),
+        click.Option(["--metrics-port"], help="serve Prometheus metrics on this port of localhost during the run"),
+        click.Option(["--config"], type=FilePath, help="a TOML file with device, memory, workers, metrics_port"),
+        click.Option(["--preview"], type=FilePath, help="also write a small PNG of the result here"),
+        click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
+        click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
+        click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
+        click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+    ]
+
+
+def _runner(name: str) -> Callable[..., None]:
+    def run(**options: Any) -> None:
+        from pipeline.workloads import workloads
+
+        fields = workloads()[name].Parameters.model_fields
+        given = {field: options.pop(field) for field in list(options) if field in fields}
+        _run(name, {field: value for field, value in given.items() if value is not None}, **options)
+
+    return run
+
+
+def _run(
+    name: str,
+    parameters: dict[str, Any],
+    *,
+    input: Path,  # noqa: A002 - the argument's name in the command's help
+    output: Path,
+    config: Path | None,
+    preview: Path | None,
+    checksum: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    from pipeline.engine.receipt import to_json
+    from pipeline.engine.run import RunOptions, check_preview, open_device, plan_job, run_job
+    from pipeline.formats.preview import write_preview
+    from pipeline.terminal import plan_lines, progress_bar, result_line
+    from pipeline.workloads import JobSpec
+
+    settings = load_settings(flags, file=config)
+    spec = JobSpec(workload=name, input=input, output=output, parameters=_parameters(name, parameters))
+    if preview is not None:
+        check_preview(spec, preview)
+    device = open_device(settings.device, settings.workers)
+    options = RunOptions(memory_bytes=settings.memory, checksum=checksum)
+    job = plan_job(spec, device, options)
+    if dry_run:
+        job.workload.discard()
+        click.echo(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
+        return
+    if settings.metrics_port is not None:
+        from pipeline.metrics import serve
+
+        serve(settings.metrics_port)
+    with progress_bar(job.plan, output.name, shown=not quiet and sys.stderr.isatty()) as written:
+        receipt = run_job(job, options, on_written=written)
+    if preview is not None:
+        write_preview(output, preview)
+    if as_json:
+        click.echo(to_json(receipt))
+    elif not quiet:
+        click.echo(result_line(receipt))
+
+
+def _parameters(name: str, given: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    from pipeline.workloads import workloads
+
+    try:
+        return workloads()[name].Parameters(**given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
+        raise ParameterError(f"{where}{explain(fault)}") from error
+
+
+def main() -> NoReturn:
+    """Run the command; every way out is one line on stderr and a documented exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        cli.main(standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "millrace"
+        _leave(f"{error.format_message()} (see {command} --help)", 2)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except MillraceError as error:
+        _leave(str(error), error.exit_code)
+    except _Stopped as stop:
+        _leave(f"stopped by {stop.signal.name}; nothing was published", 128 + stop.signal)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("MILLRACE_DEBUG"):
+            raise
+        _leave(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
+    sys.exit(0)
+
+
+class _Stopped(BaseException):
+    """Ctrl-C or SIGTERM: unwinds everything, so that nothing half-written stays."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise _Stopped(number)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    click.echo(f"millrace: {' '.join(message.split())}", err=True)
+    sys.exit(code)

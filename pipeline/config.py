@@ -1,0 +1,100 @@
+"""Settings: a TOML file, overruled by MILLRACE_… in the environment, overruled by flags. Read once, then frozen."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pipeline.errors import ParameterError
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+MINIMUM_MEMORY_BYTES = 1 << 20
+
+
+def parse_bytes(text: Any) -> Any:
+    """Bytes of memory from 512MiB, 2GB, 1.5 GiB or 1048576; ValueError says which forms there are."""
+    if not isinstance(text, str):
+        return text
+    matched = _BYTES.fullmatch(text.strip())
+    if matched is None:
+        raise ValueError(f"{text!r} is not an amount of memory; write it like 512MiB or 2GB")
+    number, prefix, binary = matched.groups()
+    power = " kmgt".index(prefix.lower() or " ")
+    count = int(float(number) * (1024 if binary else 1000) ** power)
+    if count < MINIMUM_MEMORY_BYTES:
+        raise ValueError(f"{text!r} is too little memory; the least is {format_bytes(MINIMUM_MEMORY_BYTES)}")
+    return count
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as people read them: 512 MiB, 2.4 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+class Settings(BaseModel):
+    """How this machine runs jobs, whatever they compute."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        512 << 20, ge=MINIMUM_MEMORY_BYTES, description="the most that the ring of buffers takes on the host, such as 512MiB"
+    )
+    workers: int | None = Field(None, ge=1, le=1024, description="CPU threads that compute [default: one a core]")
+    metrics_port: int | None = Field(None, ge=1, le=65535, description="port of localhost for Prometheus metrics")
+
+
+def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Settings:
+    """The settings in force; `flags` that are None were not given. ParameterError names the source of a wrong value."""
+    environment = os.environ
+    named = file or (Path(environment["MILLRACE_CONFIG"]) if "MILLRACE_CONFIG" in environment else None)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+
+    def take(found: Mapping[str, Any], source: str) -> None:
+        values.update(found)
+        sources.update({key: source.format(key=key, KEY=key.upper(), flag=key.replace("_", "-")) for key in found})
+
+    if named is not None:
+        take(_read_toml(named), f"{named}, key {{key}}")
+    variables = {key: f"MILLRACE_{key.upper()}" for key in Settings.model_fields}
+    take({key: environment[name] for key, name in variables.items() if name in environment}, "MILLRACE_{KEY}")
+    take({key: value for key, value in flags.items() if value is not None}, "--{flag}")
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = str(fault["loc"][0])
+        raise ParameterError(f"{sources.get(key, key)}: {explain(fault)}") from error
+
+
+def explain(fault: Mapping[str, Any]) -> str:
+    """One pydantic fault in one line."""
+    if fault["type"] == "extra_forbidden":
+        return f"there is no such setting; there are {', '.join(Settings.model_fields)}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "string_pattern_mismatch":
+        message = "must be auto, cpu, cuda or cuda:N"
+    given = fault.get("input")
+    return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given!r}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ParameterError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{path}: {error}") from error

@@ -1,0 +1,72 @@
+"""Synthetic inputs with known content, of any size, in bounded memory: the same seed makes the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import formats
+from pipeline.errors import OutputError
+from pipeline.formats.base import ImageHeader, Region
+
+# Rows made at a time; fixed, because each band's noise is seeded by its number.
+BAND_ROWS = 64
+CELLS_PER_MEGAPIXEL = 60
+# Full scale of the noisy sensor: photons that saturate a sample.
+FULL_WELL_PHOTONS = 60.0
+
+
+def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
+    """Write a microscope-like 16-bit RGB image: bright soft discs on an uneven background, with photon noise."""
+    header = ImageHeader(shape=(rows, columns, 3), axes="YXC", dtype=np.dtype(np.uint16))
+    cells = _scatter_cells(rows, columns, seed)
+    writer = formats.create_image(path, header)
+    try:
+        for band, top in enumerate(range(0, rows, BAND_ROWS)):
+            bottom = min(top + BAND_ROWS, rows)
+            light = _light(cells, top, bottom, rows, columns)
+            photons = np.random.default_rng([seed, band]).poisson(light * FULL_WELL_PHOTONS)
+            samples = np.clip(photons * (65535 / FULL_WELL_PHOTONS) + 0.5, 0, 65535).astype(np.uint16)
+            writer.write(Region((top, 0, 0), (bottom, columns, 3)), samples)
+        writer.publish()
+    finally:
+        writer.discard()
+
+
+def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
+    """The inputs of every workload's demonstration, in `folder`; returns their paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}; name a folder that can be made") from error
+    image = folder / "cells.tif"
+    make_cells(image, size, size, seed)
+    return [image]
+
+
+def _scatter_cells(rows: int, columns: int, seed: int) -> NDArray[np.float64]:
+    """One row a cell: y, x, radius in pixels, then its red, green and blue brightness."""
+    generator = np.random.default_rng(seed)
+    count = max(8, round(rows * columns * CELLS_PER_MEGAPIXEL / 1e6))
+    places = generator.uniform((0, 0), (rows, columns), (count, 2))
+    radii = generator.uniform(0.02, 0.06, (count, 1)) * min(rows, columns, 1024)
+    colours = generator.dirichlet((0.6, 0.6, 0.6), count) * generator.uniform(0.3, 0.8, (count, 1))
+    return np.concatenate([places, radii, colours], axis=1)
+
+
+def _light(cells: NDArray[np.float64], top: int, bottom: int, rows: int, columns: int) -> NDArray[np.float64]:
+    """Brightness 0 … 1 of the rows top … bottom before noise: (bottom - top, columns, 3)."""
+    y, x = np.arange(top, bottom)[:, None], np.arange(columns)[None, :]
+    vignette = 0.05 + 0.04 * np.cos(np.pi * (y / rows - 0.5)) * np.cos(np.pi * (x / columns - 0.5))
+    light = np.repeat(vignette[..., None], 3, axis=2)
+    reach = 1.3 * cells[:, 2]
+    near = cells[(cells[:, 0] + reach >= top) & (cells[:, 0] - reach < bottom)]
+    for centre_y, centre_x, radius, *colour in near:
+        left = max(0, int(centre_x - 1.3 * radius))
+        right = min(columns, int(centre_x + 1.3 * radius) + 1)
+        distance = np.hypot(y - centre_y, x[:, left:right] - centre_x) / radius
+        edge = np.clip((1.15 - distance) / 0.3, 0, 1)
+        light[:, left:right] += (edge * (0.6 + 0.4 * np.cos(14 * distance)))[..., None] * colour
+    return np.clip(light, 0, 1)

@@ -1,0 +1,133 @@
+"""The ring's memory: slots that are allocated once and carry one chunk after another."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
+from pipeline.workloads.base import ArraySpec, Chunk
+
+# Every array in a buffer starts on such a boundary: a CUDA allocation's own, and a whole number of cache lines.
+ALIGNMENT_BYTES = 256
+
+
+def buffer_bytes(specs: Sequence[ArraySpec]) -> int:
+    """Bytes of one buffer that holds all these arrays."""
+    return sum(_aligned(spec.nbytes) for spec in specs)
+
+
+def carve(buffer: NDArray[np.uint8], specs: Sequence[ArraySpec]) -> list[NDArray[Any]]:
+    """Arrays of these shapes and dtypes side by side in a buffer of bytes; nothing is copied."""
+    arrays, offset = [], 0
+    for spec in specs:
+        arrays.append(np.frombuffer(buffer, spec.dtype, spec.nbytes // spec.dtype.itemsize, offset).reshape(spec.shape))
+        offset += _aligned(spec.nbytes)
+    return arrays
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass
+class Slot:
+    """Room for one chunk: host memory for its input and output, and on a GPU their twins on the device.
+
+    Whoever holds the slot owns all of it; the ring of free slots is the pipeline's back-pressure.
+    """
+
+    host_input: NDArray[np.uint8]
+    host_output: NDArray[np.uint8]
+    # A GPU's share: `CudaSlot` of this module; None on a CPU, where the device sees the host arrays themselves.
+    cuda: CudaSlot | None = None
+
+    def inputs(self, chunk: Chunk) -> list[NDArray[Any]]:
+        return carve(self.host_input, chunk.inputs)
+
+    def outputs(self, chunk: Chunk) -> list[NDArray[Any]]:
+        return carve(self.host_output, chunk.outputs)
+
+
+def allocate_host_slot(input_bytes: int, output_bytes: int) -> Slot:
+    """A slot in ordinary memory, page-aligned, given back to the system as soon as it is dropped."""
+    try:
+        return Slot(_pages(input_bytes), _pages(output_bytes))
+    except OSError as error:
+        raise StorageError(
+            f"the system has no memory for a slot of {input_bytes + output_bytes} bytes; lower --memory"
+        ) from error
+
+
+def _pages(nbytes: int) -> NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8)
+
+
+def _event() -> Any:
+    import cupy
+
+    # Waiting on it sleeps instead of spinning: a core is worth more to the reader and writer threads.
+    return cupy.cuda.Event(block=True)
+
+
+@dataclass
+class CudaSlot:
+    """Device memory of a slot, and the events that order and time its way through the three streams."""
+
+    input: Any  # cupy.cuda.MemoryPointer
+    output: Any
+    upload_began: Any = field(default_factory=_event)
+    upload_done: Any = field(default_factory=_event)
+    compute_began: Any = field(default_factory=_event)
+    compute_done: Any = field(default_factory=_event)
+    download_began: Any = field(default_factory=_event)
+    download_done: Any = field(default_factory=_event)
+
+    def inputs(self, chunk: Chunk) -> list[Any]:
+        return _carve_device(self.input, chunk.inputs)
+
+    def outputs(self, chunk: Chunk) -> list[Any]:
+        return _carve_device(self.output, chunk.outputs)
+
+
+def allocate_cuda_slot(input_bytes: int, output_bytes: int) -> Slot:
+    """A slot of pinned host memory and memory of the current device, of exactly these sizes.
+
+    CuPy's pools round up (the pinned one to a power of two) and share blocks between streams, so each block is taken
+    from the driver directly and kept.
+    """
+    import cupy
+
+    runtime_error = cupy.cuda.runtime.CUDARuntimeError
+    try:
+        device_input = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(input_bytes, 1)), 0)
+        device_output = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(output_bytes, 1)), 0)
+    except (cupy.cuda.memory.OutOfMemoryError, runtime_error) as error:
+        needed = input_bytes + output_bytes
+        raise OutOfDeviceMemory(f"the GPU has no room for a slot of {needed} bytes; lower --memory") from error
+    try:
+        return Slot(_pinned(input_bytes), _pinned(output_bytes), CudaSlot(device_input, device_output))
+    except runtime_error as error:
+        raise DeviceError(f"no pinned memory for a slot: {error}; lower --memory") from error
+
+
+def _pinned(nbytes: int) -> NDArray[np.uint8]:
+    import cupy
+
+    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
+    return np.frombuffer(memory, np.uint8, max(nbytes, 1))
+
+
+def _carve_device(pointer: Any, specs: Sequence[ArraySpec]) -> list[Any]:
+    import cupy
+
+    arrays, offset = [], 0
+    for spec in specs:
+        arrays.append(cupy.ndarray(spec.shape, spec.dtype, memptr=pointer + offset))
+        offset += _aligned(spec.nbytes)
+    return arrays

@@ -1,0 +1,170 @@
+"""What a chunk is computed on: the CPU or one CUDA GPU, under one contract."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.engine.buffers import Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine.discovery import cpu_model, cuda_properties
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import DeviceError
+from pipeline.workloads.base import Chunk, Workload
+
+MIB = 1 << 20
+
+
+class Device(ABC):
+    """Takes a filled slot through upload, compute and download.
+
+    `process` is called from `lanes` threads, each of which first calls `enter`; it may return before the work is
+    done. `finish` waits for a slot's output, from any thread, and records what the stages took.
+    """
+
+    name: str
+    lanes: int
+    # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
+    ring_depth: int
+
+    @abstractmethod
+    def target_bytes(self, job_bytes: int) -> int:
+        """Bytes of input and output together that make a good chunk."""
+
+    @abstractmethod
+    def allocate(self, input_bytes: int, output_bytes: int) -> Slot: ...
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Prepare the calling thread."""
+
+    @abstractmethod
+    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
+
+    @abstractmethod
+    def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Wait until nothing that was started can still touch a slot."""
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """What the receipt says of it."""
+
+
+class CpuDevice(Device):
+    """Chunks side by side, one on each core; upload and download are the host arrays themselves."""
+
+    name = "cpu"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.lanes = workers or len(os.sched_getaffinity(0))
+        self.ring_depth = self.lanes + 2
+
+    def target_bytes(self, job_bytes: int) -> int:
+        # Small enough that the ring stays in the last-level cache on its way from reader to writer.
+        return 4 * MIB
+
+    def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
+        return allocate_host_slot(input_bytes, output_bytes)
+
+    def enter(self) -> None:
+        """Any thread will do."""
+
+    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        began = time.perf_counter()
+        workload.compute(chunk, slot.inputs(chunk), slot.outputs(chunk), None)
+        record.add("compute", time.perf_counter() - began, chunk.input_bytes)
+
+    def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        record.add("upload", 0.0, chunk.input_bytes)
+        record.add("download", 0.0, chunk.output_bytes)
+
+    def drain(self) -> None:
+        """Nothing outlives `process`."""
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"name": self.name, "model": cpu_model(), "threads": self.lanes}
+
+
+class CudaDevice(Device):
+    """Three non-blocking streams (in, compute, out); events alone order a slot's way through them."""
+
+    lanes = 1
+    ring_depth = 6
+
+    def __init__(self, ordinal: int) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._ordinal = ordinal
+        self.name = f"cuda:{ordinal}"
+        self.enter()
+        self._upload, self._compute, self._download = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+
+    def target_bytes(self, job_bytes: int) -> int:
+        return min(max(job_bytes // 64, 4 * MIB), 64 * MIB)
+
+    def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
+        self.enter()
+        return allocate_cuda_slot(input_bytes, output_bytes)
+
+    def enter(self) -> None:
+        self._cupy.cuda.Device(self._ordinal).use()
+
+    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        twin = slot.cuda
+        assert twin is not None, "the slot was allocated for another device"
+        runtime = self._cupy.cuda.runtime
+        try:
+            twin.upload_began.record(self._upload)
+            runtime.memcpyAsync(
+                twin.input.ptr,
+                slot.host_input.ctypes.data,
+                buffer_bytes(chunk.inputs),
+                runtime.memcpyHostToDevice,
+                self._upload.ptr,
+            )
+            twin.upload_done.record(self._upload)
+            self._compute.wait_event(twin.upload_done)
+            twin.compute_began.record(self._compute)
+            with self._compute:
+                workload.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
+            twin.compute_done.record(self._compute)
+            self._download.wait_event(twin.compute_done)
+            twin.download_began.record(self._download)
+            runtime.memcpyAsync(
+                slot.host_output.ctypes.data,
+                twin.output.ptr,
+                buffer_bytes(chunk.outputs),
+                runtime.memcpyDeviceToHost,
+                self._download.ptr,
+            )
+            twin.download_done.record(self._download)
+        except runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+        twin = slot.cuda
+        assert twin is not None, "the slot was allocated for another device"
+        elapsed = self._cupy.cuda.get_elapsed_time
+        try:
+            twin.download_done.synchronize()
+            record.add("upload", elapsed(twin.upload_began, twin.upload_done) / 1e3, chunk.input_bytes)
+            record.add("compute", elapsed(twin.compute_began, twin.compute_done) / 1e3, chunk.input_bytes)
+            record.add("download", elapsed(twin.download_began, twin.download_done) / 1e3, chunk.output_bytes)
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def drain(self) -> None:
+        try:
+            for stream in (self._upload, self._compute, self._download):
+                stream.synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return  # the device is broken; the error that stopped the pipeline says so already
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"name": self.name, **cuda_properties(self._ordinal)}

@@ -1,0 +1,119 @@
+"""Which devices this machine has, and why one cannot be used."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GIB = 1 << 30
+# The oldest architecture that the kernels are compiled for and tested on.
+OLDEST_CAPABILITY = (7, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceReport:
+    """One device as a user names it; `obstacle` says why it cannot be used, or is None."""
+
+    name: str
+    description: str
+    obstacle: str | None = None
+
+
+def discover() -> list[DeviceReport]:
+    """Every device, the preferred first: the usable GPUs, the CPU, then what cannot be used and why."""
+    gpus = _discover_cuda()
+    usable = [gpu for gpu in gpus if gpu.obstacle is None]
+    return [*usable, _discover_cpu(), *(gpu for gpu in gpus if gpu.obstacle is not None)]
+
+
+def cpu_model() -> str:
+    """The processor's own name, as the kernel reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def cuda_properties(ordinal: int) -> Mapping[str, Any]:
+    """Model, memory, compute capability and driver of a GPU that CuPy can reach."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    return {
+        "model": properties["name"].decode(),
+        "memory_bytes": int(properties["totalGlobalMem"]),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "uuid": _uuid(properties["uuid"]),
+        "driver": _cuda_version(cupy.cuda.runtime.driverGetVersion()),
+        "cupy": cupy.__version__,
+    }
+
+
+def _discover_cpu() -> DeviceReport:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    return DeviceReport(name="cpu", description=f"{cpu_model()}, {cores} cores, {memory / GIB:.0f} GiB")
+
+
+def _discover_cuda() -> list[DeviceReport]:
+    driver = _driver_version()
+    if driver is None:
+        return [_unusable("no NVIDIA driver answers on this machine (libcuda.so.1)")]
+    try:
+        import cupy
+    except ImportError:
+        extra = "cuda13" if driver >= 13000 else "cuda12"
+        return [_unusable(f"CuPy is not installed: pip install 'millrace[{extra}]'")]
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return [_unusable(f"the driver ({_cuda_version(driver)}) and CuPy {cupy.__version__} do not fit: {error}")]
+    if count == 0:
+        return [_unusable("the driver sees no GPU (check CUDA_VISIBLE_DEVICES)")]
+    return [_report(cupy, ordinal) for ordinal in range(count)]
+
+
+def _report(cupy: Any, ordinal: int) -> DeviceReport:
+    found = cuda_properties(ordinal)
+    memory = found["memory_bytes"] / GIB
+    capability = found["compute_capability"]
+    description = f"{found['model']}, {memory:.0f} GiB, compute {capability}, CUDA driver {found['driver']}"
+    obstacle = None
+    if tuple(int(part) for part in capability.split(".")) < OLDEST_CAPABILITY:
+        obstacle = "older than compute capability 7.5"
+    else:
+        try:
+            cupy.cuda.nvrtc.getVersion()
+        except Exception as error:  # whatever a broken toolkit raises, the user needs its words
+            obstacle = f"NVRTC does not load ({error}): pip install 'millrace[cuda13]' brings it"
+    return DeviceReport(name=f"cuda:{ordinal}", description=description, obstacle=obstacle)
+
+
+def _unusable(obstacle: str) -> DeviceReport:
+    return DeviceReport(name="cuda", description="NVIDIA GPU", obstacle=obstacle)
+
+
+def _driver_version() -> int | None:
+    """The CUDA version that the driver supports, as 1000 × major + 10 × minor; None where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _uuid(raw: bytes) -> str:
+    digits = raw.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

@@ -1,0 +1,48 @@
+"""A job that has been checked and cut, and nothing more: what `--dry-run` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.engine.device import Device
+from pipeline.engine.device_pipeline import slot_bytes
+from pipeline.workloads.base import JobSpec, Plan, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """What will run, on what, in which pieces."""
+
+    spec: JobSpec
+    workload: Workload
+    plan: Plan
+    device: Device
+
+    @property
+    def slots(self) -> int:
+        return min(self.device.ring_depth, len(self.plan.chunks))
+
+    @property
+    def ring_bytes(self) -> int:
+        """Host memory of the ring of slots: all that grows with `--memory`."""
+        return self.slots * sum(slot_bytes(self.plan))
+
+    def describe(self) -> dict[str, Any]:
+        """For `--dry-run` and the receipt: numbers in bytes."""
+        first = self.plan.chunks[0]
+        return {
+            "workload": self.spec.workload,
+            "input": str(self.spec.input),
+            "output": str(self.spec.output),
+            "parameters": self.spec.parameters.model_dump(mode="json", exclude_none=True),
+            "image": dict(self.workload.describe()),
+            "device": dict(self.device.describe()),
+            "chunks": len(self.plan.chunks),
+            "chunk_shape": list(first.region.shape),
+            "halo": [list(halo) for halo in first.halo],
+            "read_bytes": self.plan.input_bytes,
+            "written_bytes": self.plan.output_bytes,
+            "slots": self.slots,
+            "ring_bytes": self.ring_bytes,
+        }

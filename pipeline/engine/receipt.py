@@ -1,0 +1,76 @@
+"""The receipt beside every output: what was made, from what, by what, how fast, and how right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.engine.planned import PlannedJob
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import StorageError
+
+# Whose versions can change a result.
+RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "tifffile", "zarr", "imagecodecs")
+
+
+def receipt_path(output: Path) -> Path:
+    return output.with_name(output.name + ".receipt.json")
+
+
+def to_json(value: Any) -> str:
+    """Indented JSON with each list of plain values on one line."""
+    return re.sub(r"\[\s+([^][{}]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(value, indent=2))
+
+
+def make_receipt(
+    job: PlannedJob,
+    *,
+    record: StageRecord,
+    audit: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    started: float,
+) -> dict[str, Any]:
+    """Everything a reader of the result may ask, ready for JSON: seconds, bytes, UTC times."""
+    return {
+        **job.describe(),
+        "input": dict(identity),
+        "output": str(job.spec.output.absolute()),
+        "millrace": __version__,
+        "versions": {name: found for name in RECORDED_PACKAGES if (found := _installed(name))},
+        "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": round(record.wall_seconds, 6),
+        "stages": {
+            stage: {"seconds": round(totals.seconds, 6), "bytes": totals.nbytes, "lanes": totals.lanes}
+            for stage, totals in record.totals.items()
+        },
+        "overlap_efficiency": round(record.overlap_efficiency, 4),
+        "audit": dict(audit),
+    }
+
+
+def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
+    """Put the receipt beside the output, whole or not at all."""
+    path = receipt_path(output)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(to_json(receipt) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        reason = os.strerror(error.errno or 0)
+        raise StorageError(f"{output} is complete, but {path} could not be written: {reason}") from error
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,76 @@
+"""What a person sees in the terminal: the progress bar, the plan, the devices, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.config import format_bytes
+from pipeline.engine.discovery import DeviceReport
+from pipeline.workloads.base import Chunk, Plan
+
+
+@contextmanager
+def progress_bar(plan: Plan, title: str, *, shown: bool) -> Iterator[Callable[[Chunk], None]]:
+    """Call what this yields with each written chunk: bytes done, bytes per second and the time left, on stderr."""
+    if not shown:
+        yield lambda chunk: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+        task = progress.add_task(title, total=plan.output_bytes)
+        yield lambda chunk: progress.advance(task, chunk.output_bytes)
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """`--dry-run`: what would run, on what, in which pieces, in how much memory."""
+    image, device = plan["image"], plan["device"]
+    shape = " × ".join(map(str, image["shape"]))
+    chunk = " × ".join(map(str, plan["chunk_shape"]))
+    halos = zip(image["axes"], plan["halo"], strict=True)
+    halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
+    asked = ", ".join(f"{name} {_value(value)}" for name, value in plan["parameters"].items())
+    return [
+        f"{plan['workload']} {plan['input']} → {plan['output']}",
+        f"  parameters   {asked}",
+        f"  image        {shape} ({image['axes']}), {image['dtype']}",
+        f"  device       {device['name']} ({device['model']})",
+        f"  chunks       {plan['chunks']:,} of {chunk}, halo {halo}",
+        f"  reads        {format_bytes(plan['read_bytes'])}",
+        f"  writes       {format_bytes(plan['written_bytes'])}",
+        f"  memory       {plan['slots']} slots, {format_bytes(plan['ring_bytes'])} in all",
+    ]
+
+
+def result_line(receipt: Mapping[str, Any]) -> str:
+    """One line at the end of a run."""
+    seconds, audit = receipt["wall_seconds"], receipt["audit"]
+    rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
+    return (
+        f"{receipt['output']}: {receipt['chunks']:,} chunks on {receipt['device']['name']} in {seconds:.2f} s "
+        f"({rate}/s in and out); {audit['samples']} samples checked, worst error {audit['worst_error']:.3g}"
+    )
+
+
+def device_lines(reports: Sequence[DeviceReport]) -> list[str]:
+    """One line a device; the first is what `--device auto` takes."""
+    lines = []
+    for number, report in enumerate(reports):
+        state = f"not usable: {report.obstacle}" if report.obstacle else "usable"
+        preferred = " (auto)" if number == 0 else ""
+        lines.append(f"{report.name:8} {report.description}: {state}{preferred}")
+    return lines
+
+
+def _value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

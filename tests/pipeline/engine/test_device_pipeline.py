@@ -1,0 +1,159 @@
+"""One contract for every device: all chunks through all stages, in bounded memory, and a clean end after any error."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
+from pipeline.engine.device import CpuDevice, CudaDevice
+from pipeline.engine.device_pipeline import DevicePipeline
+from pipeline.engine.stages import STAGES
+from pipeline.formats.base import Region
+from pipeline.workloads.base import ArraySpec, Chunk, Plan
+
+SAMPLES = 4099  # a prime, so that no array ends on an aligned address
+
+
+def make_plan(count):
+    spec = ArraySpec((SAMPLES,), np.dtype(np.uint16))
+    short = ArraySpec((7,), np.dtype(np.float64))
+    chunks = tuple(
+        Chunk(
+            index=index,
+            region=Region((index,), (index + 1,)),
+            halo=((0, 0),),
+            inputs=(short, spec),
+            outputs=(spec, short),
+            work=SAMPLES,
+        )
+        for index in range(count)
+    )
+    return Plan(chunks=chunks)
+
+
+class Counting:
+    """Adds one to integers and doubles floats; can be told to fail at a stage, and watches how many slots are out."""
+
+    name = "counting"
+    unit = "samples"
+
+    def __init__(self, fail_at=(None, None), delay_s=0.0):
+        self.fail_at = fail_at
+        self.delay_s = delay_s
+        self.results = {}
+        self.threads = set()
+        self.in_flight = self.most_in_flight = 0
+        self.lock = threading.Lock()
+
+    def fail_if(self, stage, chunk):
+        if self.fail_at == (stage, chunk.index):
+            raise ArithmeticError(f"{stage} {chunk.index}")
+
+    def read(self, chunk, inputs):
+        with self.lock:
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.fail_if("read", chunk)
+        inputs[0][...] = chunk.index + np.arange(7)
+        inputs[1][...] = chunk.index + np.arange(SAMPLES)
+
+    def compute(self, chunk, inputs, outputs, stream):
+        self.fail_if("compute", chunk)
+        self.threads.add(threading.current_thread().name)
+        outputs[0][...] = inputs[1] + 1
+        outputs[1][...] = inputs[0] * 2
+        time.sleep(self.delay_s)
+
+    def write(self, chunk, outputs):
+        self.fail_if("write", chunk)
+        with self.lock:
+            self.in_flight -= 1
+            assert chunk.index not in self.results
+            self.results[chunk.index] = [output.copy() for output in outputs]
+
+
+def check_results(workload, count):
+    assert sorted(workload.results) == list(range(count))
+    for index, (integers, floats) in workload.results.items():
+        np.testing.assert_array_equal(integers, (index + np.arange(SAMPLES) + 1).astype(np.uint16))
+        np.testing.assert_array_equal(floats, 2.0 * (index + np.arange(7)))
+
+
+@pytest.fixture(params=["cpu-1", "cpu-3", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return CudaDevice(0) if request.param == "cuda" else CpuDevice(int(request.param[-1]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 67])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_chunk_goes_through_every_stage(device, count, threads):
+    workload, plan, seen = Counting(), make_plan(count), []
+    pipeline = DevicePipeline(device, workload, plan, on_written=seen.append, readers=threads, writers=threads)
+    record = pipeline.run()
+    check_results(workload, count)
+    assert sorted(chunk.index for chunk in seen) == list(range(count))
+    assert workload.most_in_flight <= device.ring_depth
+    for stage in STAGES:
+        totals = record.totals[stage]
+        assert totals.chunks == count
+        assert totals.nbytes == (plan.output_bytes if stage in ("download", "write") else plan.input_bytes)
+    assert 0 < record.overlap_efficiency <= 1.05
+    assert record.wall_seconds > 0
+
+
+@pytest.mark.parametrize("stage", ["read", "compute", "write"])
+@pytest.mark.parametrize("index", [0, 5, 40])
+def test_the_first_error_stops_every_thread(device, stage, index):
+    before = set(threading.enumerate())
+    workload = Counting(fail_at=(stage, index))
+    with pytest.raises(ArithmeticError, match=f"{stage} {index}"):
+        DevicePipeline(device, workload, make_plan(41), readers=2, writers=2).run()
+    assert index not in workload.results
+    assert set(threading.enumerate()) <= before
+
+
+def test_interruption_stops_every_thread(monkeypatch):
+    before = set(threading.enumerate())
+    pipeline = DevicePipeline(CpuDevice(2), Counting(delay_s=0.01), make_plan(500))
+    join = threading.Thread.join
+    interrupted = []
+
+    def interrupted_join(self, timeout=None):
+        if not interrupted:
+            interrupted.append(self)
+            raise KeyboardInterrupt
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted_join)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run()
+    monkeypatch.undo()
+    assert set(threading.enumerate()) <= before
+
+
+def test_cpu_lanes_work_side_by_side():
+    workload = Counting(delay_s=0.002)
+    DevicePipeline(CpuDevice(3), workload, make_plan(60)).run()
+    assert len(workload.threads) == 3
+
+
+def test_carved_arrays_are_aligned_and_apart():
+    specs = make_plan(1).chunks[0].inputs
+    slot = allocate_host_slot(buffer_bytes(specs), 1)
+    first, second = carve(slot.host_input, specs)
+    assert first.ctypes.data % ALIGNMENT_BYTES == second.ctypes.data % ALIGNMENT_BYTES == 0
+    first[...], second[...] = 1, 2
+    assert (first == 1).all()
+    assert (second == 2).all()
+    assert first.shape == (7,)
+
+
+@pytest.mark.gpu
+def test_cuda_streams_are_three_and_none_is_the_default():
+    device = CudaDevice(0)
+    streams = {stream.ptr for stream in (device._upload, device._compute, device._download)}
+    assert len(streams) == 3
+    assert 0 not in streams

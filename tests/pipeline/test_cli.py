@@ -1,0 +1,292 @@
+"""The command as its user meets it: results, plans, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pipeline import cli, formats
+from pipeline.formats.base import ImageHeader, Region
+
+COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
+
+
+def write_image(path, samples, axes="YXC"):
+    header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype)
+    writer = formats.create_image(path, header)
+    writer.write(Region.whole(samples.shape), np.ascontiguousarray(samples))
+    writer.publish()
+    return path
+
+
+def read_image(path):
+    with formats.open_image(path) as reader:
+        samples = np.empty(reader.header.shape, reader.header.dtype)
+        reader.read(Region.whole(samples.shape), samples)
+    return samples
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in list(os.environ):
+        if name.startswith("MILLRACE_") and name != "MILLRACE_CACHE_DIR":
+            monkeypatch.delenv(name)
+    samples = np.random.default_rng(3).integers(0, 65536, (67, 41, 3)).astype(np.uint16)
+    write_image(tmp_path / "in.ppm", samples)
+    return tmp_path
+
+
+@pytest.fixture
+def millrace(monkeypatch, capsys):
+    """Run the command in this process; returns exit code, stdout and stderr."""
+
+    def run(*arguments):
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        printed = capsys.readouterr()
+        return stop.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_smooths_and_leaves_a_receipt(folder, millrace):
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "5,3", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "out.ppm: 1 chunks on cpu" in out
+    from kernels.smoothing import box
+
+    np.testing.assert_array_equal(read_image(folder / "out.ppm"), box(read_image(folder / "in.ppm"), (5, 3), channel_axis=2))
+    receipt = json.loads((folder / "out.ppm.receipt.json").read_text())
+    assert receipt["parameters"]["size"] == [5, 3]
+    assert receipt["input"]["bytes"] == (folder / "in.ppm").stat().st_size
+    assert len(receipt["input"]["sha256"]) == 64
+    assert receipt["audit"]["worst_error"] <= 0.5
+    assert set(receipt["stages"]) == {"read", "upload", "compute", "download", "write"}
+    assert sorted(os.listdir(folder)) == ["in.ppm", "out.ppm", "out.ppm.receipt.json"]
+
+
+@pytest.mark.parametrize("options", [("--size", "31"), ("--filter", "gaussian", "--sigma", "3.5")])
+@pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
+def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options):
+    samples = np.random.default_rng(5).integers(0, 65536, (1009, 307, 3)).astype(np.uint16)
+    write_image(folder / "large.tif", samples)
+    common = ("run", "smooth", "large.tif", *options, "--mode", mode, "--device", "cpu", "--quiet")
+    results = []
+    for name, memory, workers in (("a.npy", "1MiB", 2), ("b.npy", "2MiB", 3), ("c.npy", "512MiB", 1)):
+        arguments = [*common[:3], name, *common[3:], "--memory", memory, "--workers", workers]
+        assert millrace(*arguments) == (0, "", "")
+        results.append((folder / name).read_bytes())
+        receipt = json.loads((folder / f"{name}.receipt.json").read_text())
+        assert receipt["ring_bytes"] <= (1 << 20) * (512 if memory == "512MiB" else int(memory[0]))
+    assert results[0] == results[1] == results[2]
+
+
+def test_volumes_pages_and_axes(folder, millrace):
+    samples = np.random.default_rng(5).normal(size=(11, 53, 47)).astype(np.float32)
+    write_image(folder / "stack.tif", samples, "ZYX")
+    from kernels.smoothing import box
+
+    for axes, expected in (((), (0, 1, 2)), (("--axes", "Y,X"), (1, 2)), (("--axes", "0"), (0,))):
+        assert millrace("run", "smooth", "stack.tif", "out.npy", "--quiet", "--memory", "1MiB", "--workers", "1", *axes)[0] == 0
+        np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(folder, millrace):
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--memory", "64MiB", "--device", "cpu")
+    assert code == 0
+    assert "67 × 41 × 3 (YXC), uint16" in out
+    assert "memory" in out
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--json")
+    assert json.loads(out)["chunks"] == 1
+    assert os.listdir(folder) == ["in.ppm"]
+
+
+def test_json_prints_the_receipt(folder, millrace):
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads((folder / "out.ppm.receipt.json").read_text())
+
+
+def test_preview_and_metrics(folder, millrace, monkeypatch):
+    from pipeline import metrics
+
+    ports = []
+    monkeypatch.setattr(metrics, "serve", ports.append)
+    code, _, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--preview", "small.png", "--metrics-port", "9123")
+    assert (code, ports) == (0, [9123])
+    small = read_image(folder / "small.png")
+    assert (small.shape, small.dtype) == ((67, 41, 3), np.uint8)
+    assert (small.min(), small.max()) == (0, 255)
+
+
+MISTAKES = [
+    (("none.ppm", "out.ppm"), "none.ppm: no such file"),
+    ((".", "out.ppm"), "is a folder"),
+    (("empty.ppm", "out.ppm"), "empty.ppm: the file is empty"),
+    (("text.ppm", "out.ppm"), "text.ppm"),
+    (("short.ppm", "out.ppm"), "short.ppm"),
+    (("complex.npy", "out.npy"), "complex.npy"),
+    (("in.ppm", "in.ppm"), "in.ppm is the input itself"),
+    (("in.ppm", "link.ppm"), "link.ppm is the input itself"),
+    (("in.ppm", "out"), "out: the name has no suffix"),
+    (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
+    (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
+    (("float.npy", "out.png"), "out.png"),
+    (("in.ppm", "out.ppm", "--size", "256"), "--size: size must lie in 1 … 255; got 256"),
+    (("in.ppm", "out.ppm", "--size", "0"), "--size: size must lie in 1 … 255; got 0"),
+    (("in.ppm", "out.ppm", "--size", "three"), "--size"),
+    (("in.ppm", "out.ppm", "--size", "3,3,3"), "--size has 3 values; in.ppm is smoothed along YX: give 1 or 2"),
+    (("in.ppm", "out.ppm", "--size", ""), "--size"),
+    (("in.ppm", "out.ppm", "--sigma", "2"), "--sigma belongs to --filter gaussian"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian"), "--filter gaussian needs --sigma"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "0"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "-1"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "nan"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "inf"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "50"), "at most 127 are supported"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "nan"), "--truncate"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "-1"), "radius must be a whole number"),
+    (("in.ppm", "out.ppm", "--filter", "median"), "'median' is not one of"),
+    (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "70000"), "--cval must be a whole number in 0 … 65535"),
+    (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "nan"), "--cval must be a whole number"),
+    (("in.ppm", "out.ppm", "--axes", "Z"), "--axes Z: name each axis once, of those in.ppm has: Y (0), X (1)"),
+    (("in.ppm", "out.ppm", "--axes", "C"), "--axes C"),
+    (("in.ppm", "out.ppm", "--axes", "Y,0"), "--axes Y,0: name each axis once"),
+    (("in.ppm", "out.ppm", "--device", "cuda:99"), "--device cuda:99"),
+    (("in.ppm", "out.ppm", "--device", "gpu"), "--device: must be auto, cpu, cuda or cuda:N"),
+    (("in.ppm", "out.ppm", "--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
+    (("in.ppm", "out.ppm", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
+    (("in.ppm", "out.png", "--preview", "out.png"), "is also the input or the output"),
+    (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
+    (("in.ppm", "out.ppm", "--bogus"), "No such option"),
+    (("in.ppm",), "Missing argument 'OUTPUT'"),
+    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, samples (0, 0) to (5, 7): image contains NaN"),
+    (("wide.npy", "out.npy", "--memory", "1MiB", "--size", "255"), "--memory is too small for one chunk of wide.npy"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
+def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, message):
+    Path("empty.ppm").touch()
+    Path("text.ppm").write_text("P6 hello world")
+    Path("short.ppm").write_bytes(Path("in.ppm").read_bytes()[:-1])
+    Path("link.ppm").symlink_to("in.ppm")
+    np.save("complex.npy", np.zeros((3, 3), complex))
+    np.save("float.npy", np.zeros((3, 3), np.float32))
+    np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
+    np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    Path("out.ppm").write_text("an older result")
+    before[Path("out.ppm")] = b"an older result"
+    code, out, err = millrace("run", "smooth", *arguments)
+    assert err.startswith("millrace: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert (code, out) == (2, "")
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+
+
+def test_one_pixel_and_thin_images(folder, millrace):
+    for shape in ((1, 1), (1, 500), (500, 1)):
+        samples = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
+        write_image(folder / "thin.pgm", samples, "YX")
+        for mode in ("reflect", "mirror", "nearest", "wrap", "constant"):
+            code, _, err = millrace("run", "smooth", "thin.pgm", "out.pgm", "--size", "9", "--mode", mode, "--quiet")
+            assert (code, err) == (0, "")
+
+
+def test_a_defect_of_ours_is_one_line_and_exit_code_1(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    monkeypatch.setattr(Smoothing, "compute", lambda *arguments: 1 / 0)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert code == 1
+    assert err.startswith("millrace: internal error: ZeroDivisionError")
+    assert err.count("\n") == 1
+    assert os.listdir(folder) == ["in.ppm"]
+
+
+def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    right = Smoothing.compute
+
+    def wrong(self, chunk, inputs, outputs, stream):
+        right(self, chunk, inputs, outputs, stream)
+        outputs[0][...] ^= 1
+
+    monkeypatch.setattr(Smoothing, "compute", wrong)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert code == 1
+    assert "audit failed at sample" in err
+    assert os.listdir(folder) == ["in.ppm"]
+
+
+def test_a_full_disk_is_told_before_any_work(folder):
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    arguments = [*COMMAND, "run", "smooth", "in.ppm", "out.ppm"]
+    done = subprocess.run(arguments, cwd=folder, preexec_fn=limit, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "out.ppm" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert os.listdir(folder) == ["in.ppm"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_half_written(folder, number, code):
+    write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
+    (folder / "out.tif").write_text("an older result")
+    arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--workers", "1"]
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "out.tif.partial").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"stopped by {number.name}; nothing was published" in err
+    assert err.count("\n") == 1
+    assert (folder / "out.tif").read_text() == "an older result"
+    assert sorted(os.listdir(folder)) == ["in.ppm", "large.tif", "out.tif"]
+
+
+def test_devices_say_what_can_be_used(millrace):
+    code, out, _ = millrace("devices")
+    assert code == 0
+    assert "cpu" in out
+    code, out, _ = millrace("devices", "--json")
+    assert any(device["name"] == "cpu" and device["obstacle"] is None for device in json.loads(out))
+
+
+def test_demo_inputs_are_the_same_for_the_same_seed(folder, millrace):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert millrace("demo", name, "--size", "150", "--seed", seed)[0] == 0
+    first, again, other = (read_image(folder / name / "cells.tif") for name in "abc")
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert first.shape == (150, 150, 3)
+
+
+def test_version_and_help(millrace):
+    assert millrace("--version")[:2] == (0, "millrace, version 0.1.0\n")
+    code, out, _ = millrace("run", "smooth", "--help")
+    assert code == 0
+    assert "--sigma" in out

@@ -1,0 +1,76 @@
+"""Settings: a file, overruled by the environment, overruled by flags; a wrong value names where it came from."""
+
+from __future__ import annotations
+
+import pytest
+from pipeline.config import format_bytes, load_settings, parse_bytes
+from pipeline.errors import ParameterError
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("512MiB", 512 << 20),
+        ("2GB", 2 * 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("1048577", 1048577),
+        ("64m", 64_000_000),
+        ("7168KiB", 7 << 20),
+        (" 3 TiB ", 3 << 40),
+        (4096, 4096),
+    ],
+)
+def test_amounts_of_memory(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "1 potato", "1e9", "0x10", "1 GiB 2"])
+def test_what_is_no_amount_of_memory(text):
+    with pytest.raises(ValueError, match="512MiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (512 << 20, "512 MiB"), (5 << 40, "5.0 TiB")]
+)
+def test_bytes_as_people_read_them(count, text):
+    assert format_bytes(count) == text
+
+
+def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
+    file = tmp_path / "millrace.toml"
+    file.write_text('memory = "1GiB"\nworkers = 3\ndevice = "cpu"\n')
+    monkeypatch.setenv("MILLRACE_WORKERS", "5")
+    monkeypatch.setenv("MILLRACE_DEVICE", "auto")
+    settings = load_settings({"device": "cuda:1", "memory": None}, file=file)
+    assert (settings.memory, settings.workers, settings.device) == (1 << 30, 5, "cuda:1")
+    monkeypatch.setenv("MILLRACE_CONFIG", str(file))
+    assert load_settings({}).memory == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "flags", "message"),
+    [
+        ('memory = "lots"', {}, {}, "millrace.toml, key memory: 'lots' is not an amount of memory"),
+        ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, memory"),
+        ("memory = ", {}, {}, "millrace.toml: Invalid value"),
+        ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
+        ("", {}, {"device": "gpu"}, "--device: must be auto, cpu, cuda or cuda:N; got 'gpu'"),
+        ("", {}, {"metrics_port": "70000"}, "--metrics-port: input should be less than or equal to 65535; got '70000'"),
+        ("", {}, {"memory": "1KiB"}, "--memory: '1KiB' is too little memory; the least is 1.0 MiB"),
+    ],
+)
+def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):
+    path = tmp_path / "millrace.toml"
+    path.write_text(file)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ParameterError) as caught:
+        load_settings(flags, file=path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ParameterError, match=r"none\.toml: No such file"):
+        load_settings({}, file=tmp_path / "none.toml")
