@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pipeline import cli, formats
 from pipeline.formats.base import ImageHeader, Region
 
@@ -68,7 +69,9 @@ def test_smooths_and_leaves_a_receipt(folder, millrace):
     assert "out.ppm: 1 chunks on cpu" in out
     from kernels.smoothing import box
 
-    np.testing.assert_array_equal(read_image(folder / "out.ppm"), box(read_image(folder / "in.ppm"), (5, 3), channel_axis=2))
+    np.testing.assert_array_equal(
+        read_image(folder / "out.ppm"), box(read_image(folder / "in.ppm"), (5, 3), channel_axis=2)
+    )
     receipt = json.loads((folder / "out.ppm.receipt.json").read_text())
     assert receipt["parameters"]["size"] == [5, 3]
     assert receipt["input"]["bytes"] == (folder / "in.ppm").stat().st_size
@@ -100,7 +103,10 @@ def test_volumes_pages_and_axes(folder, millrace):
     from kernels.smoothing import box
 
     for axes, expected in (((), (0, 1, 2)), (("--axes", "Y,X"), (1, 2)), (("--axes", "0"), (0,))):
-        assert millrace("run", "smooth", "stack.tif", "out.npy", "--quiet", "--memory", "1MiB", "--workers", "1", *axes)[0] == 0
+        assert (
+            millrace("run", "smooth", "stack.tif", "out.npy", "--quiet", "--memory", "1MiB", "--workers", "1", *axes)[0]
+            == 0
+        )
         np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from pipeline.config import format_bytes, load_settings, parse_bytes
 from pipeline.errors import ParameterError
 

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+
 from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.device import CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline

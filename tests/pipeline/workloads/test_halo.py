@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kernels.smoothing import BORDER_MODES
 from pipeline.formats.base import ImageHeader, ImageReader, Region
 from pipeline.workloads.halo import read_with_borders

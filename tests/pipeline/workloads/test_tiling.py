@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pipeline.workloads.tiling import ACCEPTED_REREADS, best_tiling
 
 MIB = 1 << 20
@@ -57,7 +58,12 @@ def test_full_rows_where_they_fit():
 
 def test_a_wide_halo_grows_the_chunk_past_the_target():
     tiling = best_tiling(
-        (20_000, 20_000, 3), [(127, 127), (127, 127), no_halo], 2, channel_axis=2, budget_bytes=256 * MIB, target_bytes=4 * MIB
+        (20_000, 20_000, 3),
+        [(127, 127), (127, 127), no_halo],
+        2,
+        channel_axis=2,
+        budget_bytes=256 * MIB,
+        target_bytes=4 * MIB,
     )
     assert tiling.rereads <= ACCEPTED_REREADS
 
