@@ -8,19 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline import cli, formats
-from pipeline.formats.base import ImageHeader, Region
+from pipeline import cli
+from tests.images import write_image
 
 pytestmark = pytest.mark.gpu
 
 FILTERS = [("--size", "3"), ("--size", "8,31"), ("--size", "255"), ("--filter", "gaussian", "--sigma", "2.5")]
-
-
-def write_image(path, samples, axes):
-    header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype)
-    writer = formats.create_image(path, header)
-    writer.write(Region.whole(samples.shape), samples)
-    writer.publish()
 
 
 def run(monkeypatch, *arguments):
@@ -43,7 +36,7 @@ def test_the_same_bytes_as_the_cpu(tmp_path, monkeypatch, options, mode, dtype):
         samples = rng.integers(info.min, info.max, (1021, 509, 3), dtype=dtype, endpoint=True)
     write_image(tmp_path / "in.tif", samples, "YXC")
     run(monkeypatch, "in.tif", "cpu.npy", *options, "--mode", mode, "--device", "cpu")
-    # So little memory that there are several chunks, so that the halo, the ring and the three streams all have a part in it.
+    # So little memory that there are several chunks: halo, ring and all three streams take part.
     run(monkeypatch, "in.tif", "gpu.npy", *options, "--mode", mode, "--device", "cuda:0", "--memory", "24MiB")
     assert (tmp_path / "gpu.npy").read_bytes() == (tmp_path / "cpu.npy").read_bytes()
     receipt = json.loads((tmp_path / "gpu.npy.receipt.json").read_text())

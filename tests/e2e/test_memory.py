@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from pipeline import formats
 from pipeline.formats.base import ImageHeader
+from tests.images import COMMAND
 
-COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 MIB = 1 << 20
 PROGRAM_BYTES = 300 * 10**6
 
