@@ -1,0 +1,63 @@
+"""Decoded blocks of a file (strips, tiles, chunks), kept while they are wanted: neighbouring regions share them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from numpy.typing import NDArray
+
+_SMALLEST_BYTES, _LARGEST_BYTES = 32 << 20, 512 << 20
+_ROWS_KEPT = 4  # two reader threads at neighbouring strips of the image touch three rows of blocks
+
+Key = tuple[int, ...]
+
+
+class BlockCache:
+    """Least recently used blocks within a bound of bytes, for several threads.
+
+    No block is decoded twice at a time: a second thread waits for the first, or takes other blocks meanwhile.
+    """
+
+    def __init__(self, row_bytes: int) -> None:
+        """`row_bytes`: decoded size of one row of blocks across the whole image."""
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Key, Future[NDArray[Any]]] = OrderedDict()
+        self._held_bytes = 0
+        self._capacity_bytes = min(max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES), _LARGEST_BYTES)
+
+    def take(self, key: Key, decode: Callable[[], NDArray[Any]], *, wait: bool) -> NDArray[Any] | None:
+        """The block, not to be written to. None where another thread is decoding it and `wait` is False.
+
+        Raises what `decode` raises, in every thread that wanted the block.
+        """
+        with self._lock:
+            future = self._found.get(key)
+            mine = future is None
+            if future is None:
+                future = self._found[key] = Future()
+            self._found.move_to_end(key)
+        if not mine:
+            return future.result() if wait or future.done() else None
+        try:
+            block = decode()
+        except BaseException as exc:
+            with self._lock:
+                del self._found[key]
+            future.set_exception(exc)
+            raise
+        future.set_result(block)
+        with self._lock:
+            self._held_bytes += block.nbytes
+            self._trim()
+        return block
+
+    def _trim(self) -> None:
+        for key in list(self._found):
+            if self._held_bytes <= self._capacity_bytes:
+                return
+            if self._found[key].done():
+                self._held_bytes -= self._found.pop(key).result().nbytes

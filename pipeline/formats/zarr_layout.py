@@ -1,0 +1,134 @@
+"""Which array of a Zarr hierarchy is the image, and what its axes are.
+
+Sources: Zarr v2 and v3 specifications; OME-Zarr (NGFF) 0.4 and 0.5, section "multiscales".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+
+_AXES = "TCZYX"
+_ORDER = "ZYXC"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the image's axes lie in the array.
+
+    stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for a nameless one of length 1
+    axes     : the image's axes (of Z, Y, X, C in this order)
+    metadata : what a new Zarr can carry over: `scale` and `unit` by axis letter, `omero`
+    """
+
+    stored: str
+    axes: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The image's shape, from the array's."""
+        return tuple(stored_shape[self.stored.index(letter)] for letter in self.axes)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The transposition from the array's axes, without those that the image has not, to the image's."""
+        kept = [letter for letter in self.stored if letter in self.axes]
+        return tuple(kept.index(letter) for letter in self.axes)
+
+
+def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
+    """The image's array within an opened Zarr node, and its layout. InputError where there is none, or a choice."""
+    import zarr
+
+    if isinstance(node, zarr.Array):
+        return node, _plain_layout(node, path)
+    attributes = node.attrs.asdict()
+    ome = attributes.get("ome", attributes)
+    multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
+    if multiscales is not None:
+        return _from_multiscales(node, multiscales, ome, path)
+    arrays = [name for name, _ in node.arrays()]
+    if len(arrays) == 1:
+        array = node[arrays[0]]
+        return array, _plain_layout(array, path)
+    members = sorted(arrays) or sorted(name for name, _ in node.groups())
+    if not members:
+        raise InputError(f"{path}: a Zarr group without any array; check the path")
+    named = ", ".join(members[:5])
+    raise InputError(f"{path}: a Zarr group of several ({named}); name the one to read, as in {path / members[0]}")
+
+
+def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
+    """Level 0 of the first (by the specification: the default) multiscale image."""
+    import zarr
+
+    try:
+        image = multiscales[0]
+        level = image["datasets"][0]
+        array = node[str(level["path"])]
+        axes = [axis if isinstance(axis, str) else axis["name"] for axis in image.get("axes", "tczyx")]
+    except (LookupError, TypeError, AttributeError) as exc:
+        raise InputError(f"{path}: its OME metadata (multiscales) is incomplete ({exc!r}); export it again") from exc
+    if not isinstance(array, zarr.Array):
+        raise InputError(f"{path}: its OME metadata names {level['path']}, which is no array; export it again")
+    letters = "".join(axis.upper() if axis.upper() in _AXES else "?" for axis in map(str, axes))
+    metadata: dict[str, Any] = {}
+    scale = _scale(image, level, len(letters))
+    if scale is not None:
+        metadata["scale"] = {letter: size for letter, size in zip(letters, scale, strict=True) if letter in _ORDER}
+    units = {
+        letter: axis["unit"]
+        for letter, axis in zip(letters, image.get("axes", ()), strict=False)
+        if letter in _ORDER and isinstance(axis, Mapping) and isinstance(axis.get("unit"), str)
+    }
+    if units:
+        metadata["unit"] = units
+    if isinstance(ome.get("omero"), Mapping):
+        metadata["omero"] = ome["omero"]
+    return array, _layout(letters, array.shape, metadata, path)
+
+
+def _scale(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> list[float] | None:
+    """Physical size of a sample along each axis: level 0's scale times the whole image's; None where it is not said."""
+    total = None
+    for place in (level, image):
+        transformations = place.get("coordinateTransformations")
+        for step in transformations if isinstance(transformations, list) else []:
+            factors = step.get("scale") if isinstance(step, Mapping) else None
+            if not isinstance(factors, list) or len(factors) != ndim:
+                continue
+            if all(isinstance(factor, int | float) and math.isfinite(factor) for factor in factors):
+                total = [float(factor) * so_far for factor, so_far in zip(factors, total or [1.0] * ndim, strict=True)]
+    return total
+
+
+def _plain_layout(array: Any, path: Path) -> Layout:
+    """Axes by the array's own names (Zarr v3; xarray's attribute in v2), else by their number."""
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    letters = "".join(str(name).upper() for name in names) if isinstance(names, list | tuple) else ""
+    if len(letters) == array.ndim and len(set(letters)) == array.ndim and set("YX") <= set(letters) <= set(_AXES):
+        return _layout(letters, array.shape, {}, path)
+    ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
+    by_number = {2: "YX", 3: ambiguous, 4: "ZYXC", 5: "TCZYX"}.get(array.ndim)
+    if by_number is None:
+        raise InputError(f"{path}: an array of {array.ndim} axes without names; 2 to 5 are taken: extract one image")
+    return _layout(by_number, array.shape, {}, path)
+
+
+def _layout(stored: str, shape: tuple[int, ...], metadata: dict[str, Any], path: Path) -> Layout:
+    if len(stored) != len(shape) or not set("YX") <= set(stored) or any(stored.count(a) > 1 for a in _AXES):
+        raise InputError(f"{path}: axes {stored} do not describe an array of shape {shape}; export it again")
+    if min(shape) < 1:
+        raise InputError(f"{path}: an array of shape {shape} has no samples; check the input")
+    for letter, size in zip(stored, shape, strict=True):
+        if letter not in _ORDER and size > 1:
+            name = "time points" if letter == "T" else "positions along an axis that is none of z, y, x, c"
+            raise InputError(f"{path}: holds {size:,} {name}; extract one of them first")
+    # In OME-Zarr's usual five axes those of length 1 only fill the scheme; elsewhere they were chosen.
+    filler = {letter for letter, size in zip(stored, shape, strict=True) if size == 1 and len(shape) == 5} - set("YX")
+    return Layout(stored, "".join(letter for letter in _ORDER if letter in stored and letter not in filler), metadata)
