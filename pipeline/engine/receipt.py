@@ -26,7 +26,9 @@ def receipt_path(output: Path) -> Path:
 
 def to_json(value: Any) -> str:
     """Indented JSON with each list of plain values on one line."""
-    return re.sub(r"\[\s+([^][{}]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(value, indent=2))
+    return re.sub(
+        r"\[\s+([^][{}]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", json.dumps(value, indent=2)
+    )
 
 
 def make_receipt(

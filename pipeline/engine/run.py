@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import metrics
+from pipeline.config import format_bytes
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline
 from pipeline.engine.discovery import discover
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
-from pipeline.errors import DeviceUnavailable, OutputError
-from pipeline.workloads import Chunk, JobSpec, workloads
+from pipeline.errors import DeviceUnavailable, OutputError, ParameterError
+from pipeline.workloads import Chunk, JobSpec, Workload, workloads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,23 @@ def plan_job(spec: JobSpec, device: Device, options: RunOptions) -> PlannedJob:
     """Check the job against its input and cut it so that the ring fits the memory."""
     workload = workloads()[spec.workload](spec)
     try:
-        budget = options.memory_bytes // device.ring_depth
+        budget = _ring_bytes(workload, options.memory_bytes) // device.ring_depth
         plan = workload.plan(budget, min(budget, device.target_bytes(workload.job_bytes)))
     except BaseException:
         workload.discard()
         raise
     return PlannedJob(spec=spec, workload=workload, plan=plan, device=device)
+
+
+def _ring_bytes(workload: Workload, memory_bytes: int) -> int:
+    """What of the memory is left for the ring besides what the workload itself must keep."""
+    held = workload.hold_at_most(memory_bytes // 4)
+    if held > memory_bytes // 2:
+        raise ParameterError(
+            f"{workload.spec.input} can only be decoded whole, which takes {format_bytes(held)} of memory; "
+            f"raise --memory to {format_bytes(2 * held)}, or convert it to .tif or .npy"
+        )
+    return memory_bytes - held
 
 
 def check_preview(spec: JobSpec, preview: Path) -> None:

@@ -65,7 +65,8 @@ class ImageReader(ABC):
 
     path: Path
     header: ImageHeader
-    # How the file is cut (strips, tiles, Zarr chunks): reading along these boundaries decodes nothing twice.
+    # How the file is cut (tiles, compressed strips, Zarr chunks): reading along these boundaries decodes nothing twice.
+    # None: every region costs the same.
     block_shape: tuple[int, ...] | None = None
 
     @abstractmethod
@@ -75,13 +76,19 @@ class ImageReader(ABC):
         Raises InputError where the file turns out truncated or corrupt, StorageError where reading fails.
         """
 
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Keep no more than this between reads (decoded blocks), where that can be; returns what may be kept."""
+        return 0
+
     @abstractmethod
     def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -93,9 +100,6 @@ class ImageWriter(ABC):
 
     path: Path
     header: ImageHeader
-    # Regions that are written whole multiples of this apart never share a block of the file (tiles, Zarr chunks);
-    # None: any regions may be written at once.
-    block_shape: tuple[int, ...] | None = None
 
     @abstractmethod
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -127,6 +131,10 @@ class ImageFormat(ABC):
     @abstractmethod
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         """Why an image like this cannot be stored in this format under that name, and what could; None where it can."""
+
+    def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
+        """How `create` cuts such an image: regions of whole blocks are written fastest. None: any will do."""
+        return None
 
     @abstractmethod
     def create(self, path: Path, header: ImageHeader) -> ImageWriter:

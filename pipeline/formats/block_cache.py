@@ -10,8 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-_SMALLEST_BYTES, _LARGEST_BYTES = 32 << 20, 512 << 20
 _ROWS_KEPT = 4  # two reader threads at neighbouring strips of the image touch three rows of blocks
+_SMALLEST_BYTES = 32 << 20
 
 Key = tuple[int, ...]
 
@@ -27,7 +27,12 @@ class BlockCache:
         self._lock = threading.Lock()
         self._found: OrderedDict[Key, Future[NDArray[Any]]] = OrderedDict()
         self._held_bytes = 0
-        self._capacity_bytes = min(max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES), _LARGEST_BYTES)
+        self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Lower the bound; returns the bound in force."""
+        self._capacity_bytes = min(self._capacity_bytes, budget_bytes)
+        return self._capacity_bytes
 
     def take(self, key: Key, decode: Callable[[], NDArray[Any]], *, wait: bool) -> NDArray[Any] | None:
         """The block, not to be written to. None where another thread is decoding it and `wait` is False.

@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -66,13 +66,13 @@ class WritableFile(PositionalFile):
         Where the file system cannot allocate ahead, the file only gets its length. StorageError where space is short.
         """
         with self._in_use() as descriptor, writing(self.final, nbytes):
-            os.ftruncate(descriptor, nbytes)
-            if nbytes == 0:
-                return
             disk = os.fstatvfs(descriptor)
             # Asked first: an allocation that fails late would fill the disk for everybody else meanwhile.
             if disk.f_blocks and nbytes > disk.f_bfree * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(descriptor, nbytes)
+            if nbytes == 0:
+                return
             try:
                 os.posix_fallocate(descriptor, 0, nbytes)
             except OSError as exc:
@@ -81,11 +81,15 @@ class WritableFile(PositionalFile):
 
     def write_at(self, offset: int, data: memoryview | bytes) -> None:
         """Store all of `data` (of bytes) from `offset`. StorageError where the disk is full or fails."""
-        data = memoryview(data)
-        with self._in_use() as descriptor, writing(self.final, len(data)):
-            done = 0
-            while done < len(data):
-                done += os.pwrite(descriptor, data[done:], offset + done)
+        self.write_runs([(offset, memoryview(data))])
+
+    def write_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
+        """`write_at` for many offsets at the price of one."""
+        with self._in_use() as descriptor, writing(self.final):
+            for offset, data in runs:
+                done = os.pwrite(descriptor, data, offset)
+                while done < len(data):
+                    done += os.pwrite(descriptor, data[done:], offset + done)
 
 
 class ScratchFile(WritableFile):
@@ -236,6 +240,8 @@ def _claimed_file(path: Path, final: Path) -> int:
                 f"{path}: is a folder in the way of {final.name}; remove it, or choose another name"
             ) from exc
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OutputError(f"{path}: stands in the way and is no regular file; remove it")
             _lock(descriptor, path)
             # Between opening and locking, the owner may have published it: then this is the finished file.
             if _names(path, descriptor):

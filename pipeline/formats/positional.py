@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _WAYS_OUT = {
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Translate what the operating system says about reading `path`: InputError the user can mend, else StorageError."""
+    """Translate the operating system's errors in reading `path`: InputError the user can mend, else StorageError."""
     try:
         yield
     except OSError as exc:
@@ -49,7 +49,7 @@ def memory_of(samples: NDArray[Any]) -> memoryview:
     """The bytes of a C-contiguous array, shared, not copied."""
     if not samples.flags.c_contiguous:
         raise ValueError("samples must be C-contiguous")
-    return memoryview(samples.reshape(-1).view(np.uint8))
+    return samples.reshape(-1).view(np.uint8).data
 
 
 class PositionalFile:
@@ -82,16 +82,21 @@ class PositionalFile:
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fill `into` (writable, of bytes) from `offset`. InputError where the file ends before it is full."""
+        self.read_runs([(offset, into)])
+
+    def read_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
+        """`read_at` for many offsets at the price of one."""
         with self._in_use() as descriptor, reading(self.path):
-            done = 0
-            while done < len(into):
-                got = os.preadv(descriptor, [into[done:]], offset + done)
-                if got == 0:
-                    raise InputError(
-                        f"{self.path}: truncated: the file ends at byte {offset + done:,}, "
-                        f"{len(into) - done:,} bytes short; copy or export it again"
-                    )
-                done += got
+            for offset, into in runs:
+                done = os.preadv(descriptor, [into], offset)
+                while done < len(into):
+                    got = os.preadv(descriptor, [into[done:]], offset + done)
+                    if got == 0:
+                        raise InputError(
+                            f"{self.path}: truncated: the file ends at byte {offset + done:,}, "
+                            f"{len(into) - done:,} bytes short; copy or export it again"
+                        )
+                    done += got
 
     def head(self, nbytes: int, offset: int = 0) -> bytes:
         """Up to `nbytes` from `offset`; fewer where the file ends earlier."""
@@ -115,13 +120,16 @@ class PositionalFile:
         try:
             yield self._descriptor
         finally:
-            with self._lock:
-                self._users -= 1
-                close_now = self._closing and self._users == 0
-            if close_now:
-                os.close(self._descriptor)
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            close_now = self._closing and self._users == 0
+        if close_now:
+            os.close(self._descriptor)
 
     def __del__(self) -> None:
         # A reader dropped without close (an interrupted caller) must not leak its descriptor.
-        if not getattr(self, "_closing", True):
+        with suppress(AttributeError):  # __init__ failed before there was anything to close
             self.close()

@@ -28,6 +28,10 @@ class DecodedBlocks:
         )
         self._cache = BlockCache(row_bytes)
 
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Bound the decoded bytes kept between calls; returns the bound in force."""
+        return self._cache.hold_at_most(budget_bytes)
+
     def take(self, page: Page, place: tuple[int, int, int], *, wait: bool) -> NDArray[Any] | None:
         """The samples (rows, columns, samples; not to be written to) of the block at `place` (plane, down, across).
 

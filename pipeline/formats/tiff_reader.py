@@ -76,6 +76,9 @@ class TiffReader(ImageReader):
             for place, page in enumerate(pages[slice(*whole.channels)]):
                 self._read_page(page, whole.of_one_channel, target[..., place : place + 1])
 
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._blocks.hold_at_most(budget_bytes)
+
     def close(self) -> None:
         self._file.close()
 

@@ -21,7 +21,7 @@ from pipeline.formats.positional import reading
 from pipeline.formats.region_fit import require_fit
 from pipeline.formats.zarr_blosc import use_checked_blosc
 from pipeline.formats.zarr_layout import Layout, find_array
-from pipeline.formats.zarr_writer import ZarrWriter
+from pipeline.formats.zarr_writer import ZarrWriter, chunk_shape
 
 _AXES = ("YX", "YXC", "ZYX", "ZYXC")
 _DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
@@ -51,6 +51,9 @@ class Zarr(ImageFormat):
         if min(header.shape) < 1:
             return f"{path}: an image of {' × '.join(map(str, header.shape))} has no samples; check the input"
         return None
+
+    def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
+        return chunk_shape(header)
 
     def create(self, path: Path, header: ImageHeader) -> ImageWriter:
         return ZarrWriter(path, header)
@@ -89,6 +92,9 @@ class ZarrReader(ImageReader):
         busy = [place for place in itertools.product(*grid) if not self._copy(place, wanted, target, wait=False)]
         for place in busy:
             self._copy(place, wanted, target, wait=True)
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._cache.hold_at_most(budget_bytes)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -33,15 +33,12 @@ class ZarrWriter(ImageWriter):
         self.header = header
         self._stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
         self._order = tuple(header.axes.index(letter) for letter in self._stored)
-        sizes = dict(zip(header.axes, header.shape, strict=True))
-        columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
-        chunk = {"C": 1, "Z": 1, "Y": min(_CHUNK_ROWS, sizes["Y"]), "X": columns}
-        self.block_shape: tuple[int, ...] = tuple(chunk[letter] for letter in header.axes)
+        self._chunk = chunk_shape(header)
         self._sharing = threading.Lock()
         self._folder = PartialFolder(path, _is_an_earlier_result)
         try:
             with writing(path):
-                self._array = self._create_array(tuple(chunk[letter] for letter in self._stored))
+                self._array = self._create_array(tuple(self._chunk[axis] for axis in self._order))
         except BaseException:
             self._folder.discard()
             raise
@@ -52,9 +49,7 @@ class ZarrWriter(ImageWriter):
             return
         whole_chunks = all(
             start % block == 0 and (stop % block == 0 or stop == size)
-            for start, stop, block, size in zip(
-                region.start, region.stop, self.block_shape, self.header.shape, strict=True
-            )
+            for start, stop, block, size in zip(region.start, region.stop, self._chunk, self.header.shape, strict=True)
         )
         box = tuple(region.slices[axis] for axis in self._order)
         with nullcontext() if whole_chunks else self._sharing, writing(self.path, samples.nbytes):
@@ -101,6 +96,14 @@ class ZarrWriter(ImageWriter):
         if "omero" in metadata:
             described["omero"] = metadata["omero"]
         return described
+
+
+def chunk_shape(header: ImageHeader) -> tuple[int, ...]:
+    """The chunks of such an image, in the image's axes."""
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
+    chunk = {"C": 1, "Z": 1, "Y": min(_CHUNK_ROWS, sizes["Y"]), "X": columns}
+    return tuple(chunk[letter] for letter in header.axes)
 
 
 def _is_an_earlier_result(folder: Path) -> bool:

@@ -122,6 +122,10 @@ class Workload(ABC):
         """
 
     @abstractmethod
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Keep no more host memory than this besides the chunks, where that can be; returns what may be kept."""
+
+    @abstractmethod
     def start(self) -> None:
         """Create the output's partial file."""
 

@@ -162,6 +162,7 @@ class Smoothing(Workload):
             halo,
             dtype.itemsize,
             channel_axis=self.header.channel_axis,
+            grain=self._grain(),
             budget_bytes=budget_bytes,
             target_bytes=target_bytes,
         )
@@ -169,6 +170,15 @@ class Smoothing(Workload):
             raise ParameterError(f"--memory is too small for one chunk of {self.spec.input} with its halo; raise it")
         regions = enumerate(tiling.regions())
         return Plan(chunks=tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions))
+
+    def _grain(self) -> tuple[int, ...]:
+        """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
+        shape = self.header.shape
+        unit = (1,) * len(shape)
+        written = formats.format_for_output(self.spec.output).block_shape(self.header) or unit
+        read = self._reader.block_shape or unit
+        both = (math.lcm(*blocks) for blocks in zip(read, written, strict=True))
+        return tuple(one if one <= n else own for one, own, n in zip(both, written, shape, strict=True))
 
     def _chunk(self, index: int, region: Region, halo: tuple[tuple[int, int], ...]) -> Chunk:
         dtype = self.header.dtype
@@ -180,6 +190,9 @@ class Smoothing(Workload):
             outputs=(ArraySpec(region.shape, dtype),),
             work=math.prod(n for n, letter in zip(region.shape, self.header.axes, strict=True) if letter != "C"),
         )
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._reader.hold_at_most(budget_bytes)
 
     # One chunk
 

@@ -163,6 +163,7 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--bogus"), "No such option"),
     (("in.ppm",), "Missing argument 'OUTPUT'"),
     (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, samples (0, 0) to (5, 7): image contains NaN"),
+    (("large.png", "out.tif", "--memory", "1MiB"), "large.png can only be decoded whole, which takes 2.0 MiB"),
     (("wide.npy", "out.npy", "--memory", "1MiB", "--size", "255"), "--memory is too small for one chunk of wide.npy"),
 ]
 
@@ -177,6 +178,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, me
     np.save("float.npy", np.zeros((3, 3), np.float32))
     np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
     np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
+    write_image(Path("large.png"), np.zeros((1024, 2048), np.uint8), "YX")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     Path("out.ppm").write_text("an older result")
     before[Path("out.ppm")] = b"an older result"

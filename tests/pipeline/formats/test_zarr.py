@@ -346,7 +346,7 @@ def test_regions_that_share_chunks_are_written_right_by_several_threads(tmp_path
     header = ImageHeader(shape=(600, 301, 3), axes="YXC", dtype=np.dtype("uint16"))
     array = samples(header)
     writer = FORMAT.create(tmp_path / "a.zarr", header)
-    assert writer.block_shape == (256, 301, 1)
+    assert FORMAT.block_shape(header) == (256, 301, 1)
     bands = [Region((row, 0, 0), (min(row + 37, 600), 301, 3)) for row in range(0, 600, 37)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda band: writer.write(band, array[band.slices]), bands))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.workloads.tiling import ACCEPTED_REREADS, best_tiling
+from pipeline.workloads.tiling import best_tiling
 
 MIB = 1 << 20
 no_halo = (0, 0)
@@ -20,14 +20,16 @@ def images(draw):
     reach = st.tuples(st.integers(0, 5), st.integers(0, 5))
     channel_axis = draw(st.sampled_from([None, ndim - 1])) if ndim > 1 else None
     halo = [no_halo if axis == channel_axis else draw(reach) for axis in range(ndim)]
-    return shape, halo, channel_axis
+    grain = tuple(draw(st.integers(1, n)) for n in shape)
+    return shape, halo, channel_axis, grain
 
 
 @settings(max_examples=200, deadline=None)
 @given(images(), st.integers(1, 4000), st.integers(1, 4000))
 def test_regions_cover_the_output_once_within_the_budget(image, budget, target):
-    shape, halo, channel_axis = image
-    tiling = best_tiling(shape, halo, 2, channel_axis=channel_axis, budget_bytes=budget, target_bytes=target)
+    shape, halo, channel_axis, grain = image
+    sizes = {"budget_bytes": budget, "target_bytes": target}
+    tiling = best_tiling(shape, halo, 2, channel_axis=channel_axis, grain=grain, **sizes)
     if tiling is None:
         smallest = 2 * np.prod([1 + sum(h) if n > 1 else 1 for n, h in zip(shape, halo, strict=True)])
         channels = shape[channel_axis] if channel_axis is not None else 1
@@ -65,7 +67,7 @@ def test_a_wide_halo_grows_the_chunk_past_the_target():
         budget_bytes=256 * MIB,
         target_bytes=4 * MIB,
     )
-    assert tiling.rereads <= ACCEPTED_REREADS
+    assert tiling.rereads < 1.3
 
 
 def test_rows_longer_than_the_budget_are_cut():
@@ -79,3 +81,30 @@ def test_rows_longer_than_the_budget_are_cut():
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_none_where_nothing_fits(ndim):
     assert best_tiling((9,) * ndim, [(4, 4)] * ndim, 8, channel_axis=None, budget_bytes=8, target_bytes=8) is None
+
+
+def test_cuts_follow_the_blocks_of_the_file():
+    tiling = best_tiling(
+        (20_000, 20_000, 3),
+        [(1, 1), (1, 1), no_halo],
+        2,
+        channel_axis=2,
+        grain=(256, 4096, 1),
+        budget_bytes=128 * MIB,
+        target_bytes=4 * MIB,
+    )
+    assert tiling.extents[0] % 256 == 0
+    assert tiling.extents[1] % 4096 == 0 or not tiling.is_cut(1)
+
+
+def test_blocks_that_do_not_fit_are_parted():
+    tiling = best_tiling(
+        (20_000, 20_000),
+        [no_halo, no_halo],
+        2,
+        channel_axis=None,
+        grain=(20_000, 20_000),
+        budget_bytes=MIB,
+        target_bytes=MIB,
+    )
+    assert 2 * (tiling.input_samples() + tiling.output_samples()) <= MIB

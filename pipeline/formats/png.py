@@ -1,0 +1,237 @@
+"""PNG: 8 and 16 bits a sample, one to four channels. Decoded by libpng (imagecodecs), encoded in bands of rows.
+
+Source: https://www.w3.org/TR/png-3/. A PNG is one compressed stream: reading decodes the whole image once, and writing
+gathers the samples in an unnamed file beside the output, which `publish` encodes on all cores in bounded memory.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import InputError
+from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
+from pipeline.formats.contiguous import ContiguousSamples
+from pipeline.formats.decoded import DecodedReader
+from pipeline.formats.deflate import deflated_bands
+from pipeline.formats.partial import PartialFile, ScratchFile
+from pipeline.formats.positional import PositionalFile, memory_of
+from pipeline.formats.region_fit import require_fit
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_IHDR = struct.Struct(">IIBBBBB")
+_LONGEST_SIDE = 1_000_000  # what libpng decodes as commonly built; the format itself allows 2**31 - 1
+_LONGEST_CARRIED = 4 << 20
+# What says how samples are to be shown is carried over to a new PNG: colour space, gamma, resolution.
+_CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"pHYs")
+_NEEDED = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
+_CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 3, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
+_DEPTHS = {_GRAY: (1, 2, 4, 8, 16), _RGB: (8, 16), _PALETTE: (1, 2, 4, 8), _GRAY_ALPHA: (8, 16), _RGB_ALPHA: (8, 16)}
+_COLOUR_OF = {1: _GRAY, 2: _GRAY_ALPHA, 3: _RGB, 4: _RGB_ALPHA}
+# No deflate stream grows more than this much: a header that promises more lies.
+_LARGEST_EXPANSION = 1032
+_BAND_BYTES = 1 << 20
+_FILTER_UP = 2
+
+
+class Png(ImageFormat):
+    """Palettes come out as RGB, transparency as an alpha channel, 1, 2 and 4 bits stretched to 8."""
+
+    name = "PNG"
+    suffixes = (".png",)
+
+    def recognises(self, path: Path, first_bytes: bytes) -> bool:
+        return first_bytes.startswith(_SIGNATURE)
+
+    def open(self, path: Path) -> ImageReader:
+        file = PositionalFile(path)
+        try:
+            header = _read_header(file)
+        except BaseException:
+            file.close()
+            raise
+        return DecodedReader(file, header, lambda: _decode(file, header))
+
+    def refusal(self, header: ImageHeader, path: Path) -> str | None:
+        others = "; choose .tif, .npy or .zarr"
+        if header.axes not in ("YX", "YXC") or (header.axes == "YXC" and header.shape[2] > 4):
+            kind = f"axes {header.axes}" if "Z" in header.axes else f"{header.shape[-1]} channels"
+            return f"{path}: PNG holds one image of rows and columns with up to 4 channels, not {kind}{others}"
+        if header.dtype not in (np.dtype(np.uint8), np.dtype(np.uint16)):
+            return f"{path}: PNG holds uint8 and uint16 samples, not {header.dtype}{others}"
+        if max(header.shape) > _LONGEST_SIDE:
+            return f"{path}: PNG readers take up to {_LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
+        return None
+
+    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
+        return PngWriter(path, header)
+
+
+class PngWriter(ImageWriter):
+    """Samples gather beside the output in any order; `publish` encodes them, from the first row to the last."""
+
+    def __init__(self, path: Path, header: ImageHeader) -> None:
+        self.path = path
+        self.header = header
+        self._file = PartialFile(path)
+        try:
+            self._scratch = ScratchFile(path, header.nbytes)
+        except BaseException:
+            self._file.discard()
+            raise
+        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        self._samples.write(self._scratch, region, samples)
+
+    def publish(self) -> None:
+        position = 0
+        for piece in self._encoded():
+            self._file.write_at(position, piece)
+            position += len(piece)
+        self._file.publish()
+        self._scratch.close()
+
+    def discard(self) -> None:
+        self._scratch.close()
+        self._file.discard()
+
+    def _encoded(self) -> Iterator[bytes]:
+        height, width, channels = (*self.header.shape, 1)[:3]
+        depth = 8 * self.header.dtype.itemsize
+        yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
+        carried = dict(self.header.metadata.get("png_chunks", ()))
+        yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
+        rows = max(1, _BAND_BYTES // (self.header.nbytes // height))
+        bands = [(first, min(first + rows, height)) for first in range(0, height, rows)]
+        for compressed in deflated_bands(self._filtered_rows, bands):
+            yield _chunk(b"IDAT", compressed)
+        yield _chunk(b"IEND", b"")
+
+    def _filtered_rows(self, first: int, stop: int) -> memoryview:
+        """Rows `first` to `stop` as PNG stores them: the filter's number, then the difference to the row above."""
+        above = max(first - 1, 0)
+        shape = (stop - above, *self.header.shape[1:])
+        region = Region((above, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
+        rows = np.empty(shape, self.header.dtype)
+        self._samples.read(self._scratch, region, rows)
+        stored = rows.astype(rows.dtype.newbyteorder(">"), copy=False).reshape(len(rows), -1).view(np.uint8)
+        filtered = np.empty((stop - first, 1 + stored.shape[1]), np.uint8)
+        filtered[:, 0] = _FILTER_UP
+        if first == 0:
+            filtered[0, 1:] = stored[0]
+            np.subtract(stored[1:], stored[:-1], out=filtered[1:, 1:])
+        else:
+            np.subtract(stored[1:], stored[:-1], out=filtered[:, 1:])
+        return memory_of(filtered)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    kind: bytes
+    offset: int  # of its data; four bytes of length and four of kind stand before
+    length: int
+
+
+def _chunk(kind: bytes, data: bytes | bytearray) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
+
+
+def _chunks(file: PositionalFile) -> Iterator[_Chunk]:
+    """The chunks from the first to IEND, without their data; InputError where the file ends earlier."""
+    offset, size = len(_SIGNATURE), file.size
+    while True:
+        head = file.head(8, offset)
+        length = int.from_bytes(head[:4], "big")
+        if len(head) < 8 or offset + 12 + length > size:
+            raise InputError(
+                f"{file.path}: truncated: a chunk at byte {offset:,} is cut short; copy or export it again"
+            )
+        chunk = _Chunk(head[4:], offset + 8, length)
+        yield chunk
+        if chunk.kind == b"IEND":
+            return
+        offset += 12 + length
+
+
+def _data_of(file: PositionalFile, chunk: _Chunk) -> bytearray:
+    """The chunk's data, its sum checked."""
+    stored = bytearray(chunk.length + 4)
+    file.read_at(chunk.offset, memoryview(stored))
+    data = stored[:-4]
+    if zlib.crc32(data, zlib.crc32(chunk.kind)) != int.from_bytes(stored[-4:], "big"):
+        raise InputError(
+            f"{file.path}: corrupt: the chunk at byte {chunk.offset - 8:,} fails its check; export it again"
+        )
+    return data
+
+
+def _read_header(file: PositionalFile) -> ImageHeader:
+    """From IHDR and what stands before the samples; nothing is decoded."""
+    if file.head(len(_SIGNATURE)) != _SIGNATURE:
+        raise InputError(f"{file.path}: is no PNG file, or is cut short; copy or export it again")
+    chunks = _chunks(file)
+    first = next(chunks)
+    if first.kind != b"IHDR" or first.length != _IHDR.size:
+        raise InputError(f"{file.path}: corrupt: a PNG starts with its IHDR chunk; copy or export it again")
+    width, height, depth, colour, *methods = _IHDR.unpack(_data_of(file, first))
+    if not (0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE):
+        raise InputError(
+            f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {_LONGEST_SIDE:,} a side can be read; "
+            "export it as .tif"
+        )
+    if depth not in _DEPTHS.get(colour, ()) or methods[:2] != [0, 0] or methods[2] > 1:
+        raise InputError(
+            f"{file.path}: its header names colour type {colour} of {depth} bits, which PNG lacks; export it again"
+        )
+    row_bytes = (width * depth * (1 if colour == _PALETTE else _CHANNELS[colour]) + 7) // 8
+    if row_bytes * height > _LARGEST_EXPANSION * file.size:
+        raise InputError(
+            f"{file.path}: truncated: its header promises {row_bytes * height:,} bytes of samples, "
+            f"which {file.size:,} bytes cannot hold; copy or export it again"
+        )
+    transparent, carried = False, []
+    for chunk in chunks:
+        if chunk.kind in (b"IDAT", b"IEND"):
+            break
+        transparent = transparent or (chunk.kind == b"tRNS" and colour in (_GRAY, _RGB, _PALETTE))
+        if chunk.kind in _CARRIED and chunk.length <= _LONGEST_CARRIED:
+            carried.append((chunk.kind, bytes(_data_of(file, chunk))))
+    channels = _CHANNELS[colour] + transparent
+    return ImageHeader(
+        shape=(height, width) if channels == 1 else (height, width, channels),
+        axes="YX" if channels == 1 else "YXC",
+        dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
+        metadata={"png_chunks": tuple(carried)} if carried else {},
+    )
+
+
+def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
+    """The whole image. Every chunk is checked first; only those that make up samples reach the decoder."""
+    import imagecodecs
+
+    stream = bytearray(_SIGNATURE)
+    for chunk in _chunks(file):
+        data = _data_of(file, chunk)
+        if chunk.kind in _NEEDED:
+            stream += _chunk(chunk.kind, data)
+        elif not chunk.kind[0] & 0x20:  # a capital letter: the image cannot be understood without it
+            raise InputError(f"{file.path}: holds a chunk {chunk.kind!r} that PNG lacks; export it again")
+    try:
+        image: NDArray[Any] = imagecodecs.png_decode(stream)
+    except (imagecodecs.PngError, ValueError, RuntimeError) as exc:
+        raise InputError(f"{file.path}: corrupt: its samples cannot be decoded ({exc}); export it again") from exc
+    if image.shape != header.shape or image.dtype != header.dtype:
+        raise InputError(
+            f"{file.path}: decoded to {image.dtype} {image.shape}, not {header.dtype} {header.shape} as its header says"
+        )
+    return image

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import MillraceError, OutputError, StorageError
+from pipeline.formats import partial
+from pipeline.formats.partial import PartialFile, PartialFolder, ScratchFile
+from tests.pipeline.formats.contract import one_line
+
+
+def published(final: Path, data: bytes) -> None:
+    file = PartialFile(final, len(data))
+    file.write_at(0, data)
+    file.publish()
+
+
+def failing_with(code: int) -> object:
+    def failing(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+@contextmanager
+def fails(kind: type[MillraceError], *words: str) -> Iterator[None]:
+    with pytest.raises(kind) as caught:
+        yield
+    assert type(caught.value) is kind
+    one_line(caught.value, *words)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+# One file
+
+
+def test_what_was_reserved_is_there_and_in_full(tmp_path: Path) -> None:
+    file = PartialFile(tmp_path / "a", 1_000_003)
+    found = (tmp_path / "a.partial").stat()
+    assert found.st_size == 1_000_003
+    assert found.st_blocks * 512 >= 1_000_003
+    file.discard()
+
+
+def test_a_file_system_that_cannot_reserve_gets_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.posix_fallocate", failing_with(errno.EOPNOTSUPP))
+    file = PartialFile(tmp_path / "a", 12_345)
+    assert (tmp_path / "a.partial").stat().st_size == 12_345
+    file.publish(nbytes=45)
+    assert (tmp_path / "a").stat().st_size == 45
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_the_mode_is_that_of_any_new_file(mask: int, tmp_path: Path) -> None:
+    with umask(mask):
+        published(tmp_path / "a", b"x")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~mask
+
+
+def test_publish_makes_the_bytes_durable_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr("os.fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    published(tmp_path / "a", b"x")
+    assert events == ["file", "rename", "folder"]
+
+
+def test_a_killed_run_leaves_the_old_output_and_its_place_to_the_next(tmp_path: Path) -> None:
+    published(tmp_path / "a", b"old")
+    script = (
+        "import os, signal, sys; from pathlib import Path; from pipeline.formats.partial import PartialFile\n"
+        "PartialFile(Path(sys.argv[1]), 100_000).write_at(7, b'half')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert (tmp_path / "a.partial").exists()
+    published(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_live_run_in_another_process_is_not_disturbed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from pipeline.formats.partial import PartialFile\n"
+        "file = PartialFile(Path(sys.argv[1]), 4); file.write_at(0, b'mine'); print(flush=True)\n"
+        "input(); file.publish()"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        other.stdout.readline()
+        with fails(OutputError, "a.partial", "another run"):
+            PartialFile(tmp_path / "a", 4)
+        other.stdin.write("\n")
+    assert other.returncode == 0
+    assert (tmp_path / "a").read_bytes() == b"mine"
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "real").write_bytes(b"old")
+    (tmp_path / "a").symlink_to(tmp_path / "disk" / "real")
+    published(tmp_path / "a", b"new")
+    assert (tmp_path / "a").is_symlink()
+    assert (tmp_path / "disk" / "real").read_bytes() == b"new"
+
+
+def test_a_link_in_the_partial_files_place_is_never_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"kept")
+    (tmp_path / "a.partial").symlink_to(tmp_path / "precious")
+    with fails(OutputError, "link"):
+        PartialFile(tmp_path / "a", 4)
+    assert (tmp_path / "precious").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("place", ["a", "a.partial"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_never_replaced(place: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / place).mkdir() if kind == "folder" else os.mkfifo(tmp_path / place)
+    with fails(OutputError, str(tmp_path / place)):
+        PartialFile(tmp_path / "a", 4)
+    assert [found.name for found in tmp_path.iterdir()] == [place]
+
+
+def test_a_partial_file_that_somebody_replaced_is_not_published(tmp_path: Path) -> None:
+    file = PartialFile(tmp_path / "a", 4)
+    (tmp_path / "a.partial").unlink()
+    (tmp_path / "a.partial").write_bytes(b"theirs")
+    with fails(OutputError, "replaced"):
+        file.publish()
+    file.discard()
+    assert (tmp_path / "a.partial").read_bytes() == b"theirs"
+
+
+def test_the_descriptor_outlives_a_write_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor closed under a writing thread could be another file's by the time its bytes arrive."""
+    entered, released = threading.Event(), threading.Event()
+    seen: list[int] = []
+    pwrite = os.pwrite
+
+    def slow(descriptor: int, data: memoryview, offset: int) -> int:
+        entered.set()
+        assert released.wait(60)
+        seen.append(os.fstat(descriptor).st_ino)
+        return pwrite(descriptor, data, offset)
+
+    file = PartialFile(tmp_path / "a", 4)
+    inode = (tmp_path / "a.partial").stat().st_ino
+    monkeypatch.setattr("os.pwrite", slow)
+    thread = threading.Thread(target=file.write_at, args=(0, b"data"))
+    thread.start()
+    assert entered.wait(60)
+    file.discard()
+    released.set()
+    thread.join()
+    assert seen == [inode]
+    with pytest.raises(ValueError, match="closed"):
+        file.write_at(0, b"data")
+
+
+def test_scratch_files_have_no_name(tmp_path: Path) -> None:
+    file = ScratchFile(tmp_path / "a", 1000)
+    file.write_at(990, b"0123456789")
+    back = bytearray(10)
+    file.read_at(990, memoryview(back))
+    assert bytes(back) == b"0123456789"
+    assert list(tmp_path.iterdir()) == []
+    file.close()
+
+
+# Disks and folders that do not take it
+
+
+def test_a_disk_known_to_be_too_small_is_not_filled_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.posix_fallocate", lambda *_: pytest.fail("asked for more than is free"))
+    with fails(StorageError, "no space", f"{1 << 62:,} bytes are needed", "free", str(tmp_path / "a")):
+        PartialFile(tmp_path / "a", 1 << 62)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [PartialFile, ScratchFile])
+def test_the_users_limit_on_file_sizes(make: type[PartialFile], tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, limits[1]))
+    try:
+        with fails(StorageError, "ulimit", str(tmp_path / "a")):
+            make(tmp_path / "a", 60_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [(errno.ENOSPC, "no space"), (errno.EDQUOT, "quota"), (errno.EIO, "EIO"), (errno.ESTALE, "ESTALE")],
+)
+def test_a_disk_that_fails_while_writing(code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PartialFile(tmp_path / "a", 4)
+    for call, step in (("os.pwrite", lambda: file.write_at(0, b"data")), ("os.fsync", file.publish)):
+        monkeypatch.setattr(call, failing_with(code))
+        with fails(StorageError, word, str(tmp_path / "a")):
+            step()
+        monkeypatch.undo()
+    file.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(errno.EACCES, "permissions"), (errno.EROFS, "read-only"), (errno.EPERM, "permissions")]
+)
+def test_a_folder_that_may_not_be_written_to(
+    code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.open", failing_with(code))
+    monkeypatch.setattr(Path, "mkdir", failing_with(code))
+    with fails(OutputError, word, f"the folder {tmp_path}"):
+        PartialFile(tmp_path / "a", 4)
+    with fails(OutputError, word, f"the folder {tmp_path}"):
+        ScratchFile(tmp_path / "a", 4)
+    with fails(OutputError, word, f"the folder {tmp_path}"):
+        PartialFolder(tmp_path / "a", may_replace=lambda _: True)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with fails(OutputError, "does not exist", str(tmp_path / "absent")):
+        PartialFile(tmp_path / "absent" / "a", 4)
+    with fails(OutputError, "not a folder", str(tmp_path / "file")):
+        PartialFile(tmp_path / "file" / "a", 4)
+    with fails(OutputError, "shorter"):
+        PartialFile(tmp_path / ("a" * 250), 4)
+
+
+# Folders
+
+
+def filled(final: Path, text: str) -> PartialFolder:
+    folder = PartialFolder(final, may_replace=lambda older: (older / "ours").exists())
+    (folder.path / "deep").mkdir()
+    (folder.path / "deep" / "chunk").write_text(text)
+    (folder.path / "ours").touch()
+    return folder
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_replaces_an_older_one_of_its_kind(
+    exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(partial, "_exchanged", lambda *_: False)
+    for text in ("old", "new"):
+        folder = filled(tmp_path / "a", text)
+        folder.publish()
+        folder.discard()
+        assert [found.name for found in tmp_path.iterdir()] == ["a"]
+        assert (tmp_path / "a" / "deep" / "chunk").read_text() == text
+
+
+def test_a_discarded_folder_leaves_the_old_one(tmp_path: Path) -> None:
+    filled(tmp_path / "a", "old").publish()
+    folder = filled(tmp_path / "a", "new")
+    folder.discard()
+    folder.discard()
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "old"
+
+
+def test_without_an_exchange_a_failed_rename_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path / "a", "old").publish()
+    folder = filled(tmp_path / "a", "new")
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "a.partial":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(partial, "_exchanged", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", failing)
+    with fails(StorageError, "EIO"):
+        folder.publish()
+    monkeypatch.undo()
+    folder.discard()
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "old"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_other_things_under_the_name_are_never_replaced(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir() if kind == "folder" else (tmp_path / "a").touch()
+    with fails(OutputError, str(tmp_path / "a")):
+        filled(tmp_path / "a", "new")
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_that_another_run_writes_is_left_to_it(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "a", "mine")
+    with fails(OutputError, "another run"):
+        filled(tmp_path / "a", "theirs")
+    folder.publish()
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
