@@ -50,7 +50,9 @@ class Settings(BaseModel):
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
-        512 << 20, ge=MINIMUM_MEMORY_BYTES, description="the most that the ring of buffers takes on the host, such as 512MiB"
+        512 << 20,
+        ge=MINIMUM_MEMORY_BYTES,
+        description="the most that the ring of buffers takes on the host, such as 512MiB",
     )
     workers: int | None = Field(None, ge=1, le=1024, description="CPU threads that compute [default: one a core]")
     metrics_port: int | None = Field(None, ge=1, le=65535, description="port of localhost for Prometheus metrics")

@@ -13,7 +13,7 @@ Gaussian: along each axis in turn, with weights w[k] at distance k,
   in float32 for integer and float32 images, in float64 for float64 images. Integer images take weights that are whole
   multiples of 2**-24 and sum to exactly one, and are rounded once, at the end, to nearest (ties to even); the result
   lies within 0.5 + 0.1 of the exact Gaussian, and a constant image stays constant.
-Axes are taken in ascending order.
+Axes are taken in ascending order; the image is first extended beyond its edges along all of them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def box(
     nan_policy   : float images: "propagate", "omit" (mean over the samples that are not NaN) or "raise"
     mask         : float images: boolean array of the image's shape, True where a sample counts; the mean is over those
                    samples, NaN where there are none. A border of mode "constant" counts as samples.
-    out          : array for the result, C-contiguous, not overlapping `image`
+    out          : array for the result, C-contiguous, in native byte order, not overlapping `image`
     workers      : CPU threads; default one a core
     stream       : CUDA: the stream to launch on; default CuPy's current one
 
-    Returns an array of the image's kind and dtype, and its shape except along "valid" axes.
+    Returns an array of the image's kind and dtype (native byte order), and its shape except along "valid" axes.
     Raises ValueError or TypeError, in one line that names the parameter.
     """
     filtered = _filtered_axes(image, axes, channel_axis)
@@ -124,13 +124,14 @@ def _smooth(
     shape = _output_shape(image, windows)
     _check_out(image, out, shape)
     body = _body(image, workers, stream)
-    counted = _counted(image, nan_policy, mask, windows)
+    counted = _counted(image, nan_policy, mask)
     if counted is None:
         return body(image, windows, cval, out)
     filled = image.copy()
     filled[~counted] = 0
     total = body(filled, windows, cval, out)
-    total /= body(counted.astype(image.dtype), windows, 1, None)
+    with np.errstate(divide="ignore", invalid="ignore"):  # windows without a sample: 0 / 0 is the NaN we want
+        total /= body(counted.astype(image.dtype), windows, 1, None)
     return total
 
 
@@ -144,7 +145,7 @@ def _filtered_axes(image: Any, axes: int | Sequence[int] | None, channel_axis: i
     channel = None if channel_axis is None else _axis(channel_axis, image.ndim, "channel_axis")
     if axes is None:
         return tuple(axis for axis in range(image.ndim) if axis != channel)
-    listed: Sequence[Any] = axes if isinstance(axes, Sequence) else [axes]
+    listed: Sequence[Any] = [axes] if isinstance(axes, int | np.integer) else axes
     chosen = tuple(_axis(axis, image.ndim, "axes") for axis in listed)
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"axes {axes} names an axis twice")
@@ -195,8 +196,12 @@ def _output_shape(image: Any, windows: list[Window]) -> tuple[int, ...]:
 def _check_out(image: Any, out: Any, shape: tuple[int, ...]) -> None:
     if out is None:
         return
-    if type(out) is not type(image) or out.shape != shape or out.dtype != image.dtype or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {type(image).__name__} of shape {shape} and dtype {image.dtype}")
+    kind = np.ndarray if isinstance(image, np.ndarray) else type(image)
+    dtype = np.dtype(image.dtype).newbyteorder("=")
+    if not isinstance(out, kind) or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {dtype}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only")
     if _may_overlap(image, out):
         raise ValueError("out shares memory with image; smoothing cannot be done in place")
 
@@ -208,7 +213,7 @@ def _may_overlap(a: Any, b: Any) -> bool:
     return bool(first < second + b.nbytes and second < first + a.nbytes)
 
 
-def _counted(image: Any, nan_policy: str, mask: Any, windows: list[Window]) -> Any:
+def _counted(image: Any, nan_policy: str, mask: Any) -> Any:
     """Boolean array of the samples that count, or None where all do."""
     if nan_policy not in NAN_POLICIES:
         raise ValueError(f"nan_policy must be one of {', '.join(NAN_POLICIES)}; got {nan_policy!r}")
@@ -222,7 +227,7 @@ def _counted(image: Any, nan_policy: str, mask: Any, windows: list[Window]) -> A
     if nan_policy == "omit":
         present = image == image  # noqa: PLR0124 - false only for NaN
         counted = present if counted is None else counted & present
-    return counted if windows else None
+    return counted
 
 
 def _checked_mask(image: Any, mask: Any) -> Any:
@@ -232,6 +237,8 @@ def _checked_mask(image: Any, mask: Any) -> Any:
 
 
 def _body(image: Any, workers: int | None, stream: Any) -> Any:
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
     if isinstance(image, np.ndarray):
         from kernels.smoothing import cpu
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,17 +54,17 @@ def gaussian_window(
 ) -> Window:
     """A Gaussian of standard deviation `sigma` samples, cut at `radius` (default: round(truncate * sigma))."""
     reach = gaussian_radius(sigma, truncate=truncate, radius=radius)
-    half = _gaussian_half(float(sigma), reach)
-    return Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=_quantised(half, dtype))
+    half_weights = _half_weights(float(sigma), reach, np.dtype(dtype))
+    return Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half_weights)
 
 
 def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None = None) -> int:
     """Samples on each side of the centre; ValueError where sigma, truncate or the reach is out of range."""
-    if not (math.isfinite(sigma) and sigma > 0):
-        raise ValueError(f"sigma must be a positive number of samples; got {sigma}")
+    if not _is_positive(sigma):
+        raise ValueError(f"sigma must be a positive number of samples; got {sigma!r}")
     if radius is None:
-        if not (math.isfinite(truncate) and truncate > 0):
-            raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate}")
+        if not _is_positive(truncate):
+            raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")
         reach = int(min(truncate * float(sigma) + 0.5, 1e9))
     elif isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
         raise ValueError(f"radius must be a whole number of samples, 0 or more; got {radius!r}")
@@ -73,6 +76,15 @@ def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None =
             f"supported: choose a smaller sigma, truncate or radius"
         )
     return reach
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(float(value)) and float(value) > 0
+
+
+@functools.lru_cache(maxsize=64)
+def _half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...]:
+    return _quantised(_gaussian_half(sigma, radius), dtype)
 
 
 def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What every image format offers: a header read without the pixels, any region in, any region out, atomic publishing."""
+"""What every image format offers: a header without the pixels, any region in, any region out, atomic publishing."""
 
 from __future__ import annotations
 

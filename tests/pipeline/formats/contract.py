@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline import formats
 from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.base import ImageFormat, ImageHeader, Region
 

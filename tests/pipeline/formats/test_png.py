@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, StorageError
 from pipeline.formats.base import ImageHeader, Region
 from pipeline.formats.png import Png
 from tests.pipeline.formats.contract import (
@@ -211,6 +213,26 @@ def test_many_bands_make_one_stream(rows: int, constant: bool, tmp_path: Path) -
     image = np.full(header.shape, 12345, np.uint16) if constant else samples(header)
     write_whole(FORM, tmp_path / "a.png", header, image)
     assert_same_bits(read_whole(FORM, tmp_path / "a.png"), image)
+
+
+def test_a_disk_that_fills_up_while_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = ImageHeader(shape=(2003, 3001), axes="YX", dtype=np.dtype(np.uint16))
+    writer = FORM.create(tmp_path / "a.png", header)
+    writer.write(Region.whole(header.shape), samples(header))
+    pwrite, left = os.pwrite, [3_000_000]
+
+    def filling(descriptor: int, data: memoryview, offset: int) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr("os.pwrite", filling)
+    with pytest.raises(StorageError) as caught:
+        writer.publish()
+    one_line(caught.value, "a.png", "no space")
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resolution_and_colour_space_are_carried_over(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Interleaved rounds: every rival once, then every rival again, so that a slow moment strikes all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """One contender: `run` does the whole work once and returns when it is done (a GPU rival synchronises)."""
+
+    name: str
+    device: str  # "cpu", "cuda"
+    run: Callable[[], object] | None  # None: not installed here
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def measure(rivals: Sequence[Rival], repeats: int) -> list[Rival]:
+    """Times those present, `repeats` rounds after one to warm up."""
+    present = [rival for rival in rivals if rival.run is not None]
+    for round_number in range(repeats + 1):
+        for rival in present:
+            began = time.perf_counter()
+            assert rival.run is not None
+            rival.run()
+            if round_number > 0:
+                rival.seconds.append(time.perf_counter() - began)
+    return present
+
+
+def band(values: Sequence[float]) -> tuple[float, float]:
+    """The middle four fifths."""
+    low, high = np.quantile(values, (0.1, 0.9))
+    return float(low), float(high)
+
+
+def ratio(ours: Rival, theirs: Rival) -> tuple[float, float, float]:
+    """How many times as fast we are: median and band of the rounds' own ratios. Claim it when the band excludes 1."""
+    ratios = [b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
+    return (statistics.median(ratios), *band(ratios))

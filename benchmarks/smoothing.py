@@ -1,0 +1,181 @@
+"""Smoothing against its rivals. Usage: scripts/bench smoothing [--size N] [--repeats N] [--json FILE] [--plot FILE]"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rounds import Rival, band, measure, ratio
+from kernels.smoothing import box, gaussian
+
+OURS = "millrace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One row of the table: a filter on one kind of image. The border is SciPy's "mirror" (OpenCV's default)."""
+
+    dtype: str
+    channels: int
+    size: int | None = None  # box
+    sigma: int | None = None  # Gaussian, cut at 4 sigma
+
+    @property
+    def name(self) -> str:
+        what = f"box {self.size}×{self.size}" if self.size else f"Gaussian σ={self.sigma}"
+        return f"{what}, {self.dtype} {'RGB' if self.channels == 3 else 'grey'}"
+
+    def image(self, side: int) -> Any:
+        shape = (side, side, self.channels) if self.channels > 1 else (side, side)
+        rng = np.random.default_rng(0)
+        if np.dtype(self.dtype).kind == "f":
+            return rng.random(shape, self.dtype)
+        return rng.integers(0, np.iinfo(self.dtype).max, shape, self.dtype, endpoint=True)
+
+
+WORKLOADS = [
+    *(Workload(dtype="uint16", channels=3, size=size) for size in (3, 9, 31, 127)),
+    *(Workload(dtype="uint16", channels=3, sigma=sigma) for sigma in (1, 2, 4)),
+    Workload(dtype="uint8", channels=3, size=3),
+    Workload(dtype="uint8", channels=3, size=31),
+    Workload(dtype="float32", channels=1, size=3),
+    Workload(dtype="float32", channels=1, size=31),
+    Workload(dtype="float32", channels=1, sigma=4),
+]
+
+
+def rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
+    """Everybody who can do this work; GPU rivals join here, with device "cuda" and a synchronising `run`."""
+    yield Rival(name=OURS, device="cpu", run=_ours(work, image, workers))
+    yield Rival(name="OpenCV", device="cpu", run=_opencv(work, image, workers))
+    yield Rival(name="SciPy", device="cpu", run=_scipy(work, image))
+    yield Rival(name="copy", device="cpu", run=_copy(image))
+
+
+def _ours(work: Workload, image: Any, workers: int) -> Callable[[], object]:
+    out = np.ones_like(image)
+    common: dict[str, Any] = {"mode": "mirror", "axes": (0, 1), "out": out, "workers": workers}
+    if work.size:
+        return lambda: box(image, work.size, **common)
+    return lambda: gaussian(image, float(work.sigma or 0), **common)
+
+
+def _opencv(work: Workload, image: Any, workers: int) -> Callable[[], object] | None:
+    cv2 = _module("cv2")
+    if cv2 is None:
+        return None
+    cv2.setNumThreads(workers)
+    out = np.ones_like(image)
+    if work.size:
+        return lambda: cv2.blur(image, (work.size, work.size), out)
+    sigma = work.sigma or 0
+    return lambda: cv2.GaussianBlur(image, (8 * sigma + 1, 8 * sigma + 1), sigma, out)
+
+
+def _scipy(work: Workload, image: Any) -> Callable[[], object] | None:
+    ndimage = _module("scipy.ndimage")
+    if ndimage is None:
+        return None
+    out = np.ones_like(image)
+    if work.size:
+        return lambda: ndimage.uniform_filter(image, work.size, out, mode="mirror", axes=(0, 1))
+    return lambda: ndimage.gaussian_filter(image, work.sigma, output=out, mode="mirror", axes=(0, 1))
+
+
+def _copy(image: Any) -> Callable[[], object]:
+    """What the memory alone allows one thread: read once, write once."""
+    out = np.ones_like(image)
+    return lambda: np.copyto(out, image)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def main() -> None:
+    options = _options()
+    print(f"{options.size} × {options.size} pixels, {options.workers} workers, median of {options.repeats} rounds")
+    results = []
+    for work in WORKLOADS:
+        if options.only not in work.name:
+            continue
+        contenders = list(rivals(work, work.image(options.size), options.workers))
+        result = _result(work.name, contenders, options.size**2 / 1e6, options.repeats)
+        _print(result)
+        results.append(result)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
+    if options.plot:
+        _plot(results, options.plot)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench smoothing", description=__doc__)
+    parser.add_argument("--size", type=int, default=4000, help="side of the square image in pixels")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads of ours and OpenCV's"
+    )
+    parser.add_argument("--only", default="", help="only the rows whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--plot", type=Path, help="draw them here (needs matplotlib)")
+    return parser.parse_args()
+
+
+def _result(name: str, contenders: list[Rival], megapixels: float, repeats: int) -> dict[str, Any]:
+    present = measure(contenders, repeats)
+    rows = {}
+    for rival in present:
+        low, high = band([megapixels / seconds for seconds in rival.seconds])
+        rows[rival.name] = {
+            "device": rival.device,
+            "megapixels_per_s": megapixels / rival.median_s,
+            "band": [low, high],
+            "ours_is_faster_by": ratio(present[0], rival),
+        }
+    return {"work": name, "rivals": rows, "absent": [rival.name for rival in contenders if rival.run is None]}
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(f"\n{result['work']}")
+    for name, row in result["rivals"].items():
+        low, high = row["band"]
+        line = f"  {name:10} {row['megapixels_per_s']:8.0f} Mpixel/s  ({low:.0f} – {high:.0f})"
+        if name != OURS:
+            median, least, most = row["ours_is_faster_by"]
+            line += f"   ours ×{median:.2f}  ({least:.2f} – {most:.2f})"
+        print(line, flush=True)
+    for name in result["absent"]:
+        print(f"  {name:10}   absent: not installed")
+
+
+def _plot(results: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(name for result in results for name in result["rivals"]))
+    figure, axes = plt.subplots(figsize=(9, 0.6 * len(results) + 1.5))
+    for position, name in enumerate(names):
+        places = [i + 0.8 * position / len(names) for i in range(len(results))]
+        speeds = [result["rivals"].get(name, {}).get("megapixels_per_s", 0) for result in results]
+        axes.barh(places, speeds, height=0.8 / len(names), label=name)
+    axes.set_yticks([i + 0.3 for i in range(len(results))], [result["work"] for result in results])
+    axes.invert_yaxis()
+    axes.set_xlabel("Mpixel/s")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

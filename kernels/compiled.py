@@ -1,0 +1,46 @@
+"""Numba-compiled functions of the CPU bodies: kept on disk, and compiled anew when any of their sources has changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+from kernels.cache import cache_folder
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Machine code that runs without the interpreter's lock, with IEEE arithmetic (no fastmath).
+
+    Kept in NUMBA_CACHE_DIR, or else in the user's cache folder; where nothing can be written it is compiled each time.
+    """
+    with _own_folder():
+        try:
+            body = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        except RuntimeError:  # "no locator available": not one folder can be written
+            body = numba.njit(nogil=True, error_model="numpy")(function)
+    return cast("Function", body)
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """Numba dates a cached function by its own file alone; ours call into others, so that all of them name the folder."""
+    chosen = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = chosen
+
+
+@cache
+def _sources_digest() -> str:
+    sources = sorted(Path(__file__).parent.glob("*/cpu*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]

@@ -1,0 +1,278 @@
+"""Test inputs of smoothing and what must come out: what the tests and benchmarks of every device iterate over.
+
+Two oracles, neither of them like the code under test. `exact` is the definition in real numbers: gather every window
+from the extended image; int64 for boxes of integers, float64 otherwise. `bits` is the contract of `kernels.smoothing`
+spelled out operation by operation, with each fused multiply-add done exactly and rounded once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.smoothing import DTYPES, MODES, box, gaussian
+from kernels.smoothing.borders import border_indices
+from kernels.smoothing.window import Window, box_window, gaussian_radius, gaussian_window
+
+Array = NDArray[Any]
+
+CONTENTS = ("random", "constant", "extreme", "checkerboard", "impulse")
+# 0.5 for rounding to whole numbers, 0.1 for quantised weights and float32 sums: the contract's bound.
+INTEGER_GAUSSIAN_TOLERANCE = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of `box` (sizes) or `gaussian` (sigmas) on a made image."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...] | None = None  # box: samples along each of `axes`
+    sigmas: tuple[float, ...] | None = None  # Gaussian: standard deviation along each of `axes`
+    modes: tuple[str, ...]
+    cval: float = 0
+    content: str = "random"
+
+    @property
+    def name(self) -> str:
+        what = f"box{'x'.join(map(str, self.sizes))}" if self.sizes else f"sigma{'x'.join(map(str, self.sigmas or ()))}"
+        where = f"{'x'.join(map(str, self.shape))}@{','.join(map(str, self.axes))}"
+        return f"{what}-{self.dtype}-{where}-{'+'.join(dict.fromkeys(self.modes))}-{self.content}"
+
+    def image(self) -> Array:
+        """The input, C-contiguous; the same for every call."""
+        return _content(self.content, self.shape, np.dtype(self.dtype))
+
+    def apply(self, image: Any, **options: Any) -> Any:
+        """The public function on `image`, an array of any supported library."""
+        common = {"mode": self.modes, "cval": self.cval, "axes": self.axes, **options}
+        if self.sizes is not None:
+            return box(image, self.sizes, **common)
+        assert self.sigmas is not None
+        return gaussian(image, self.sigmas, **common)
+
+    def windows(self) -> list[Window]:
+        if self.sizes is not None:
+            made = [box_window(a, s, m) for a, s, m in zip(self.axes, self.sizes, self.modes, strict=True)]
+        else:
+            sigmas = self.sigmas or ()
+            dtype = np.dtype(self.dtype)
+            made = [gaussian_window(a, s, m, dtype) for a, s, m in zip(self.axes, sigmas, self.modes, strict=True)]
+        return sorted((window for window in made if window.taps > 1), key=lambda window: window.axis)
+
+    def exact(self) -> Array:
+        """Boxes of integers: the answer, int64. Everything else: the real number, rounded only to float64."""
+        values = _extended(self.image(), self.windows(), self.cval)
+        integers = values.dtype.kind != "f" and self.sizes is not None
+        values = values.astype(np.int64 if integers else np.float64)
+        count = 1
+        for window in self.windows():
+            weights = self._real_weights(window)
+            values = sum(weights[k] * _shifted(values, window, k) for k in range(window.taps))
+            count *= window.taps
+        if integers:
+            return (2 * values + count) // (2 * count)
+        return np.asarray(values / count if self.sizes is not None else values)
+
+    def _real_weights(self, window: Window) -> Array:
+        if self.sizes is not None:
+            return np.ones(window.taps, np.int64)
+        assert self.sigmas is not None
+        sigma = self.sigmas[self.axes.index(window.axis)]
+        distance = np.arange(-window.before, window.after + 1)
+        weights = np.exp(-(distance**2) / (2 * sigma**2))
+        return np.asarray(weights / weights.sum())
+
+    def bits(self) -> Array:
+        """The answer to the last bit, in the image's dtype."""
+        image, windows, dtype = self.image(), self.windows(), np.dtype(self.dtype)
+        if self.sizes is not None and dtype.kind != "f":
+            return self.exact().astype(dtype)
+        values = _extended(image, windows, self.cval)
+        if not windows:
+            return values
+        if self.sizes is not None:
+            for window in windows:
+                values = _doubled(values, window, window.taps)
+            return np.asarray(values * dtype.type(1 / np.prod([float(window.taps) for window in windows])))
+        values = values.astype(np.float64 if dtype == np.float64 else np.float32)
+        for window in windows:
+            values = _weighted(values, window)
+        return values if dtype.kind == "f" else np.rint(values).astype(dtype)
+
+    def tolerance(self) -> float:
+        """How far a correct result may lie from `exact`."""
+        dtype = np.dtype(self.dtype)
+        if dtype.kind != "f":
+            return 0 if self.sizes is not None else INTEGER_GAUSSIAN_TOLERANCE
+        largest = max(float(np.abs(self.image()).max()), abs(float(self.cval)))
+        roundings = sum(window.taps for window in self.windows()) + 2
+        return roundings * float(np.finfo(dtype).eps) * largest
+
+    def check(self, result: Array) -> None:
+        """AssertionError unless every element of the result, brought to the host, is right to the bit."""
+        expected = self.exact()
+        assert result.shape == expected.shape, f"{self.name}: shape {result.shape}, expected {expected.shape}"
+        assert result.dtype == np.dtype(self.dtype), f"{self.name}: dtype {result.dtype}"
+        error = np.abs(result.astype(np.float64) - expected)
+        worst = np.unravel_index(int(np.argmax(np.where(np.isnan(error), np.inf, error))), error.shape)
+        story = f"{self.name}: at {tuple(map(int, worst))} got {result[worst]}, expected {expected[worst]}"
+        assert error[worst] <= self.tolerance(), story
+        np.testing.assert_array_equal(result, self.bits(), err_msg=self.name, strict=True)
+
+    def bytes(self) -> int:
+        """Least traffic: the image read once and the result written once."""
+        lengths = list(self.shape)
+        for window in self.windows():
+            lengths[window.axis] = window.output_length(lengths[window.axis])
+        samples = int(np.prod(self.shape)) + int(np.prod(lengths))
+        return samples * np.dtype(self.dtype).itemsize
+
+    def flops(self) -> int:
+        """Operations of the definition, axis by axis: taps - 1 adds (box) or radius × (add, multiply, add) + 1."""
+        samples = int(np.prod(self.shape))
+        if self.sizes is not None:
+            return samples * (sum(window.taps - 1 for window in self.windows()) + 1)
+        return samples * sum(3 * window.after + 1 for window in self.windows())
+
+
+def cases() -> Iterator[Case]:
+    """Every dtype with every mode, odd and even sizes, interleaved channels, lone and leading axes, images shorter than
+    the window, single samples, extreme values. Small images of prime sides: a few milliseconds each."""
+    for dtype, mode in itertools.product(DTYPES, MODES):
+        yield Case(shape=(37, 53), dtype=dtype, axes=(0, 1), sizes=(4, 7), modes=(mode,) * 2, cval=7)
+        yield Case(shape=(23, 29, 3), dtype=dtype, axes=(0, 1), sizes=(5, 2), modes=(mode,) * 2, cval=9)
+        yield Case(shape=(37, 31), dtype=dtype, axes=(0, 1), sigmas=(1.0, 2.1), modes=(mode,) * 2, cval=7)
+        yield Case(shape=(31, 29, 3), dtype=dtype, axes=(0, 1), sigmas=(2.5, 0.7), modes=(mode,) * 2, cval=9)
+    for dtype, content in itertools.product(DTYPES, CONTENTS):
+        yield Case(shape=(41, 43), dtype=dtype, axes=(0, 1), sizes=(31, 3), modes=("reflect",) * 2, content=content)
+        yield Case(shape=(41, 43), dtype=dtype, axes=(0, 1), sigmas=(3.3, 1.0), modes=("wrap",) * 2, content=content)
+    for dtype in DTYPES:
+        yield from _shapes(dtype)
+    for dtype, mode in itertools.product(("uint16", "int16", "float32"), MODES):
+        yield from _volumes(dtype, mode)
+
+
+def _shapes(dtype: str) -> Iterator[Case]:
+    for first, second in itertools.product(MODES, MODES):
+        yield Case(shape=(17, 19), dtype=dtype, axes=(0, 1), sizes=(3, 6), modes=(first, second), cval=5)
+    for mode in MODES[:-1]:
+        yield Case(shape=(3, 5), dtype=dtype, axes=(0, 1), sizes=(9, 16), modes=(mode,) * 2, cval=3)
+        yield Case(shape=(5, 2), dtype=dtype, axes=(0, 1), sigmas=(4.0, 3.0), modes=(mode,) * 2, cval=3)
+        yield Case(shape=(1, 1), dtype=dtype, axes=(0, 1), sizes=(5, 255), modes=(mode,) * 2, cval=3)
+    for channels in (2, 4, 5, 8, 11):
+        yield Case(shape=(7, 13, channels), dtype=dtype, axes=(0, 1), sizes=(3, 4), modes=("mirror", "wrap"))
+        yield Case(shape=(13, channels), dtype=dtype, axes=(0,), sizes=(3,), modes=("mirror",))
+        yield Case(shape=(13, channels), dtype=dtype, axes=(0,), sigmas=(1.0,), modes=("mirror",))
+    yield Case(shape=(211,), dtype=dtype, axes=(0,), sizes=(255,), modes=("reflect",))
+    yield Case(shape=(211,), dtype=dtype, axes=(0,), sizes=(2,), modes=("nearest",))
+    yield Case(shape=(211,), dtype=dtype, axes=(0,), sigmas=(5.0,), modes=("mirror",))
+    yield Case(shape=(9, 17), dtype=dtype, axes=(1,), sizes=(1,), modes=("reflect",))
+
+
+def _volumes(dtype: str, mode: str) -> Iterator[Case]:
+    def case(axes: tuple[int, ...], shape: tuple[int, ...] = (11, 13, 17), **what: Any) -> Case:
+        return Case(shape=shape, dtype=dtype, axes=axes, modes=(mode,) * len(axes), cval=11, **what)
+
+    yield case((0, 1, 2), sizes=(3, 4, 5))
+    yield case((0, 2), sizes=(6, 3))
+    yield case((1,), sizes=(5,))
+    yield case((0, 1, 2), sigmas=(0.5, 1.0, 1.5))
+    yield case((0, 2), sigmas=(1.0, 0.8))
+    yield case((0, 1, 2, 3), shape=(5, 4, 7, 6, 2), sizes=(2, 3, 4, 5))
+    if mode != "valid":
+        yield case((0, 1, 2), shape=(3, 2, 5), sizes=(41, 42, 43))  # more samples than an int32 sum holds
+
+
+def _content(content: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    rng = np.random.default_rng(len(shape) + sum(shape))
+    if dtype.kind == "f":
+        low, high = -3.0, 5.0
+        random = (rng.standard_normal(shape) * 1000).astype(dtype)
+    else:
+        low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
+        random = rng.integers(int(low), int(high), shape, dtype, endpoint=True)
+    if content == "random":
+        return random
+    image = np.full(shape, high, dtype)
+    if content == "extreme":
+        image = np.where(rng.integers(0, 2, shape) == 1, dtype.type(high), dtype.type(low))
+    elif content == "checkerboard":
+        image[np.indices(shape).sum(0) % 2 == 1] = low
+    elif content == "impulse":
+        image[...] = 0
+        image[tuple(n // 2 for n in shape)] = high
+    return image
+
+
+def _extended(image: Array, windows: list[Window], cval: float) -> Array:
+    """The image and what its windows see beyond its edges: every axis is extended before any is filtered."""
+    for window in windows:
+        length = image.shape[window.axis]
+        if window.mode == "valid":
+            continue
+        at = border_indices(np.arange(-window.before, length + window.after), length, window.mode)
+        image = np.take(image, np.maximum(at, 0), window.axis)
+        np.moveaxis(image, window.axis, 0)[at < 0] = cval
+    return image
+
+
+def _shifted(values: Array, window: Window, k: int, taps: int | None = None) -> Array:
+    """The samples at tap k of every window of `taps` samples."""
+    count = values.shape[window.axis] - (taps or window.taps) + 1
+    return np.take(values, np.arange(k, k + count), window.axis)
+
+
+def _doubled(values: Array, window: Window, taps: int) -> Array:
+    """Sums of `taps` neighbours as the contract builds them."""
+    if taps == 1:
+        return values
+    half = _doubled(values, window, taps // 2)
+    count = values.shape[window.axis] - 2 * (taps // 2) + 1
+    first, second = (np.take(half, np.arange(k, k + count), window.axis) for k in (0, taps // 2))
+    if taps % 2 == 0:
+        return np.asarray(first + second)
+    odd = np.take(first + second, np.arange(count - 1), window.axis)
+    return np.asarray(odd + np.take(values, np.arange(taps - 1, taps - 1 + count - 1), window.axis))
+
+
+def _weighted(values: Array, window: Window) -> Array:
+    assert window.half_weights is not None
+    total = values.dtype.type(window.half_weights[0]) * _shifted(values, window, window.before)
+    for k, weight in enumerate(window.half_weights[1:], start=1):
+        pair = _shifted(values, window, window.before - k) + _shifted(values, window, window.before + k)
+        fused = _fma_float64 if values.dtype == np.float64 else _fma_float32
+        total = fused(weight, pair, total)
+    return np.asarray(total)
+
+
+def _fma_float32(weight: float, x: Array, total: Array) -> Array:
+    """weight * x + total, rounded once. The product of two float32 is exact in float64; the sum is rounded to odd (its
+    last bit records that something was lost), after which rounding to float32 comes out as if done once."""
+    product, addend = weight * x.astype(np.float64), total.astype(np.float64)
+    rounded = product + addend
+    part = rounded - product
+    lost = (product - (rounded - part)) + (addend - part)  # Knuth's two-sum
+    even = rounded.view(np.int64) % 2 == 0
+    toward = np.where(lost > 0, np.inf, -np.inf)
+    return np.where((lost != 0) & even, np.nextafter(rounded, toward), rounded).astype(np.float32)
+
+
+def _fma_float64(weight: float, x: Array, total: Array) -> Array:
+    exact = [
+        float(Fraction(weight) * Fraction(float(a)) + Fraction(float(b)))
+        for a, b in zip(x.ravel(), total.ravel(), strict=True)
+    ]
+    return np.array(exact).reshape(x.shape)
+
+
+def gaussian_reach(sigma: float) -> int:
+    """Samples on each side that the default truncation keeps."""
+    return gaussian_radius(sigma)

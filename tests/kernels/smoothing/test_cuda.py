@@ -1,0 +1,187 @@
+"""Smoothing on a CUDA device, every variant, against the oracle of cases.py, to the last bit."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian
+from kernels.smoothing.cases import Case, cases
+from kernels.smoothing.cuda import VARIANTS, smooth
+
+pytestmark = pytest.mark.gpu
+
+WHOLE_DTYPES = ("uint8", "uint16", "int16")
+
+
+def _images() -> list[Case]:
+    """Images of more than one tile, with every number of channels and every length of window that `fused` compiles."""
+    listed = []
+    for dtype, channels in product(DTYPES, (1, 2, 3, 4)):
+        for index, (taps, sigma) in enumerate(((2, 0.5), (3, 1.0), (8, 1.5), (9, 2.0), (31, 3.0))):
+            shape = (83 + 16 * index, 1031, channels) if channels > 1 else (83 + 16 * index, 2053)
+            modes = (MODES[(index + channels) % 6], MODES[(index + 2 * channels + 1) % 6])
+            listed.append(Case(shape=shape, dtype=dtype, axes=(0, 1), sizes=(taps, taps), modes=modes, cval=6))
+            if dtype != "float64":  # the oracle's exact float64 arithmetic takes a minute an image
+                listed.append(Case(shape=shape, dtype=dtype, axes=(0, 1), sigmas=(sigma, sigma), modes=modes, cval=6))
+    return listed
+
+
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.mark.parametrize("case", [*cases(), *_images()], ids=lambda case: case.name)
+def test_every_variant_gives_the_oracles_bits(cupy: Any, case: Case) -> None:
+    image, windows = cupy.asarray(case.image()), case.windows()
+    case.check(cupy.asnumpy(case.apply(image)))
+    for name, variant in VARIANTS.items():
+        if not windows or not variant.applies(image.shape, image.dtype, windows):
+            continue
+        shape = list(image.shape)
+        for window in windows:
+            shape[window.axis] = window.output_length(shape[window.axis])
+        out = cupy.frombuffer(b"\xa5" * (image.itemsize * int(np.prod(shape))), image.dtype).reshape(shape).copy()
+        smooth(image, windows, case.cval, out, variant=name)
+        np.testing.assert_array_equal(cupy.asnumpy(out), case.bits(), err_msg=f"{case.name} {name}", strict=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dtype", [*WHOLE_DTYPES, "float32"])
+def test_random_filters_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.choice([131, 257, 509])), int(rng.choice([127, 1009, 3001])), int(rng.integers(1, 5)))
+    values = rng.integers(-30000, 60000, shape) if dtype != "uint8" else rng.integers(0, 256, shape)
+    image = values.astype(dtype)
+    modes = [str(mode) for mode in rng.choice(BORDER_MODES, 2)]
+    sizes = [int(size) for size in rng.integers(1, 100 if seed % 2 else 10, 2)]
+    options: dict[str, Any] = {"mode": modes, "channel_axis": 2, "cval": 3}
+    np.testing.assert_array_equal(
+        cupy.asnumpy(box(cupy.asarray(image), sizes, **options)), box(image, sizes, **options), strict=True
+    )
+    sigmas = list(rng.uniform(0.3, 5 if seed % 2 else 2, 2))
+    np.testing.assert_array_equal(
+        cupy.asnumpy(gaussian(cupy.asarray(image), sigmas, **options)), gaussian(image, sigmas, **options), strict=True
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [3, 9, 21])
+def test_a_nan_or_infinity_stays_in_the_windows_that_hold_it(cupy: Any, bad: float, size: int) -> None:
+    image = np.random.default_rng(1).standard_normal((67, 71)).astype(np.float32)
+    image[30, 41] = bad
+    for result in (
+        box(cupy.asarray(image), size, mode="wrap"),
+        gaussian(cupy.asarray(image), 1.0, radius=size // 2, mode="wrap"),
+    ):
+        reached = np.zeros(image.shape, bool)
+        reached[30 - size // 2 : 31 + size // 2, 41 - size // 2 : 42 + size // 2] = True
+        np.testing.assert_array_equal(~np.isfinite(cupy.asnumpy(result)), reached)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, offset: int) -> None:
+    shape = (61, 1024, 3)
+    values = np.random.default_rng(offset).integers(0, 256, shape).astype(dtype)
+    count = values.size
+    holder = cupy.empty(count + offset, dtype)
+    image = holder[offset:].reshape(shape)
+    image[...] = cupy.asarray(values)
+    target = cupy.empty(count + offset, dtype)[offset:].reshape(shape)
+    for size in (3, 9, 31):
+        box(image, size, channel_axis=2, out=target)
+        np.testing.assert_array_equal(cupy.asnumpy(target), box(values, size, channel_axis=2), strict=True)
+
+
+def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
+    image = np.random.default_rng(2).integers(0, 65536, (90, 70, 3)).astype(np.uint16)
+    view = cupy.asarray(image).transpose(1, 0, 2)[::2, 5:, ::-1]
+    expected = box(np.ascontiguousarray(image.transpose(1, 0, 2)[::2, 5:, ::-1]), 5, channel_axis=2)
+    np.testing.assert_array_equal(cupy.asnumpy(box(view, 5, channel_axis=2)), expected, strict=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
+    """The input arrives just before and is overwritten just after, on the stream: only the right order is right."""
+    values = np.random.default_rng(3).integers(0, 65536, (2000, 2000)).astype(np.uint16)
+    case = Case(shape=values.shape, dtype="uint16", axes=(0, 1), sizes=(5, 5), modes=("reflect",) * 2)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    pinned = cupy.cuda.alloc_pinned_memory(values.nbytes)
+    host = np.frombuffer(pinned, values.dtype, values.size).reshape(values.shape)
+    host[...] = values
+    image, out = cupy.zeros(values.shape, values.dtype), cupy.zeros(values.shape, values.dtype)
+    smooth(image, case.windows(), 0, out, stream=stream, variant=variant)  # compiled before it is timed against copies
+    stream.synchronize()
+    for _ in range(5):
+        image.set(host, stream=stream)
+        smooth(image, case.windows(), 0, out, stream=stream, variant=variant)
+        with stream:
+            image.fill(0)
+    stream.synchronize()
+    np.testing.assert_array_equal(out.get(), box(values, 5), strict=True)
+
+
+def test_fused_allocates_nothing(cupy: Any) -> None:
+    image = cupy.zeros((512, 512, 3), cupy.uint16)
+    out = cupy.empty_like(image)
+    box(image, 3, channel_axis=2, out=out)
+    pool = cupy.get_default_memory_pool()
+    before = pool.total_bytes(), pool.used_bytes()
+    with cupy.cuda.using_allocator(_refuse):
+        box(image, 3, channel_axis=2, out=out)
+        gaussian(image, 1.0, channel_axis=2, out=out)
+    assert (pool.total_bytes(), pool.used_bytes()) == before
+
+
+def _refuse(size: int) -> Any:
+    raise AssertionError(f"{size} bytes of device memory were asked for")
+
+
+def test_many_threads_at_once(cupy: Any) -> None:
+    rng = np.random.default_rng(4)
+    images = [rng.integers(0, 256, (101 + n, 203, 3)).astype(np.uint8) for n in range(8)]
+    ready = threading.Barrier(8)
+
+    def worker(image: Any) -> Any:
+        ready.wait(60)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            return [cupy.asnumpy(box(cupy.asarray(image), size, channel_axis=2)) for size in (3, 5, 11) * 5]
+
+    with ThreadPoolExecutor(8) as pool:
+        for image, results in zip(images, pool.map(worker, images), strict=True):
+            for size, result in zip((3, 5, 11) * 5, results, strict=True):
+                np.testing.assert_array_equal(result, box(image, size, channel_axis=2), strict=True)
+
+
+def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
+    image = cupy.zeros((9, 9), cupy.float64)
+    case = Case(shape=(9, 9), dtype="float64", axes=(0, 1), sizes=(3, 3), modes=("reflect",) * 2)
+    with pytest.raises(ValueError, match="'fused' cannot smooth float64"):
+        smooth(image, case.windows(), 0, None, variant="fused")
+
+
+def test_offsets_past_two_to_the_31(cupy: Any) -> None:
+    """More samples than a 32-bit offset reaches: rows far down must not wrap round to the top."""
+    rows, columns = (1 << 31) // 65536 + 9, 65536
+    free, _total = cupy.cuda.runtime.memGetInfo()
+    image = cupy.zeros((rows, columns), cupy.uint8)
+    assert free > 3 * image.nbytes, "this test needs 7 GB of device memory"
+    image[-12:] = cupy.random.default_rng(5).integers(0, 256, (12, columns), dtype=cupy.uint8)
+    tail = cupy.asnumpy(image[-20:])
+    for variant in ("fused", "separable"):
+        case = Case(shape=image.shape, dtype="uint8", axes=(0, 1), sizes=(3, 3), modes=("nearest",) * 2)
+        result = smooth(image, case.windows(), 0, None, variant=variant)
+        np.testing.assert_array_equal(cupy.asnumpy(result[-18:]), box(tail, 3, mode="nearest")[-18:], strict=True)
+        assert not cupy.asnumpy(result[:-14].any())
+        del result
+        cupy.get_default_memory_pool().free_all_blocks()
