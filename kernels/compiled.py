@@ -31,7 +31,7 @@ def compiled(function: Function) -> Function:
 
 @contextmanager
 def _own_folder() -> Iterator[None]:
-    """Numba dates a cached function by its own file alone; ours call into others, so that all of them name the folder."""
+    """Numba dates a cached function by its own file alone; ours call others, so all of them name the folder."""
     chosen = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())
     try:

@@ -97,9 +97,14 @@ def _run_options() -> list[click.Option]:
     return [
         click.Option(["--device"], help="auto, cpu, cuda or cuda:N [default: auto]"),
         click.Option(["--memory"], help="the most that the buffers take on the host, such as 2GiB [default: 512MiB]"),
+        click.Option(["--chunk-bytes"], help="input and output of one chunk [default: what suits the device]"),
         click.Option(["--workers"], help="CPU threads that compute [default: one a core]"),
         click.Option(["--metrics-port"], help="serve Prometheus metrics on this port of localhost during the run"),
-        click.Option(["--config"], type=FilePath, help="a TOML file with device, memory, workers, metrics_port"),
+        click.Option(
+            ["--config"],
+            type=FilePath,
+            help="a TOML file that may set the above",
+        ),
         click.Option(["--preview"], type=FilePath, help="also write a small PNG of the result here"),
         click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
         click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
@@ -144,7 +149,7 @@ def _run(
     if preview is not None:
         check_preview(spec, preview)
     device = open_device(settings.device, settings.workers)
-    options = RunOptions(memory_bytes=settings.memory, checksum=checksum)
+    options = RunOptions(memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum)
     job = plan_job(spec, device, options)
     if dry_run:
         job.workload.discard()

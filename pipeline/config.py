@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ParameterError
 
@@ -28,9 +28,12 @@ def parse_bytes(text: Any) -> Any:
         raise ValueError(f"{text!r} is not an amount of memory; write it like 512MiB or 2GB")
     number, prefix, binary = matched.groups()
     power = " kmgt".index(prefix.lower() or " ")
-    count = int(float(number) * (1024 if binary else 1000) ** power)
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def _enough(count: int) -> int:
     if count < MINIMUM_MEMORY_BYTES:
-        raise ValueError(f"{text!r} is too little memory; the least is {format_bytes(MINIMUM_MEMORY_BYTES)}")
+        raise ValueError(f"{format_bytes(count)} is too little; the least is {format_bytes(MINIMUM_MEMORY_BYTES)}")
     return count
 
 
@@ -49,10 +52,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+    memory: Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_enough)] = Field(
         512 << 20,
-        ge=MINIMUM_MEMORY_BYTES,
         description="the most that the ring of buffers takes on the host, such as 512MiB",
+    )
+    chunk_bytes: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
+        None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
     )
     workers: int | None = Field(None, ge=1, le=1024, description="CPU threads that compute [default: one a core]")
     metrics_port: int | None = Field(None, ge=1, le=65535, description="port of localhost for Prometheus metrics")

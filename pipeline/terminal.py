@@ -56,8 +56,9 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     """One line at the end of a run."""
     seconds, audit = receipt["wall_seconds"], receipt["audit"]
     rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
+    halved = f" (halved {receipt['halvings']} times to fit the device)" if receipt["halvings"] else ""
     return (
-        f"{receipt['output']}: {receipt['chunks']:,} chunks on {receipt['device']['name']} in {seconds:.2f} s "
+        f"{receipt['output']}: {receipt['chunks']:,} chunks{halved} on {receipt['device']['name']} in {seconds:.2f} s "
         f"({rate}/s in and out); {audit['samples']} samples checked, worst error {audit['worst_error']:.3g}"
     )
 

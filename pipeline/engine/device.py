@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.engine.buffers import Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
 from pipeline.engine.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import DeviceError
+from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.base import Chunk, Workload
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ class CpuDevice(Device):
 
     def target_bytes(self, job_bytes: int) -> int:
         # Small enough that the ring stays in the last-level cache on its way from reader to writer.
-        return 4 * MIB
+        return 8 * MIB
 
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
         return allocate_host_slot(input_bytes, output_bytes)
@@ -144,6 +144,8 @@ class CudaDevice(Device):
                 self._download.ptr,
             )
             twin.download_done.record(self._download)
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
         except runtime.CUDARuntimeError as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 

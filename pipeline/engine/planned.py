@@ -18,6 +18,8 @@ class PlannedJob:
     workload: Workload
     plan: Plan
     device: Device
+    # How often chunks were halved because the device had no room for them.
+    halvings: int = 0
 
     @property
     def slots(self) -> int:
@@ -45,4 +47,5 @@ class PlannedJob:
             "written_bytes": self.plan.output_bytes,
             "slots": self.slots,
             "ring_bytes": self.ring_bytes,
+            "halvings": self.halvings,
         }

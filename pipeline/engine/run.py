@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from pipeline.engine.discovery import discover
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
-from pipeline.errors import DeviceUnavailable, OutputError, ParameterError
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import DeviceUnavailable, OutOfDeviceMemory, OutputError, ParameterError
 from pipeline.workloads import Chunk, JobSpec, Workload, workloads
 
 
@@ -25,10 +27,12 @@ class RunOptions:
     """How a job is run, whatever it computes.
 
     memory_bytes : at most this much for the ring of buffers on the host
+    chunk_bytes  : input and output of one chunk together; None: what suits the device
     checksum     : SHA-256 of the input in the receipt even where the file is large
     """
 
     memory_bytes: int
+    chunk_bytes: int | None = None
     checksum: bool = False
 
 
@@ -55,7 +59,13 @@ def plan_job(spec: JobSpec, device: Device, options: RunOptions) -> PlannedJob:
     workload = workloads()[spec.workload](spec)
     try:
         budget = _ring_bytes(workload, options.memory_bytes) // device.ring_depth
-        plan = workload.plan(budget, min(budget, device.target_bytes(workload.job_bytes)))
+        target = options.chunk_bytes or device.target_bytes(workload.job_bytes)
+        if target > budget and options.chunk_bytes is not None:
+            raise ParameterError(
+                f"--chunk-bytes {format_bytes(target)}: {device.ring_depth} such chunks do not fit --memory; "
+                f"at most {format_bytes(budget)} do"
+            )
+        plan = workload.plan(budget, min(budget, target))
     except BaseException:
         workload.discard()
         raise
@@ -92,7 +102,7 @@ def run_job(
     identity = InputIdentity(job.spec.input, always_hash=options.checksum)
     try:
         workload.start()
-        record = DevicePipeline(job.device, workload, job.plan, on_written=on_written).run()
+        job, record = _stream(job, on_written)
         audit = workload.audit()
         metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
         receipt = make_receipt(job, record=record, audit=audit, identity=identity.result(), started=started)
@@ -104,3 +114,26 @@ def run_job(
         workload.discard()
     write_receipt(job.spec.output, receipt)
     return receipt
+
+
+def _stream(job: PlannedJob, on_written: Callable[[Chunk], None]) -> tuple[PlannedJob, StageRecord]:
+    """Every chunk through the device; with chunks of half the size, from the start, where they do not fit it."""
+    while True:
+        try:
+            return job, DevicePipeline(job.device, job.workload, job.plan, on_written=on_written).run()
+        except OutOfDeviceMemory:
+            job = _halved(job)
+        # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
+        gc.collect()
+
+
+def _halved(job: PlannedJob) -> PlannedJob:
+    """The same job in chunks of half the bytes; raises the error at hand where there is nothing smaller."""
+    half = max(chunk.input_bytes + chunk.output_bytes for chunk in job.plan.chunks) // 2
+    try:
+        plan = job.workload.plan(half, half)
+    except ParameterError:
+        plan = job.plan
+    if len(plan.chunks) <= len(job.plan.chunks):
+        raise  # noqa: PLE0704 - called while OutOfDeviceMemory is handled
+    return replace(job, plan=plan, halvings=job.halvings + 1)

@@ -10,9 +10,9 @@ from itertools import product
 from pipeline.formats.base import Region
 
 # Up to this cost (1: every sample read once, in whole rows and blocks) the target size of a chunk is kept.
-ACCEPTED_COST = 1.25
+ACCEPTED_COST = 1.35
 # Each further axis that is cut makes reads and writes shorter; it must save this much re-reading to pay.
-CUT_PENALTY = 1.2
+CUT_PENALTY = 2.0
 # A cut within a block of the file (a tile, a Zarr chunk) has it decoded, or packed, more than once.
 UNALIGNED_PENALTY = 2.0
 

@@ -58,7 +58,7 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
         ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
         ("", {}, {"device": "gpu"}, "--device: must be auto, cpu, cuda or cuda:N; got 'gpu'"),
         ("", {}, {"metrics_port": "70000"}, "--metrics-port: input should be less than or equal to 65535; got '70000'"),
-        ("", {}, {"memory": "1KiB"}, "--memory: '1KiB' is too little memory; the least is 1.0 MiB"),
+        ("", {}, {"memory": "1KiB"}, "--memory: 1.0 KiB is too little; the least is 1.0 MiB"),
     ],
 )
 def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):
