@@ -99,6 +99,7 @@ def _run_options() -> list[click.Option]:
         click.Option(["--memory"], help="the most that the buffers take on the host, such as 2GiB [default: 512MiB]"),
         click.Option(["--chunk-bytes"], help="input and output of one chunk [default: what suits the device]"),
         click.Option(["--workers"], help="CPU threads that compute [default: one a core]"),
+        click.Option(["--overlap"], help="stages at work at once: 1, 2, 3 or 5, to see what each buys [default: 5]"),
         click.Option(["--metrics-port"], help="serve Prometheus metrics on this port of localhost during the run"),
         click.Option(
             ["--config"],
@@ -148,7 +149,7 @@ def _run(
     spec = JobSpec(workload=name, input=input, output=output, parameters=_parameters(name, parameters))
     if preview is not None:
         check_preview(spec, preview)
-    device = open_device(settings.device, settings.workers)
+    device = open_device(settings.device, settings.workers, settings.overlap)
     options = RunOptions(memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum)
     job = plan_job(spec, device, options)
     if dry_run:

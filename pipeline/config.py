@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -29,6 +29,10 @@ def parse_bytes(text: Any) -> Any:
     number, prefix, binary = matched.groups()
     power = " kmgt".index(prefix.lower() or " ")
     return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def _whole(text: Any) -> Any:
+    return int(text) if isinstance(text, str) and text.isdecimal() else text
 
 
 def _enough(count: int) -> int:
@@ -60,6 +64,9 @@ class Settings(BaseModel):
         None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
     )
     workers: int | None = Field(None, ge=1, le=1024, description="CPU threads that compute [default: one a core]")
+    overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(_whole)] = Field(
+        5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5"
+    )
     metrics_port: int | None = Field(None, ge=1, le=65535, description="port of localhost for Prometheus metrics")
 
 

@@ -15,6 +15,9 @@ from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.base import Chunk, Workload
 
 MIB = 1 << 20
+# 1: one chunk at a time; 2: copies out beside computing; 3: copies in and out beside computing; 5: reading and writing
+# too. With 2 and 3 a ring full of chunks is read, then goes through the device, then is written.
+OVERLAPS = (1, 2, 3, 5)
 
 
 class Device(ABC):
@@ -26,6 +29,8 @@ class Device(ABC):
 
     name: str
     lanes: int
+    # How many of the five stages may be at work at once: see `OVERLAPS`.
+    overlap: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
@@ -35,6 +40,10 @@ class Device(ABC):
 
     @abstractmethod
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot: ...
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A run starts: prepare to tell the device's times on the host's clock."""
 
     @abstractmethod
     def enter(self) -> None:
@@ -60,9 +69,10 @@ class CpuDevice(Device):
 
     name = "cpu"
 
-    def __init__(self, workers: int | None = None) -> None:
-        self.lanes = workers or len(os.sched_getaffinity(0))
-        self.ring_depth = self.lanes + 2
+    def __init__(self, workers: int | None = None, overlap: int = 5) -> None:
+        self.overlap = overlap
+        self.lanes = 1 if overlap == 1 else workers or len(os.sched_getaffinity(0))
+        self.ring_depth = 1 if overlap == 1 else self.lanes + 2
 
     def target_bytes(self, job_bytes: int) -> int:
         # Small enough that the ring stays in the last-level cache on its way from reader to writer.
@@ -71,17 +81,21 @@ class CpuDevice(Device):
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
         return allocate_host_slot(input_bytes, output_bytes)
 
+    def begin(self) -> None:
+        """Its clock is the host's."""
+
     def enter(self) -> None:
         """Any thread will do."""
 
     def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         began = time.perf_counter()
+        record.add("upload", chunk.index, began, began, chunk.input_bytes)
         workload.compute(chunk, slot.inputs(chunk), slot.outputs(chunk), None)
-        record.add("compute", time.perf_counter() - began, chunk.input_bytes)
+        record.add("compute", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
-        record.add("upload", 0.0, chunk.input_bytes)
-        record.add("download", 0.0, chunk.output_bytes)
+        now = time.perf_counter()
+        record.add("download", chunk.index, now, now, chunk.output_bytes)
 
     def drain(self) -> None:
         """Nothing outlives `process`."""
@@ -94,16 +108,21 @@ class CudaDevice(Device):
     """Three non-blocking streams (in, compute, out); events alone order a slot's way through them."""
 
     lanes = 1
-    ring_depth = 6
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, ordinal: int, overlap: int = 5) -> None:
         import cupy
 
+        self.overlap = overlap
+        self.ring_depth = 1 if overlap == 1 else 6
         self._cupy = cupy
         self._ordinal = ordinal
         self.name = f"cuda:{ordinal}"
         self.enter()
         self._upload, self._compute, self._download = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        if overlap == 2:
+            self._upload = self._compute
+        self._origin = cupy.cuda.Event()
+        self._origin_time = 0.0
 
     def target_bytes(self, job_bytes: int) -> int:
         return min(max(job_bytes // 64, 4 * MIB), 64 * MIB)
@@ -111,6 +130,11 @@ class CudaDevice(Device):
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
         self.enter()
         return allocate_cuda_slot(input_bytes, output_bytes)
+
+    def begin(self) -> None:
+        self._origin.record(self._upload)
+        self._origin.synchronize()
+        self._origin_time = time.perf_counter()
 
     def enter(self) -> None:
         self._cupy.cuda.Device(self._ordinal).use()
@@ -152,14 +176,21 @@ class CudaDevice(Device):
     def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
         assert twin is not None, "the slot was allocated for another device"
-        elapsed = self._cupy.cuda.get_elapsed_time
         try:
             twin.download_done.synchronize()
-            record.add("upload", elapsed(twin.upload_began, twin.upload_done) / 1e3, chunk.input_bytes)
-            record.add("compute", elapsed(twin.compute_began, twin.compute_done) / 1e3, chunk.input_bytes)
-            record.add("download", elapsed(twin.download_began, twin.download_done) / 1e3, chunk.output_bytes)
+            for stage, began, done, nbytes in (
+                ("upload", twin.upload_began, twin.upload_done, chunk.input_bytes),
+                ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
+                ("download", twin.download_began, twin.download_done, chunk.output_bytes),
+            ):
+                record.add(stage, chunk.index, self._host_time(began), self._host_time(done), nbytes)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def _host_time(self, event: Any) -> float:
+        """When an event happened, on the clock of `time.perf_counter`."""
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(self._origin, event)
+        return self._origin_time + milliseconds / 1e3
 
     def drain(self) -> None:
         try:

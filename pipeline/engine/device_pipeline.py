@@ -35,6 +35,7 @@ class DevicePipeline:
         on_written: Callable[[Chunk], None] = lambda chunk: None,
         readers: int = 1,
         writers: int = 1,
+        keep_timeline: bool = False,
     ) -> None:
         self._device = device
         self._workload = workload
@@ -44,18 +45,24 @@ class DevicePipeline:
         self._chunks_lock = threading.Lock()
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
-        self.record = StageRecord()
+        self.record = StageRecord(keeps_timeline=keep_timeline)
         for stage, lanes in (("read", readers), ("compute", device.lanes), ("write", writers)):
             self.record.totals[stage].lanes = lanes
         # The slot freed last is the one still in the caches.
         self._free: LifoQueue[Slot | None] = LifoQueue()
         self._filled: Queue[Item] = Queue()
         self._started: Queue[Item] = Queue()
-        for _ in range(min(device.ring_depth, len(plan.chunks))):
+        slots = min(device.ring_depth, len(plan.chunks))
+        # Without full overlap a whole ring is read before it is started, and finished before it is written.
+        self._batch = 1 if device.overlap == 5 else slots
+        if self._batch > 1:
+            self._threads.update(read=1, write=1)
+        for _ in range(slots):
             self._free.put(device.allocate(*slot_bytes(plan)))
 
     def run(self) -> StageRecord:
         """Every chunk through every stage. Raises the first error of any thread, once all have stopped."""
+        self._device.begin()
         began = time.perf_counter()
         threads = [
             *self._spawn("read", self._read_chunks),
@@ -117,19 +124,26 @@ class DevicePipeline:
     # The stages. After a failure each only lets slots pass, so that every thread comes to its end.
 
     def _read_chunks(self) -> None:
-        while self._error is None:
-            slot = self._free.get()
-            if slot is None:
-                return
-            with self._chunks_lock:
-                chunk = next(self._chunks, None)
-            if chunk is None:
-                self._free.put(slot)  # for the next reader, which may be waiting for it to learn the same
-                return
-            began = time.perf_counter()
-            self._workload.read(chunk, slot.inputs(chunk))
-            self.record.add("read", time.perf_counter() - began, chunk.input_bytes)
-            self._filled.put((chunk, slot))
+        more = True
+        while more and self._error is None:
+            batch: list[tuple[Chunk, Slot]] = []
+            while more and len(batch) < self._batch:
+                slot = self._free.get()
+                with self._chunks_lock:
+                    chunk = None if slot is None else next(self._chunks, None)
+                if slot is None or chunk is None:
+                    self._free.put(slot)  # for the next reader, which may be waiting for it to learn the same
+                    more = False
+                else:
+                    self._read(chunk, slot)
+                    batch.append((chunk, slot))
+            for item in batch:
+                self._filled.put(item)
+
+    def _read(self, chunk: Chunk, slot: Slot) -> None:
+        began = time.perf_counter()
+        self._workload.read(chunk, slot.inputs(chunk))
+        self.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def _start_chunks(self) -> None:
         self._device.enter()
@@ -140,13 +154,23 @@ class DevicePipeline:
 
     def _write_chunks(self) -> None:
         self._device.enter()
+        batch: list[tuple[Chunk, Slot]] = []
         for chunk, slot in _until_end(self._started):
             if self._error is not None:
                 continue
             self._device.finish(chunk, slot, self.record)
+            batch.append((chunk, slot))
+            if len(batch) == self._batch:
+                self._write(batch)
+        self._write(batch)
+
+    def _write(self, batch: list[tuple[Chunk, Slot]]) -> None:
+        """Write the chunks and empty the batch."""
+        while batch and self._error is None:
+            chunk, slot = batch.pop(0)
             began = time.perf_counter()
             self._workload.write(chunk, slot.outputs(chunk))
-            self.record.add("write", time.perf_counter() - began, chunk.output_bytes)
+            self.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
             metrics.chunks.labels(self._workload.name, "written").inc()
             metrics.work.labels(self._workload.name, self._workload.unit).inc(chunk.work)
             self._on_written(chunk)

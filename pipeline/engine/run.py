@@ -36,7 +36,7 @@ class RunOptions:
     checksum: bool = False
 
 
-def open_device(name: str, workers: int | None = None) -> Device:
+def open_device(name: str, workers: int | None = None, overlap: int = 5) -> Device:
     """The device a user named: auto, cpu, cuda or cuda:N. DeviceUnavailable says why not, and what could be used."""
     reports = discover()
     if name == "auto":
@@ -44,10 +44,10 @@ def open_device(name: str, workers: int | None = None) -> Device:
     if name == "cuda":
         name = "cuda:0"
     if name == "cpu":
-        return CpuDevice(workers)
+        return CpuDevice(workers, overlap)
     for report in reports:
         if report.name == name and report.obstacle is None:
-            return CudaDevice(int(name.removeprefix("cuda:")))
+            return CudaDevice(int(name.removeprefix("cuda:")), overlap)
     obstacles = [report.obstacle for report in reports if report.obstacle and report.name in (name, "cuda")]
     usable = ", ".join(report.name for report in reports if report.obstacle is None)
     reason = obstacles[0] if obstacles else "there is no such device"

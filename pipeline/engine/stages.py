@@ -20,16 +20,32 @@ class StageTotals:
     lanes: int = 1
 
 
+@dataclass(frozen=True)
+class Interval:
+    """One chunk in one stage, in seconds of `time.perf_counter`."""
+
+    stage: str
+    chunk: int
+    began: float
+    ended: float
+
+
 @dataclass
 class StageRecord:
-    """Totals of all stages of one run; any thread may add to it."""
+    """Totals of all stages of one run, and on request every interval; any thread may add to it."""
 
     totals: dict[str, StageTotals] = field(default_factory=lambda: {stage: StageTotals() for stage in STAGES})
     wall_seconds: float = 0.0
+    keeps_timeline: bool = False
+    timeline: list[Interval] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, stage: str, seconds: float, nbytes: int) -> None:
+    def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
+        """A stage had one chunk from `began` to `ended`, on the clock of `time.perf_counter`."""
+        seconds = ended - began
         with self._lock:
+            if self.keeps_timeline:
+                self.timeline.append(Interval(stage, chunk, began, ended))
             totals = self.totals[stage]
             totals.seconds += seconds
             totals.nbytes += nbytes

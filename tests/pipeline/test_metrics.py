@@ -21,7 +21,7 @@ def free_port():
 def test_a_scrape_shows_every_stage():
     record = StageRecord()
     for number, stage in enumerate(STAGES, 1):
-        record.add(stage, number / 8, 1000 * number)
+        record.add(stage, 0, 1.0, 1.0 + number / 8, 1000 * number)
     port = free_port()
     metrics.serve(port)
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
@@ -36,8 +36,8 @@ def test_a_scrape_shows_every_stage():
 
 def test_overlap_efficiency_is_the_busiest_stage_over_the_wall():
     record = StageRecord()
-    record.add("read", 1.0, 1)
-    record.add("compute", 6.0, 1)
+    record.add("read", 0, 5.0, 6.0, 1)
+    record.add("compute", 0, 1.0, 7.0, 1)
     record.totals["compute"].lanes = 2
     assert record.overlap_efficiency == 0.0
     record.wall_seconds = 4.0

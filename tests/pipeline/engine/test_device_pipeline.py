@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
-from pipeline.engine.device import CpuDevice, CudaDevice
+from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline
 from pipeline.engine.stages import STAGES
 from pipeline.formats.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, Plan
 
+# The device's clock is read on the host's with the time of one synchronisation.
+CLOCK_SKEW_S = 1e-3
 SAMPLES = 4099  # a prime, so that no array ends on an aligned address
 
 
@@ -83,9 +86,16 @@ def check_results(workload, count):
         np.testing.assert_array_equal(floats, 2.0 * (index + np.arange(7)))
 
 
-@pytest.fixture(params=["cpu-1", "cpu-3", pytest.param("cuda", marks=pytest.mark.gpu)])
+def devices():
+    for overlap in OVERLAPS:
+        yield pytest.param(lambda overlap=overlap: CpuDevice(3, overlap), id=f"cpu-{overlap}")
+        yield pytest.param(lambda overlap=overlap: CudaDevice(0, overlap), id=f"cuda-{overlap}", marks=pytest.mark.gpu)
+    yield pytest.param(lambda: CpuDevice(1), id="cpu-one-lane")
+
+
+@pytest.fixture(params=devices())
 def device(request):
-    return CudaDevice(0) if request.param == "cuda" else CpuDevice(int(request.param[-1]))
+    return request.param()
 
 
 @pytest.mark.parametrize("count", [1, 2, 67])
@@ -133,6 +143,29 @@ def test_interruption_stops_every_thread(monkeypatch):
         pipeline.run()
     monkeypatch.undo()
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("count", [1, 7, 23])
+def test_less_overlap_keeps_the_stages_apart(device, count):
+    pipeline = DevicePipeline(device, Counting(delay_s=0.002), make_plan(count), keep_timeline=True)
+    timeline = pipeline.run().timeline
+    assert len(timeline) == 5 * count
+    work = [each for each in timeline if each.ended > each.began]
+    ends = {(each.stage, each.chunk): each.ended for each in timeline}
+    for each in timeline:  # no chunk is in a stage before it left the one before
+        before = STAGES[max(STAGES.index(each.stage) - 1, 0)]
+        assert before == each.stage or ends[before, each.chunk] <= each.began + CLOCK_SKEW_S
+    if device.overlap == 1:
+        work.sort(key=lambda each: each.began)
+        assert all(one.ended <= other.began + CLOCK_SKEW_S for one, other in pairwise(work))
+    if device.overlap < 5:
+        host = [each for each in work if each.stage in ("read", "write")]
+        inner = [each for each in work if each.stage not in ("read", "write")]
+        assert not any(overlapping(one, other) for one in host for other in inner)
+
+
+def overlapping(one, other):
+    return one.began + CLOCK_SKEW_S < other.ended and other.began + CLOCK_SKEW_S < one.ended
 
 
 def test_cpu_lanes_work_side_by_side():
