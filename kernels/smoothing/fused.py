@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.launch import kernel, multiprocessors
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.window import Window
 
@@ -24,7 +24,9 @@ MAX_BLOCKS = (1 << 31) - 1
 ROWS = 8  # a step down a band
 RUNNING_THREADS = 256
 MIN_RUNNING_OUTPUTS = 256  # samples of a row a block writes: below a quarter of what it loads it is not worth it
-VECTOR_BYTES = 16
+VECTOR_BYTES = 16  # what a thread loads and stores at once
+SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
+THREADS = 128
 
 
 def _radii(kind: str, dtype: str) -> tuple[int, ...]:
@@ -124,7 +126,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     if view is None or dtype.name not in C_TYPES or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
     radius = _radius(windows, dtype)
-    if radius is None or _shared_bytes(_threads(dtype, radius)) > shared_bytes_a_block():
+    if radius is None:
         return False
     tiles = -(-view.columns * view.channels // _tile_outputs(dtype, view.channels, radius))
     return view.planes * tiles * -(-view.rows // ROWS) <= MAX_BLOCKS
@@ -138,12 +140,10 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     assert radius is not None
     picture = _picture(image, view, cval, out)
     picture.aligned_in &= picture.centre_x % 4 == 0
-    threads = _threads(dtype, radius)
-    blocks = _cut(picture, _tile_outputs(dtype, view.channels, radius), 512 // threads, 32 * radius)
+    blocks = _cut(picture, _tile_outputs(dtype, view.channels, radius), 4, 16 * radius)
     entry = f"fused<{C_TYPES[dtype.name]}, {view.channels}, {radius}, {_kind(windows)}>"
     args = (image, out, picture, _filter(view, radius, _kind(windows)))
-    shared_bytes = _shared_bytes(threads)
-    kernel("smoothing", entry).launch((blocks,), (threads,), args, shared_bytes=shared_bytes, stream=stream)
+    kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=stream)
 
 
 def running_applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
@@ -193,8 +193,8 @@ def exact_division(divisor: int, bits: int) -> tuple[int, int] | None:
 
 def _running_outputs(dtype: np.dtype[Any], view: View) -> int:
     distance = view.channels * (1 if view.across is None else view.across.taps)
-    aligned = _aligned_samples(dtype)
-    return (4 * RUNNING_THREADS - distance - 3) // aligned * aligned
+    sector = SECTOR_BYTES // dtype.itemsize
+    return (4 * RUNNING_THREADS - distance - 3) // sector * sector
 
 
 def _kind(windows: Sequence[Window]) -> str:
@@ -212,22 +212,8 @@ def _radius(windows: Sequence[Window], dtype: np.dtype[Any]) -> int | None:
 
 def _tile_outputs(dtype: np.dtype[Any], channels: int, radius: int) -> int:
     halo = -(-radius * channels // 4) * 4
-    aligned = _aligned_samples(dtype)
-    return (4 * _threads(dtype, radius) - 2 * halo) // aligned * aligned
-
-
-def _aligned_samples(dtype: np.dtype[Any]) -> int:
-    """Blocks write whole cache lines, or half lines where those are many samples."""
-    return 64 if dtype.itemsize == 1 else 128 // dtype.itemsize
-
-
-def _threads(dtype: np.dtype[Any], radius: int) -> int:
-    return 128 if dtype == np.float32 and radius > 4 else 256
-
-
-def _shared_bytes(threads: int) -> int:
-    """Two buffers of ROWS rows, each with room to read beyond its end (PITCH in smoothing.cu)."""
-    return 2 * ROWS * (4 * threads + 68) * 4
+    sector = SECTOR_BYTES // dtype.itemsize
+    return (4 * THREADS - 2 * halo) // sector * sector
 
 
 def _picture(image: Any, view: View, cval: float, out: Any) -> Picture:
