@@ -16,7 +16,7 @@ ENTRY = "gauss_gather<float, float, float>"
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "kernels"
+    return tmp_path / "cache" / "cuda"
 
 
 @pytest.fixture(scope="module")
