@@ -33,21 +33,24 @@ class DevicePipeline:
         plan: Plan,
         *,
         on_written: Callable[[Chunk], None] = lambda chunk: None,
-        readers: int = 1,
-        writers: int = 1,
+        readers: int | None = None,
+        writers: int | None = None,
         keep_timeline: bool = False,
     ) -> None:
+        """`readers`, `writers`: threads; default what suits the device."""
         self._device = device
         self._workload = workload
         self._on_written = on_written
-        self._threads = {"read": readers, "start": device.lanes, "write": writers}
+        self._threads = {
+            "read": readers or device.hosts,
+            "start": device.lanes,
+            "write": writers or device.hosts,
+        }
         self._chunks: Iterator[Chunk] = iter(plan.chunks)
         self._chunks_lock = threading.Lock()
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
         self.record = StageRecord(keeps_timeline=keep_timeline)
-        for stage, lanes in (("read", readers), ("compute", device.lanes), ("write", writers)):
-            self.record.totals[stage].lanes = lanes
         # The slot freed last is the one still in the caches.
         self._free: LifoQueue[Slot | None] = LifoQueue()
         self._filled: Queue[Item] = Queue()
@@ -57,6 +60,8 @@ class DevicePipeline:
         self._batch = 1 if device.overlap == 5 else slots
         if self._batch > 1:
             self._threads.update(read=1, write=1)
+        for stage, threads in (("read", "read"), ("compute", "start"), ("write", "write")):
+            self.record.totals[stage].lanes = self._threads[threads]
         for _ in range(slots):
             self._free.put(device.allocate(*slot_bytes(plan)))
 
