@@ -1,4 +1,7 @@
-"""Smoothing against its rivals. Usage: scripts/bench smoothing [--size N] [--repeats N] [--json FILE] [--plot FILE]"""
+"""Smoothing against its rivals, on the CPU or, with --device cuda, on a GPU (on arrays that are there already).
+
+Usage: scripts/bench smoothing [--device cuda] [--size N] [--repeats N] [--only NAME] [--json FILE] [--plot FILE]
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import numpy as np
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.smoothing import box, gaussian
 
-OURS = "millrace"
+OURS, COPY = "millrace", "copy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,22 +45,18 @@ class Workload:
 
 
 WORKLOADS = [
-    *(Workload(dtype="uint16", channels=3, size=size) for size in (3, 9, 31, 127)),
-    *(Workload(dtype="uint16", channels=3, sigma=sigma) for sigma in (1, 2, 4)),
-    Workload(dtype="uint8", channels=3, size=3),
-    Workload(dtype="uint8", channels=3, size=31),
-    Workload(dtype="float32", channels=1, size=3),
-    Workload(dtype="float32", channels=1, size=31),
-    Workload(dtype="float32", channels=1, sigma=4),
+    Workload(dtype=dtype, channels=channels, **what)
+    for dtype, channels in (("uint16", 3), ("float32", 1), ("uint8", 3))
+    for what in (*({"size": size} for size in (3, 9, 31, 127)), *({"sigma": sigma} for sigma in (1, 2, 4)))
 ]
 
 
-def rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
-    """Everybody who can do this work; GPU rivals join here, with device "cuda" and a synchronising `run`."""
+def cpu_rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
+    """Everybody who can do this work on the CPU; `benchmarks.smoothing_cuda` has those on a GPU."""
     yield Rival(name=OURS, device="cpu", run=_ours(work, image, workers))
     yield Rival(name="OpenCV", device="cpu", run=_opencv(work, image, workers))
     yield Rival(name="SciPy", device="cpu", run=_scipy(work, image))
-    yield Rival(name="copy", device="cpu", run=_copy(image))
+    yield Rival(name=COPY, device="cpu", run=_copy(image))
 
 
 def _ours(work: Workload, image: Any, workers: int) -> Callable[[], object]:
@@ -105,13 +104,19 @@ def _module(name: str) -> Any:
 
 def main() -> None:
     options = _options()
-    print(f"{options.size} × {options.size} pixels, {options.workers} workers, median of {options.repeats} rounds")
+    side = options.size or (8192 if options.device == "cuda" else 4000)
+    print(f"{side} × {side} pixels on {_device_name(options)}, median of {options.repeats} rounds")
     results = []
     for work in WORKLOADS:
         if options.only not in work.name:
             continue
-        contenders = list(rivals(work, work.image(options.size), options.workers))
-        result = _result(work.name, contenders, options.size**2 / 1e6, options.repeats)
+        if options.device == "cuda":
+            from benchmarks.smoothing_cuda import cuda_rivals
+
+            contenders = list(cuda_rivals(work, work.image(side)))
+        else:
+            contenders = list(cpu_rivals(work, work.image(side), options.workers))
+        result = _result(work.name, contenders, side**2 / 1e6, options.repeats)
         _print(result)
         results.append(result)
     if options.json:
@@ -122,7 +127,8 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench smoothing", description=__doc__)
-    parser.add_argument("--size", type=int, default=4000, help="side of the square image in pixels")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 4000, cuda: 8192)")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads of ours and OpenCV's"
@@ -133,15 +139,25 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _device_name(options: argparse.Namespace) -> str:
+    if options.device == "cuda":
+        from pipeline.engine.discovery import cuda_properties
+
+        return str(cuda_properties(0)["model"])
+    return f"{options.workers} CPU threads"
+
+
 def _result(name: str, contenders: list[Rival], megapixels: float, repeats: int) -> dict[str, Any]:
     present = measure(contenders, repeats)
     rows = {}
+    copy_s = next(rival.median_s for rival in present if rival.name == COPY)
     for rival in present:
         low, high = band([megapixels / seconds for seconds in rival.seconds])
         rows[rival.name] = {
             "device": rival.device,
             "megapixels_per_s": megapixels / rival.median_s,
             "band": [low, high],
+            "fraction_of_copy": copy_s / rival.median_s,
             "ours_is_faster_by": ratio(present[0], rival),
         }
     return {"work": name, "rivals": rows, "absent": [rival.name for rival in contenders if rival.run is None]}
@@ -152,6 +168,7 @@ def _print(result: dict[str, Any]) -> None:
     for name, row in result["rivals"].items():
         low, high = row["band"]
         line = f"  {name:10} {row['megapixels_per_s']:8.0f} Mpixel/s  ({low:.0f} – {high:.0f})"
+        line += f"   {row['fraction_of_copy']:.3f} of the copy"
         if name != OURS:
             median, least, most = row["ours_is_faster_by"]
             line += f"   ours ×{median:.2f}  ({least:.2f} – {most:.2f})"

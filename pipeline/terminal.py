@@ -39,6 +39,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     chunk = " × ".join(map(str, plan["chunk_shape"]))
     halos = zip(image["axes"], plan["halo"], strict=True)
     halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
+    ring = f"{plan['slots']} slots, {format_bytes(plan['ring_bytes'])} in all"
     asked = ", ".join(f"{name} {_value(value)}" for name, value in plan["parameters"].items())
     return [
         f"{plan['workload']} {plan['input']} → {plan['output']}",
@@ -48,7 +49,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         f"  chunks       {plan['chunks']:,} of {chunk}, halo {halo}",
         f"  reads        {format_bytes(plan['read_bytes'])}",
         f"  writes       {format_bytes(plan['written_bytes'])}",
-        f"  memory       {plan['slots']} slots, {format_bytes(plan['ring_bytes'])} in all",
+        f"  memory       {ring}, and up to 300 MB for the program itself",
     ]
 
 
