@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.caching import FunctionCache
 
 from kernels.cache import cache_folder
 
@@ -22,11 +23,22 @@ def compiled(function: Function) -> Function:
     Kept in NUMBA_CACHE_DIR, or else in the user's cache folder; where nothing can be written it is compiled each time.
     """
     with _own_folder():
-        try:
-            body = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-        except RuntimeError:  # "no locator available": not one folder can be written
-            body = numba.njit(nogil=True, error_model="numpy")(function)
+        body = numba.njit(nogil=True, error_model="numpy")(function)
+        with suppress(RuntimeError):  # "no locator available": not one folder can be written
+            body._cache = _MendingCache(function)
     return cast("Function", body)
+
+
+class _MendingCache(FunctionCache):  # type: ignore[misc]
+    """Numba's own cache, but files that a crash or a full disk has cut short count as none, and are written anew."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # unpickling damaged bytes can raise anything
+            with suppress(OSError):
+                self.flush()
+            return None
 
 
 @contextmanager

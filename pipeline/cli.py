@@ -13,9 +13,12 @@ import click
 
 from pipeline import __version__
 from pipeline.config import explain, load_settings
-from pipeline.errors import MillraceError, ParameterError
+from pipeline.errors import MillraceError, ParameterError, StorageError
 
 FilePath = click.Path(path_type=Path)
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The outputs of this process that stand under their final names.
+_published: list[Path] = []
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -154,20 +157,38 @@ def _run(
     job = plan_job(spec, device, options)
     if dry_run:
         job.workload.discard()
-        click.echo(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
+        _print(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
         return
     if settings.metrics_port is not None:
         from pipeline.metrics import serve
 
         serve(settings.metrics_port)
-    with progress_bar(job.plan, output.name, shown=not quiet and sys.stderr.isatty()) as written:
-        receipt = run_job(job, options, on_written=written)
+    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    with progress_bar(job.plan, output.name, shown=shown) as written:
+        receipt = run_job(job, options, on_written=written, on_published=lambda: _published.append(output))
     if preview is not None:
-        write_preview(output, preview)
+        try:
+            write_preview(output, preview)
+        except MillraceError as error:
+            raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json:
-        click.echo(to_json(receipt))
+        _print(to_json(receipt))
     elif not quiet:
-        click.echo(result_line(receipt))
+        _print(result_line(receipt))
+
+
+def _print(text: str) -> None:
+    """On stdout; a reader that went away ends the program as it does other filters."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complete = f"; {_published[-1]} is complete" if _published else ""
+        raise StorageError(f"stdout: {error.strerror}{complete}") from error
 
 
 def _parameters(name: str, given: dict[str, Any]) -> Any:
@@ -185,10 +206,14 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 
 def main() -> NoReturn:
     """Run the command; every way out is one line on stderr and a documented exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    for number in STOPPING_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's background job: leave it so
+            signal.signal(number, _stop)
     try:
         cli.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "millrace"
         _leave(f"{error.format_message()} (see {command} --help)", 2)
@@ -197,10 +222,8 @@ def main() -> NoReturn:
     except MillraceError as error:
         _leave(str(error), error.exit_code)
     except _Stopped as stop:
-        _leave(f"stopped by {stop.signal.name}; nothing was published", 128 + stop.signal)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        what = f"{_published[-1]} is complete" if _published else "nothing was published"
+        _leave(f"stopped by {stop.signal.name}; {what}", 128 + stop.signal)
     except Exception as error:
         if os.environ.get("MILLRACE_DEBUG"):
             raise
@@ -216,6 +239,8 @@ class _Stopped(BaseException):
 
 
 def _stop(number: int, frame: Any) -> None:
+    for each in STOPPING_SIGNALS:  # a second one must not interrupt the cleaning up
+        signal.signal(each, signal.SIG_IGN)
     raise _Stopped(number)
 
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pipeline.errors import ParameterError
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 MINIMUM_MEMORY_BYTES = 1 << 20
@@ -73,7 +73,7 @@ class Settings(BaseModel):
 def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Settings:
     """The settings in force; `flags` that are None were not given. ParameterError names the source of a wrong value."""
     environment = os.environ
-    named = file or (Path(environment["MILLRACE_CONFIG"]) if "MILLRACE_CONFIG" in environment else None)
+    named = file or (Path(environment["MILLRACE_CONFIG"]) if environment.get("MILLRACE_CONFIG") else None)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
@@ -84,7 +84,7 @@ def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Sett
     if named is not None:
         take(_read_toml(named), f"{named}, key {{key}}")
     variables = {key: f"MILLRACE_{key.upper()}" for key in Settings.model_fields}
-    take({key: environment[name] for key, name in variables.items() if name in environment}, "MILLRACE_{KEY}")
+    take({key: environment[name] for key, name in variables.items() if environment.get(name)}, "MILLRACE_{KEY}")
     take({key: value for key, value in flags.items() if value is not None}, "--{flag}")
     try:
         return Settings(**values)

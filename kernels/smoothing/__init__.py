@@ -6,7 +6,8 @@ result depends on nothing but the input: not on the device, the number of thread
 Box, integer images: the integer sum over the whole window, then one rounding to nearest: floor(sum / n + 1/2).
 Box, float images: along each axis in turn the window sum W(taps) is built by doubling, in the image's own precision:
     W(1)[i] = x[i];  W(2m)[i] = W(m)[i] + W(m)[i + m];  W(2m+1)[i] = W(2m)[i] + x[i + 2m]
-  and the last axis's sum is multiplied by 1/n rounded to that precision. No running sum: an infinity or NaN stays in
+  and the last axis's sum is multiplied by 1/n rounded to that precision (samples within a factor n of the type's
+  largest value may so become infinite). No running sum: an infinity or NaN stays in
   the windows that hold it, and nothing depends on where a chunk begins.
 Gaussian: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)

@@ -32,7 +32,7 @@ class Device(ABC):
     # How many of the five stages may be at work at once: see `OVERLAPS`.
     overlap: int
     # Threads that read and that write.
-    hosts: int
+    io_threads: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
 
@@ -70,7 +70,7 @@ class CpuDevice(Device):
     """Chunks side by side, one on each core; upload and download are the host arrays themselves."""
 
     name = "cpu"
-    hosts = 1
+    io_threads = 1
 
     def __init__(self, workers: int | None = None, overlap: int = 5) -> None:
         self.overlap = overlap
@@ -117,8 +117,8 @@ class CudaDevice(Device):
 
         self.overlap = overlap
         # One thread copies 5 to 13 GB/s between a file and pinned memory, the bus carries 50 each way.
-        self.hosts = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
-        self.ring_depth = 1 if overlap == 1 else 2 * self.hosts + 3
+        self.io_threads = max(1, min(len(os.sched_getaffinity(0)) // 4, 6))
+        self.ring_depth = 1 if overlap == 1 else 2 * self.io_threads + 3
         self._cupy = cupy
         self._ordinal = ordinal
         self.name = f"cuda:{ordinal}"

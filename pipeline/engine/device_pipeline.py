@@ -7,9 +7,11 @@ is bounded by the ring whatever the size of the job.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import LifoQueue, Queue
 from typing import Any
 
@@ -42,9 +44,9 @@ class DevicePipeline:
         self._workload = workload
         self._on_written = on_written
         self._threads = {
-            "read": readers or device.hosts,
+            "read": readers or device.io_threads,
             "start": device.lanes,
-            "write": writers or device.hosts,
+            "write": writers or device.io_threads,
         }
         self._chunks: Iterator[Chunk] = iter(plan.chunks)
         self._chunks_lock = threading.Lock()
@@ -70,17 +72,21 @@ class DevicePipeline:
         self._device.begin()
         began = time.perf_counter()
         threads = [
-            *self._spawn("read", self._read_chunks),
-            *self._spawn("start", self._start_chunks),
-            *self._spawn("write", self._write_chunks),
+            *self._threads_of("read", self._read_chunks),
+            *self._threads_of("start", self._start_chunks),
+            *self._threads_of("write", self._write_chunks),
         ]
         try:
+            with _signals_held():
+                for thread in threads:
+                    thread.start()
             for thread in threads:
                 thread.join()
         except BaseException as interruption:
             self._fail(interruption)
             for thread in threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
         self._device.drain()
         self.record.wall_seconds = time.perf_counter() - began
         metrics.pipeline_wall_seconds.inc(self.record.wall_seconds)
@@ -88,7 +94,7 @@ class DevicePipeline:
             raise self._error
         return self.record
 
-    def _spawn(self, stage: str, body: Callable[[], None]) -> list[threading.Thread]:
+    def _threads_of(self, stage: str, body: Callable[[], None]) -> list[threading.Thread]:
         """Threads of one stage; the last of them to end tells the next stage that nothing more comes."""
         left = threading.Semaphore(self._threads[stage] - 1)
 
@@ -100,13 +106,10 @@ class DevicePipeline:
             if not left.acquire(blocking=False):
                 self._end_of(stage)
 
-        threads = [
+        return [
             threading.Thread(target=guarded, name=f"{self._device.name}-{stage}-{number}", daemon=True)
             for number in range(self._threads[stage])
         ]
-        for thread in threads:
-            thread.start()
-        return threads
 
     def _end_of(self, stage: str) -> None:
         queue, following = {
@@ -187,6 +190,16 @@ def slot_bytes(plan: Plan) -> tuple[int, int]:
     inputs = max(buffer_bytes(chunk.inputs) for chunk in plan.chunks)
     outputs = max(buffer_bytes(chunk.outputs) for chunk in plan.chunks)
     return inputs, outputs
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """No signal interrupts what is done here: one that broke into starting a thread would leave it half made."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _until_end(queue: Queue[Any]) -> Iterator[tuple[Chunk, Slot]]:

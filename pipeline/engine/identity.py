@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from pathlib import Path
 from typing import Any
+
+from pipeline.errors import InputError
 
 # SHA-256 runs at one to two GB/s on one core: beyond this it would slow the job, and is done on request alone.
 HASHED_UP_TO_BYTES = 256 << 20
@@ -29,6 +32,12 @@ class InputIdentity:
         """The job failed: nobody will ask for the digest."""
         self._abandoned.set()
 
+    def check(self) -> None:
+        """InputError where the file is no longer the one that the job began with."""
+        now = self._path.stat() if self._path.exists() else None
+        if now is not None and _version(now) != _version(self._stat):
+            raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
+
     def result(self) -> dict[str, Any]:
         """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for)."""
         if self._thread is not None:
@@ -51,3 +60,7 @@ class InputIdentity:
         except OSError:
             return  # the job itself reads the same file and reports what is wrong with it
         self._digest = digest.hexdigest()
+
+
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -37,7 +37,7 @@ class PlannedJob:
             "workload": self.spec.workload,
             "input": str(self.spec.input),
             "output": str(self.spec.output),
-            "parameters": self.spec.parameters.model_dump(mode="json", exclude_none=True),
+            "parameters": self.spec.parameters.in_force(),
             "image": dict(self.workload.describe()),
             "device": dict(self.device.describe()),
             "chunks": len(self.plan.chunks),

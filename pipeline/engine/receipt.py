@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,14 +13,12 @@ from typing import Any
 from pipeline import __version__
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import StorageError
+from pipeline.errors import MillraceError, StorageError
+from pipeline.formats.partial import PartialFile
+from pipeline.workloads.base import receipt_path
 
 # Whose versions can change a result.
 RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "tifffile", "zarr", "imagecodecs")
-
-
-def receipt_path(output: Path) -> Path:
-    return output.with_name(output.name + ".receipt.json")
 
 
 def to_json(value: Any) -> str:
@@ -60,15 +57,16 @@ def make_receipt(
 
 def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
     """Put the receipt beside the output, whole or not at all."""
-    path = receipt_path(output)
-    partial = path.with_name(path.name + ".partial")
+    text = (to_json(receipt) + "\n").encode()
     try:
-        partial.write_text(to_json(receipt) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        reason = os.strerror(error.errno or 0)
-        raise StorageError(f"{output} is complete, but {path} could not be written: {reason}") from error
+        file = PartialFile(receipt_path(output), len(text))
+        try:
+            file.write_at(0, text)
+            file.publish()
+        finally:
+            file.discard()
+    except MillraceError as error:
+        raise StorageError(f"{output} is complete, but not its receipt: {error}") from error
 
 
 def _installed(package: str) -> str | None:

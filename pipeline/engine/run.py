@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from pipeline.engine.planned import PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceUnavailable, OutOfDeviceMemory, OutputError, ParameterError
+from pipeline.formats.partial import PartialFile, partial_path
 from pipeline.workloads import Chunk, JobSpec, Workload, workloads
 
 
@@ -87,28 +89,36 @@ def check_preview(spec: JobSpec, preview: Path) -> None:
     """OutputError where the preview could not be written, or would overwrite the input or the result."""
     if preview.suffix.lower() != ".png":
         raise OutputError(f"--preview {preview}: a preview is a PNG; name it with .png")
-    if preview.resolve() in (spec.input.resolve(), spec.output.resolve()):
+    taken = {os.path.realpath(path) for path in (spec.input, spec.output)}
+    if {os.path.realpath(preview), os.path.realpath(partial_path(preview))} & taken:
         raise OutputError(f"--preview {preview} is also the input or the output: name another file")
-    if not preview.parent.is_dir():
-        raise OutputError(f"--preview {preview}: there is no folder {preview.parent}")
+    PartialFile(preview).discard()  # finds out now whether it can be written
 
 
 def run_job(
-    job: PlannedJob, options: RunOptions, *, on_written: Callable[[Chunk], None] = lambda chunk: None
+    job: PlannedJob,
+    options: RunOptions,
+    *,
+    on_written: Callable[[Chunk], None] = lambda chunk: None,
+    on_published: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its published output and the receipt beside it; on any error nothing is left but the error."""
     started = time.time()
     workload = job.workload
-    identity = InputIdentity(job.spec.input, always_hash=options.checksum)
+    identity = None
     try:
+        identity = InputIdentity(job.spec.input, always_hash=options.checksum)
         workload.start()
         job, record = _stream(job, on_written)
+        identity.check()
         audit = workload.audit()
         metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
         receipt = make_receipt(job, record=record, audit=audit, identity=identity.result(), started=started)
         workload.publish()
+        on_published()
     except BaseException:
-        identity.abandon()
+        if identity is not None:
+            identity.abandon()
         raise
     finally:
         workload.discard()
@@ -121,19 +131,19 @@ def _stream(job: PlannedJob, on_written: Callable[[Chunk], None]) -> tuple[Plann
     while True:
         try:
             return job, DevicePipeline(job.device, job.workload, job.plan, on_written=on_written).run()
-        except OutOfDeviceMemory:
-            job = _halved(job)
+        except OutOfDeviceMemory as error:
+            job = _halved(job, error)
         # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
         gc.collect()
 
 
-def _halved(job: PlannedJob) -> PlannedJob:
-    """The same job in chunks of half the bytes; raises the error at hand where there is nothing smaller."""
+def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
+    """The same job in chunks of half the bytes; raises the error where there is nothing smaller."""
     half = max(chunk.input_bytes + chunk.output_bytes for chunk in job.plan.chunks) // 2
     try:
         plan = job.workload.plan(half, half)
     except ParameterError:
         plan = job.plan
     if len(plan.chunks) <= len(job.plan.chunks):
-        raise  # noqa: PLE0704 - called while OutOfDeviceMemory is handled
+        raise error
     return replace(job, plan=plan, halvings=job.halvings + 1)

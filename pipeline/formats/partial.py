@@ -134,6 +134,8 @@ class PartialFile(WritableFile):
             os.fsync(descriptor)
             if not _names(self.path, descriptor):
                 raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
+            with suppress(FileNotFoundError):  # who may read the older result may read the new one, and nobody else
+                os.fchmod(descriptor, stat.S_IMODE(self.final.stat().st_mode))
             self.path.replace(self.final)
             self._live = False
             _sync_folder(self.final.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
+from pipeline.formats.partial import partial_path
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class Parameters(BaseModel):
     """Base of every workload's parameters: frozen, no unknown fields; it makes the command's options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def in_force(self) -> dict[str, Any]:
+        """What decides the result, defaults included, ready for JSON: for the plan and the receipt."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +168,23 @@ class Workload(ABC):
         """The input and output in words and numbers, for the plan and the receipt."""
 
 
+def receipt_path(output: Path) -> Path:
+    """Where the receipt of a result lies."""
+    return output.with_name(output.name + ".receipt.json")
+
+
 def refuse_same_file(spec: JobSpec) -> None:
-    """OutputError where the output is the input itself, also by another name."""
-    same = spec.input.resolve() == spec.output.resolve()
-    if same or (spec.input.exists() and spec.output.exists() and spec.input.samefile(spec.output)):
-        raise OutputError(f"{spec.output} is the input itself: name another output")
+    """OutputError where writing the output, its partial file or its receipt would touch the input, by any name."""
+    source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
+    for written in (final, partial_path(final), receipt_path(spec.output)):
+        if _is_same(source, written):
+            what = "is the input itself" if written == final else f"is written by way of {written}, the input itself"
+            raise OutputError(f"{spec.output} {what}: name another output")
+    if source.is_relative_to(final) or final.is_relative_to(source):
+        raise OutputError(f"{spec.output} and the input {spec.input} lie one within the other: name another output")
+    if receipt_path(spec.output).is_dir():
+        raise OutputError(f"{receipt_path(spec.output)} is a folder where the receipt belongs: name another output")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or (one.exists() and other.exists() and one.samefile(other))

@@ -21,6 +21,8 @@ from pipeline.workloads.halo import read_with_borders
 from pipeline.workloads.smoothing_audit import SmoothingAudit
 from pipeline.workloads.tiling import best_tiling
 
+DEFAULT_SIZE = (3,)
+
 
 class SmoothingParameters(Parameters):
     """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
@@ -46,12 +48,15 @@ class SmoothingParameters(Parameters):
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
     )
 
-    @field_validator("size", "sigma", "radius", "axes", mode="before")
+    @field_validator("size", "sigma", "radius", mode="before")
     @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.replace("x", ",").split(",")) if value else value
-        return value if value is None or isinstance(value, tuple | list) else (value,)
+    def _numbers(cls, value: Any) -> Any:
+        return _several(value.replace("x", ",") if isinstance(value, str) else value)
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return _several(value)
 
     @model_validator(mode="after")
     def _of_one_filter(self) -> SmoothingParameters:
@@ -64,6 +69,21 @@ class SmoothingParameters(Parameters):
         elif self.sigma is None:
             raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
         return self
+
+    def in_force(self) -> dict[str, Any]:
+        own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius"}
+        if self.radius is not None:
+            own -= {"truncate"}
+        common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
+        found = self.model_dump(mode="json", exclude_none=True, include=own | common)
+        return {**found, "size": self.size or DEFAULT_SIZE} if self.filter == "box" else found
+
+
+def _several(value: Any) -> Any:
+    """One value or several: 3, "3" or "3,5"."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return value if value is None or isinstance(value, tuple | list) else (value,)
 
 
 class Smoothing(Workload):
@@ -116,7 +136,7 @@ class Smoothing(Workload):
     def _values(self, name: Literal["size", "sigma", "radius"]) -> tuple[Any, ...]:
         """A parameter's value for each smoothed axis, in the order of `_axes`."""
         given = getattr(self.parameters, name)
-        values = given or {"size": (3,), "sigma": (), "radius": (None,)}[name]
+        values = given or {"size": DEFAULT_SIZE, "sigma": (), "radius": (None,)}[name]
         if len(values) == 1:
             return tuple(values) * len(self._axes)
         if len(values) != len(self._axes):

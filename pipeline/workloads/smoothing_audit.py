@@ -76,13 +76,25 @@ class SmoothingAudit:
         region = Region(tuple(start.tolist()), tuple(stop.tolist()))
         samples = np.empty(region.shape, self._header.dtype)
         read_with_borders(reader, region, self._parameters.mode, self._parameters.cval, samples)
-        expected, scale = self._definition(samples.astype(np.float64))
-        if not np.isfinite(expected) or not np.isfinite(written):
-            return 0.0 if np.array_equal(expected, written, equal_nan=True) else float("inf")
-        return abs(written - expected) / scale
+        return self._difference(written, samples.astype(np.float64))
 
-    def _definition(self, samples: NDArray[np.float64]) -> tuple[float, float]:
-        """The weighted mean of the window, and what its error is measured against."""
+    def _difference(self, written: float, samples: NDArray[np.float64]) -> float:
+        """The error of a result: in sample values for integers, relative to the window's largest for floats."""
+        expected = self._definition(samples)
+        if self._header.dtype.kind != "f":
+            return abs(written - expected)
+        limits = np.finfo(self._header.dtype)
+        counted = samples[~np.isnan(samples)] if self._parameters.nan_policy == "omit" else samples
+        largest = float(np.abs(counted).max(initial=0.0))
+        if not np.isfinite(largest) or counted.size == 0:
+            return 0.0 if not np.isfinite(written) else float("inf")
+        if largest > limits.max / samples.size:
+            return 0.0  # the sums themselves may pass the type's range
+        # Below the normal range, precision is a fixed step instead of a share of the value.
+        return abs(written - expected) / max(largest, float(limits.smallest_normal))
+
+    def _definition(self, samples: NDArray[np.float64]) -> float:
+        """The weighted mean of the window."""
         weights = np.ones(samples.shape)
         for window, sigma in zip_longest(self._windows, self._sigmas):
             distance = np.arange(-window.before, window.after + 1, dtype=np.float64)
@@ -92,7 +104,4 @@ class SmoothingAudit:
             weights = np.where(np.isnan(samples), 0.0, weights)
             samples = np.nan_to_num(samples, nan=0.0, posinf=np.inf, neginf=-np.inf)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            expected = float((samples * weights).sum() / weights.sum())
-        largest = float(np.abs(samples).max())
-        is_float = self._header.dtype.kind == "f"
-        return expected, (largest or 1.0) if is_float else 1.0
+            return float((samples * weights).sum() / weights.sum())

@@ -34,7 +34,8 @@ def millrace(monkeypatch, capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
+        cli._published.clear()
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()
@@ -85,11 +86,9 @@ def test_volumes_pages_and_axes(folder, millrace):
     write_image(folder / "stack.tif", samples, "ZYX")
     from kernels.smoothing import box
 
-    for axes, expected in (((), (0, 1, 2)), (("--axes", "Y,X"), (1, 2)), (("--axes", "0"), (0,))):
-        assert (
-            millrace("run", "smooth", "stack.tif", "out.npy", "--quiet", "--memory", "1MiB", "--workers", "1", *axes)[0]
-            == 0
-        )
+    options = ("--quiet", "--memory", "1MiB", "--workers", "1")
+    for named, expected in (("Z,Y,X", (0, 1, 2)), ("y,x", (1, 2)), ("0", (0,)), ("-1", (2,))):
+        assert millrace("run", "smooth", "stack.tif", "out.npy", f"--axes={named}", *options)[0] == 0
         np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
 
 
@@ -130,6 +129,14 @@ MISTAKES = [
     (("complex.npy", "out.npy"), "complex.npy"),
     (("in.ppm", "in.ppm"), "in.ppm is the input itself"),
     (("in.ppm", "link.ppm"), "link.ppm is the input itself"),
+    (("new.ppm.partial", "new.ppm"), "new.ppm.partial, the input itself"),
+    (("in.ppm", "loop.ppm"), "loop.ppm"),
+    (("in.ppm", "old.ppm"), "old.ppm.receipt.json is a folder where the receipt belongs"),
+    (("z.zarr/0", "z.zarr"), "lie one within the other"),
+    (("z.zarr", "z.zarr/new.zarr"), "lie one within the other"),
+    (("in.ppm", "out.ppm", "--memory", "9" * 400), "is not an amount of memory"),
+    (("in.ppm", "out.ppm", "--preview", "folder.png"), "folder.png: is a folder"),
+    (("in.ppm", "out.ppm", "--preview", "nowhere/small.png"), "nowhere does not exist"),
     (("in.ppm", "out"), "out: the name has no suffix"),
     (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
@@ -170,12 +177,17 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0])[:60] for case in MISTAKES])
 def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, message):
     Path("empty.ppm").touch()
     Path("text.ppm").write_text("P6 hello world")
     Path("short.ppm").write_bytes(Path("in.ppm").read_bytes()[:-1])
     Path("link.ppm").symlink_to("in.ppm")
+    Path("new.ppm.partial").write_bytes(Path("in.ppm").read_bytes())
+    Path("loop.ppm").symlink_to("loop.ppm")
+    Path("old.ppm.receipt.json").mkdir()
+    Path("folder.png").mkdir()
+    write_image(Path("z.zarr"), np.zeros((5, 7), np.uint8), "YX")
     np.save("complex.npy", np.zeros((3, 3), complex))
     np.save("float.npy", np.zeros((3, 3), np.float32))
     np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
@@ -243,7 +255,7 @@ def test_a_full_disk_is_told_before_any_work(folder):
     assert names_in(folder) == ["in.ppm"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_leaves_nothing_half_written(folder, number, code):
     write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
     (folder / "out.tif").write_text("an older result")
@@ -256,7 +268,7 @@ def test_a_signal_leaves_nothing_half_written(folder, number, code):
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == code, err
     assert f"stopped by {number.name}; nothing was published" in err
     assert err.count("\n") == 1
     assert (folder / "out.tif").read_text() == "an older result"
@@ -285,3 +297,63 @@ def test_version_and_help(millrace):
     code, out, _ = millrace("run", "smooth", "--help")
     assert code == 0
     assert "--sigma" in out
+
+
+@pytest.mark.parametrize("value", [3e38, -3.4028235e38, 1e-44, np.inf, 0.0])
+@pytest.mark.parametrize("options", [("--size", "3"), ("--filter", "gaussian", "--sigma", "1", "--radius", "20")])
+def test_extreme_floats_pass_the_audit(folder, millrace, value, options):
+    samples = np.ones((40, 50), np.float32)
+    samples[10:20] = value
+    np.save("extreme.npy", samples)
+    assert millrace("run", "smooth", "extreme.npy", "out.npy", "--quiet", *options) == (0, "", "")
+
+
+def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
+    command = [*COMMAND, "run", "smooth", "in.ppm", "out.ppm", "--quiet"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    kept = [path for path in (folder / "cache").rglob("*.nb*") if path.is_file()]
+    assert kept
+    for path in kept:
+        os.truncate(path, path.stat().st_size // 2 if path.suffix == ".nbc" else 0)
+    for _ in range(2):
+        done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_input_that_changes_is_not_published(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    right = Smoothing.write
+
+    def write(self, chunk, outputs):
+        right(self, chunk, outputs)
+        os.utime("in.ppm", ns=(0, 0))
+
+    monkeypatch.setattr(Smoothing, "write", write)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert (code, err) == (2, "millrace: in.ppm: changed while it was read; nothing was published; run again\n")
+    assert names_in(folder) == ["in.ppm"]
+
+
+def test_closed_stderr_and_a_reader_that_goes_away(folder):
+    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
+    assert subprocess.run(f"{command} 2>&-", shell=True, cwd=folder, check=False).returncode == 0
+    piped = f"set -o pipefail; {command} --json | true"
+    assert subprocess.run(["bash", "-c", piped], cwd=folder, check=False).returncode in (0, 141)
+    full = subprocess.run(f"{command} > /dev/full", shell=True, cwd=folder, check=False, capture_output=True, text=True)
+    assert full.returncode == 1
+    assert "out.ppm is complete" in full.stderr
+
+
+def test_no_arguments_show_the_help(millrace):
+    code, _, err = millrace("run")
+    assert code == 2
+    assert "Usage:" in err
+    assert err.count("\n") > 3
+
+
+def test_a_private_result_stays_private(folder, millrace):
+    (folder / "out.ppm").touch(mode=0o600)
+    assert millrace("run", "smooth", "in.ppm", "out.ppm", "--quiet")[0] == 0
+    assert (folder / "out.ppm").stat().st_mode & 0o777 == 0o600
