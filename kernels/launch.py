@@ -37,6 +37,7 @@ __all__ = [
     "compile_for",
     "kernel",
     "multiprocessors",
+    "shared_bytes_a_block",
 ]
 
 FOLDER = Path(__file__).parent
@@ -46,6 +47,7 @@ LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 # A launch may use this much shared memory without asking; more has to be granted to the kernel first.
 SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
 
 _INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _RESOURCES = re.compile(
@@ -113,6 +115,8 @@ class Kernel:
             runtime.setDevice(self.device)  # a thread that has not touched CUDA yet has no context
             if shared_bytes > self._granted_shared_bytes:
                 driver.funcSetAttribute(self._function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+                # Blocks that ask for much are sized to share a multiprocessor: it must not keep memory back as cache.
+                driver.funcSetAttribute(self._function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
                 self._granted_shared_bytes = shared_bytes
             driver.launchKernel(
                 self._function, gx, gy, gz, bx, by, bz, shared_bytes, stream.ptr, ctypes.addressof(pointers), 0
@@ -148,7 +152,9 @@ def compile_for(operation: str, architecture: str) -> list[Compiled]:
     """
     variants = import_module(f"kernels.{operation}.cuda").VARIANTS
     expressions = tuple(dict.fromkeys(entry for variant in variants.values() for entry in variant.entries))
-    binary = _compile(operation, expressions, architecture, extra_options=("--ptxas-options=-v",))
+    # Split: on all cores at once.
+    options = ("--ptxas-options=-v", "--split-compile=0")
+    binary = _compile(operation, expressions, architecture, extra_options=options)
     resources = {found[0]: tuple(int(n) for n in found[1:]) for found in _RESOURCES.findall(binary.log)}
     compiled = []
     for expression, lowered in binary.lowered.items():
@@ -167,6 +173,11 @@ def compile_for(operation: str, architecture: str) -> list[Compiled]:
 def multiprocessors() -> int:
     """Streaming multiprocessors of the current device."""
     return _attribute(16, _runtime().getDevice())  # cudaDevAttrMultiProcessorCount
+
+
+def shared_bytes_a_block() -> int:
+    """The most shared memory that a block can ask for on the current device."""
+    return _attribute(97, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
 
 @cache

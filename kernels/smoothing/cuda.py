@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel
-from kernels.smoothing import fused
+from kernels.smoothing import fused, streamed, wide
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.constant import filtered_constant
 from kernels.smoothing.window import MAX_TAPS, Window
@@ -220,6 +220,12 @@ def _run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any,
         kernel("smoothing", entry).launch(_blocks(tiles, 1), (THREADS,), args, stream=stream)
 
 
+def _run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    sums = _sum_type(image.dtype, windows)
+    for step in _passes(image, windows, cval, out, sums):
+        streamed.launch(step.axis, step.source, step.target, _CTYPES[sums](step.fill), _divisor(step, sums), stream)
+
+
 def _tile_columns(axis: Axis, size: int) -> int:
     """Whole sectors of memory a row where the window lets the tile be wide; at least half its positions give output."""
     columns = min(int(axis.inner), 32)
@@ -279,11 +285,23 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=_pass_entries("box_separable", "gauss_separable"),
             run=_run_separable,
         ),
+        "streamed": Variant(
+            summary="boxes of floats, one axis a pass: each sample is loaded once, sums wait in shared memory",
+            entries=streamed.ENTRIES,
+            run=_run_streamed,
+            applies=streamed.applies,
+        ),
         "running": Variant(
             summary="boxes of any size in one kernel: running sums down the columns, prefix sums along the rows",
             entries=fused.RUNNING_ENTRIES,
             run=fused.run_running,
             applies=fused.running_applies,
+        ),
+        "wide": Variant(
+            summary="Gaussians of middling reach in one kernel: from registers down the columns, then along the rows",
+            entries=wide.ENTRIES,
+            run=wide.run,
+            applies=wide.applies,
         ),
         "fused": Variant(
             summary="short windows, both axes in one kernel, from registers",

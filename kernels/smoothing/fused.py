@@ -138,7 +138,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     radius = _radius(windows, dtype)
     assert view is not None
     assert radius is not None
-    picture = _picture(image, view, cval, out)
+    picture = picture_of(image, view, cval, out)
     picture.aligned_in &= picture.centre_x % 4 == 0
     blocks = _cut(picture, _tile_outputs(dtype, view.channels, radius), 4, 16 * radius)
     entry = f"fused<{C_TYPES[dtype.name]}, {view.channels}, {radius}, {_kind(windows)}>"
@@ -164,7 +164,7 @@ def run_running(image: Any, windows: Sequence[Window], cval: float, out: Any, st
     view = view_of(image.shape, windows)
     assert view is not None
     dtype, samples = np.dtype(image.dtype), math.prod(window.taps for window in windows)
-    picture, outputs = _picture(image, view, cval, out), _running_outputs(dtype, view)
+    picture, outputs = picture_of(image, view, cval, out), _running_outputs(dtype, view)
     division = exact_division(samples, 8 * dtype.itemsize)
     assert division is not None
     before_y, taps_y = (0, 1) if view.down is None else (view.down.before, view.down.taps)
@@ -216,7 +216,7 @@ def _tile_outputs(dtype: np.dtype[Any], channels: int, radius: int) -> int:
     return (4 * THREADS - 2 * halo) // sector * sector
 
 
-def _picture(image: Any, view: View, cval: float, out: Any) -> Picture:
+def picture_of(image: Any, view: View, cval: float, out: Any) -> Picture:
     down, across = view.down, view.across
     out_columns = view.columns if across is None else across.output_length(view.columns)
     shift = across.before * view.channels if across is not None and across.mode == "valid" else 0

@@ -13,7 +13,9 @@
 //   box_gather, gauss_gather        one thread a result, every tap from global memory
 //   box_direct                      the same over all axes at once (whole numbers)
 //   box_separable, gauss_separable  one axis a pass, taps from a tile in shared memory
+//   box_columns, box_rows           boxes of floats, one axis a pass at the speed of memory (streamed.cuh)
 //   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running and prefix sums
+//   wide (wide.cuh)                 Gaussians of middling reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
@@ -21,6 +23,7 @@
 #include "fused.cuh"
 #include "running.cuh"
 #include "samples.cuh"
+#include "wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127
 constexpr int THREADS = 256;
@@ -29,6 +32,8 @@ struct Axis {
     long long outer, length, inner, out_length;
     int before, taps, mode, columns;  // columns: samples of `inner` in a tile of a separable pass
 };
+
+#include "streamed.cuh"
 
 template <typename Work>
 struct Weights {

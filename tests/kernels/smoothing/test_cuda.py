@@ -73,17 +73,53 @@ def test_random_filters_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, seed: in
     )
 
 
+def _apply(cupy: Any, case: Case, variant: str) -> Any:
+    """The variant's result, written over bytes that no result has."""
+    image, windows = cupy.asarray(case.image()), case.windows()
+    shape = list(image.shape)
+    for window in windows:
+        shape[window.axis] = window.output_length(shape[window.axis])
+    out = cupy.full(int(np.prod(shape)) * image.itemsize, 0xA5, cupy.uint8).view(image.dtype).reshape(shape)
+    return cupy.asnumpy(smooth(image, windows, case.cval, out, variant=variant))
+
+
+@pytest.mark.parametrize("sigmas", [(2.25, 2.25), (4.0, 4.0), (4.0, 0.3), (0.8, 4.3), (8.0, 8.0), (7.8, 5.0)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [*WHOLE_DTYPES, "float32"])
+def test_wide_gaussians_match_the_cpu_bit_by_bit(
+    cupy: Any, dtype: str, channels: int, sigmas: tuple[float, float]
+) -> None:
+    """Both radii that `wide` is compiled for, reaches at and below them, lines that can be copied whole and others."""
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        rows, columns = (97, 331) if index % 3 else (128, 320)
+        shape = (rows, columns) if channels == 1 else (rows, columns, channels)
+        case = Case(shape=shape, dtype=dtype, axes=(0, 1), sigmas=sigmas, modes=(first, second), cval=6)
+        np.testing.assert_array_equal(_apply(cupy, case, "wide"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (10, 255), (127, 31), (255, 16), (64, 128)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_streamed_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        shape = (257 + index, 1501, channels) if channels > 1 else (257 + index, 3001)
+        if dtype == "float64" and (channels - 1) * sizes[1] > 500:
+            continue  # the halo of such a line does not fit
+        case = Case(shape=shape, dtype=dtype, axes=(0, 1), sizes=sizes, modes=(first, second), cval=6)
+        np.testing.assert_array_equal(_apply(cupy, case, "streamed"), case.apply(case.image()), err_msg=case.name)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [3, 9, 21])
+@pytest.mark.parametrize("size", [3, 9, 21, 33, 65])
 def test_a_nan_or_infinity_stays_in_the_windows_that_hold_it(cupy: Any, bad: float, size: int) -> None:
-    image = np.random.default_rng(1).standard_normal((67, 71)).astype(np.float32)
-    image[30, 41] = bad
+    image = np.random.default_rng(1).standard_normal((67, 101)).astype(np.float32)
+    image[33, 41] = bad
     for result in (
         box(cupy.asarray(image), size, mode="wrap"),
         gaussian(cupy.asarray(image), 1.0, radius=size // 2, mode="wrap"),
     ):
         reached = np.zeros(image.shape, bool)
-        reached[30 - size // 2 : 31 + size // 2, 41 - size // 2 : 42 + size // 2] = True
+        reached[33 - size // 2 : 34 + size // 2, 41 - size // 2 : 42 + size // 2] = True
         np.testing.assert_array_equal(~np.isfinite(cupy.asnumpy(result)), reached)
 
 
@@ -100,6 +136,9 @@ def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, offset: int) 
     for size in (3, 9, 31):
         box(image, size, channel_axis=2, out=target)
         np.testing.assert_array_equal(cupy.asnumpy(target), box(values, size, channel_axis=2), strict=True)
+    for sigma in (1.0, 4.0, 7.0):
+        gaussian(image, sigma, channel_axis=2, out=target)
+        np.testing.assert_array_equal(cupy.asnumpy(target), gaussian(values, sigma, channel_axis=2), strict=True)
 
 
 def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
@@ -112,8 +151,10 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The input arrives just before and is overwritten just after, on the stream: only the right order is right."""
-    values = np.random.default_rng(3).integers(0, 65536, (2000, 2000)).astype(np.uint16)
-    case = Case(shape=values.shape, dtype="uint16", axes=(0, 1), sizes=(5, 5), modes=("reflect",) * 2)
+    dtype = "float32" if variant == "streamed" else "uint16"
+    what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant == "wide" else {"sizes": (5, 5)}
+    values = np.random.default_rng(3).integers(0, 65536, (2000, 2000)).astype(dtype)
+    case = Case(shape=values.shape, dtype=dtype, axes=(0, 1), modes=("reflect",) * 2, **what)
     stream = cupy.cuda.Stream(non_blocking=True)
     pinned = cupy.cuda.alloc_pinned_memory(values.nbytes)
     host = np.frombuffer(pinned, values.dtype, values.size).reshape(values.shape)
@@ -127,7 +168,7 @@ def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
         with stream:
             image.fill(0)
     stream.synchronize()
-    np.testing.assert_array_equal(out.get(), box(values, 5), strict=True)
+    np.testing.assert_array_equal(out.get(), case.apply(values), strict=True)
 
 
 def test_fused_allocates_nothing(cupy: Any) -> None:
@@ -135,10 +176,12 @@ def test_fused_allocates_nothing(cupy: Any) -> None:
     out = cupy.empty_like(image)
     box(image, 3, channel_axis=2, out=out)
     pool = cupy.get_default_memory_pool()
+    gaussian(image, 4.0, channel_axis=2, out=out)
     before = pool.total_bytes(), pool.used_bytes()
     with cupy.cuda.using_allocator(_refuse):
         box(image, 3, channel_axis=2, out=out)
         gaussian(image, 1.0, channel_axis=2, out=out)
+        gaussian(image, 4.0, channel_axis=2, out=out)
     assert (pool.total_bytes(), pool.used_bytes()) == before
 
 
@@ -185,3 +228,8 @@ def test_offsets_past_two_to_the_31(cupy: Any) -> None:
         assert not cupy.asnumpy(result[:-14].any())
         del result
         cupy.get_default_memory_pool().free_all_blocks()
+    case = Case(shape=image.shape, dtype="uint8", axes=(0, 1), sigmas=(2.5, 2.5), modes=("nearest",) * 2)
+    result = smooth(image, case.windows(), 0, None, variant="wide")
+    expected = gaussian(cupy.asnumpy(image[-40:]), 2.5, mode="nearest")
+    np.testing.assert_array_equal(cupy.asnumpy(result[-20:]), expected[-20:], strict=True)
+    assert not cupy.asnumpy(result[:-23].any())

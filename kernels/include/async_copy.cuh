@@ -1,0 +1,18 @@
+// Copies from global to shared memory that do not wait and take no registers (sm_80 on; before that, ordinary ones).
+#pragma once
+
+__device__ inline void copy_16_bytes(void* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#else
+    *static_cast<uint4*>(shared) = __ldg(static_cast<const uint4*>(global));
+#endif
+}
+
+// The calling thread's copies have arrived. Others see them after a barrier.
+__device__ inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
