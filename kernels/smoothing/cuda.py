@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -76,11 +77,16 @@ def smooth(
 
 def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
     if name is None:
-        applicable = [found for found in VARIANTS.values() if found.applies(image.shape, image.dtype, windows)]
-        return applicable[-1]
+        return _fastest(image.shape, image.dtype, tuple(windows))
     if not VARIANTS[name].applies(image.shape, image.dtype, windows):
         raise ValueError(f"variant {name!r} cannot smooth {image.dtype} of shape {image.shape} along these axes")
     return VARIANTS[name]
+
+
+@lru_cache(maxsize=256)
+def _fastest(shape: tuple[int, ...], dtype: np.dtype, windows: tuple[Window, ...]) -> Variant:
+    """The last variant that applies; looked up once, since a stream of chunks asks the same again and again."""
+    return [found for found in VARIANTS.values() if found.applies(shape, dtype, windows)][-1]
 
 
 def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:
