@@ -174,7 +174,7 @@ def _print(result: dict[str, Any]) -> None:
             line += f"   ours ×{median:.2f}  ({least:.2f} – {most:.2f})"
         print(line, flush=True)
     for name in result["absent"]:
-        print(f"  {name:10}   absent: not installed")
+        print(f"  {name:10}   absent: not installed, or it cannot do this")
 
 
 def _plot(results: list[dict[str, Any]], path: Path) -> None:
