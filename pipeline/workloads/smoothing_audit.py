@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from pipeline.workloads.smoothing import SmoothingParameters
 
 SAMPLES = 100
-# Integers are rounded once, to nearest; the Gaussian's float32 sums and fixed-point weights add less than 0.1.
-INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 0.6}
+# Integers are rounded once, to nearest. The Gaussian's fixed-point weights add up to 0.29 (16 bits, the widest kernel)
+# and its float32 sums a little: one step is what is promised, 0.573 the worst that a search for bad images found.
+INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 # Relative to the largest magnitude in the window: 3 axes × 8 doublings (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
 
