@@ -16,7 +16,7 @@ import numpy as np
 from pipeline import formats
 from pipeline.config import format_bytes
 from pipeline.engine.device import OVERLAPS
-from pipeline.engine.device_pipeline import DevicePipeline
+from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.run import RunOptions, open_device, plan_job
 from pipeline.engine.stages import STAGES
 from pipeline.formats.base import ImageHeader, Region
@@ -76,7 +76,8 @@ def _streamed(options: argparse.Namespace, source: Path, overlap: int) -> dict[s
     job = plan_job(spec, device, RunOptions(memory_bytes=options.memory))
     job.workload.start()
     try:
-        record = DevicePipeline(device, job.workload, job.plan, keep_timeline=True).run()
+        with DevicePipeline(device, job.workload, slot_bytes(job.plan.chunks), slots=job.slots) as pipeline:
+            record = pipeline.stream(job.plan.chunks, keep_timeline=True)
     finally:
         job.workload.discard()
     origin = min(interval.began for interval in record.timeline)

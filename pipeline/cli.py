@@ -19,6 +19,8 @@ FilePath = click.Path(path_type=Path)
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The outputs of this process that stand under their final names.
 _published: list[Path] = []
+# What a run that failed has kept, for whoever reads why it failed.
+_kept: list[str] = []
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -111,6 +113,7 @@ def _run_options() -> list[click.Option]:
         ),
         click.Option(["--preview"], type=FilePath, help="also write a small PNG of the result here"),
         click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
+        click.Option(["--resume"], is_flag=True, help="go on where an interrupted run of the same job stopped"),
         click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
         click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
@@ -137,13 +140,14 @@ def _run(
     config: Path | None,
     preview: Path | None,
     checksum: bool,
+    resume: bool,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
     **flags: Any,
 ) -> None:
     from pipeline.engine.receipt import to_json
-    from pipeline.engine.run import RunOptions, check_preview, open_device, plan_job, run_job
+    from pipeline.engine.run import RunEvents, RunOptions, check_preview, open_device, plan_job, run_job
     from pipeline.formats.preview import write_preview
     from pipeline.terminal import plan_lines, progress_bar, result_line
     from pipeline.workloads import JobSpec
@@ -153,7 +157,9 @@ def _run(
     if preview is not None:
         check_preview(spec, preview)
     device = open_device(settings.device, settings.workers, settings.overlap)
-    options = RunOptions(memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum)
+    options = RunOptions(
+        memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
+    )
     job = plan_job(spec, device, options)
     if dry_run:
         job.workload.discard()
@@ -165,7 +171,12 @@ def _run(
         serve(settings.metrics_port)
     shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
     with progress_bar(job.plan, output.name, shown=shown) as written:
-        receipt = run_job(job, options, on_written=written, on_published=lambda: _published.append(output))
+        events = RunEvents(
+            on_written=written,
+            on_published=lambda: _published.append(output),
+            on_kept=lambda kept, chunks: _kept.append(f"{kept} of {chunks} chunks are kept: go on with --resume"),
+        )
+        receipt = run_job(job, options, events=events)
     if preview is not None:
         try:
             write_preview(output, preview)
@@ -220,10 +231,10 @@ def main() -> NoReturn:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except MillraceError as error:
-        _leave(str(error), error.exit_code)
+        _leave("; ".join([str(error), *_kept]), error.exit_code)
     except _Stopped as stop:
         what = f"{_published[-1]} is complete" if _published else "nothing was published"
-        _leave(f"stopped by {stop.signal.name}; {what}", 128 + stop.signal)
+        _leave("; ".join([f"stopped by {stop.signal.name}", what, *_kept]), 128 + stop.signal)
     except Exception as error:
         if os.environ.get("MILLRACE_DEBUG"):
             raise

@@ -4,6 +4,8 @@ MillraceError                 ours to answer for: exit code 1
 ├── StorageError              the disk or the network failed under us (full, read-only, vanished)
 ├── DeviceError               a GPU failed, or the CUDA toolkit under it
 │   └── OutOfDeviceMemory     the chunk did not fit; the engine halves it and tries again
+├── ClusterError              workers died too often, or the scheduler went away
+├── AuditError                a result was checked and found wrong
 └── UserError                 the user can mend it: exit code 2
     ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
     ├── OutputError           the result cannot be written there or in that format
@@ -32,6 +34,14 @@ class DeviceError(MillraceError):
 
 class OutOfDeviceMemory(DeviceError):
     """A chunk did not fit the device's memory."""
+
+
+class ClusterError(MillraceError):
+    """The Dask cluster failed under a job."""
+
+
+class AuditError(MillraceError):
+    """A result was checked and found wrong."""
 
 
 class UserError(MillraceError):

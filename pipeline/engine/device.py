@@ -188,14 +188,19 @@ class CudaDevice(Device):
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
             ):
-                record.add(stage, chunk.index, self._host_time(began), self._host_time(done), nbytes)
+                # Seconds from the two events themselves: since the origin a float of milliseconds grows coarse.
+                start = self._host_time(began)
+                record.add(stage, chunk.index, start, start + self._seconds(began, done), nbytes)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
     def _host_time(self, event: Any) -> float:
         """When an event happened, on the clock of `time.perf_counter`."""
-        milliseconds: float = self._cupy.cuda.get_elapsed_time(self._origin, event)
-        return self._origin_time + milliseconds / 1e3
+        return self._origin_time + self._seconds(self._origin, event)
+
+    def _seconds(self, began: Any, ended: Any) -> float:
+        milliseconds: float = self._cupy.cuda.get_elapsed_time(began, ended)
+        return milliseconds / 1e3
 
     def drain(self) -> None:
         try:

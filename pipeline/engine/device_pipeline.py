@@ -2,7 +2,8 @@
 
 Reader threads fill free slots, the device takes filled slots through its lanes, writer threads empty finished ones.
 A slot goes round: free → filled → started → free. No free slot, no reading: that is the back-pressure, and host memory
-is bounded by the ring whatever the size of the job.
+is bounded by the ring whatever the size of the job. Threads and ring live as long as the pipeline, so that several
+segments of a job can follow one another without a gap.
 """
 
 from __future__ import annotations
@@ -10,186 +11,244 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import LifoQueue, Queue
-from typing import Any
+from dataclasses import dataclass, field
+from queue import LifoQueue, SimpleQueue
+from types import TracebackType
+from typing import Self, TypeVar
 
 from pipeline import metrics
 from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device
 from pipeline.engine.stages import StageRecord
-from pipeline.workloads.base import Chunk, Plan, Workload
+from pipeline.workloads.base import Chunk, Workload
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, eq=False)
+class _Passage:
+    """The chunks of one call of `stream`, on their way."""
+
+    record: StageRecord
+    on_written: Callable[[Chunk], None]
+    computing: int  # chunks that have not reached a writer
+    unwritten: int
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class _Item:
+    """One chunk in its slot, on its way."""
+
+    chunk: Chunk
+    passage: _Passage
+    slot: Slot
+
 
 # What goes from stage to stage; None ends the thread that takes it.
-Item = tuple[Chunk, Slot] | None
+_Line = SimpleQueue[_Item | None]
+# A chunk to be read, and whether it is the last of its passage.
+_Waiting = tuple[Chunk, _Passage, bool] | None
 
 
 class DevicePipeline:
-    """Streams a plan's chunks through one device. Use once: `run`, then drop it, and the ring's memory with it."""
+    """Streams chunks through one device, between entering its context and leaving it.
+
+    `stream` may be called from several threads: what is asked first is read first.
+    """
 
     def __init__(
         self,
         device: Device,
         workload: Workload,
-        plan: Plan,
+        slot_bytes: tuple[int, int],
         *,
-        on_written: Callable[[Chunk], None] = lambda chunk: None,
+        slots: int | None = None,
         readers: int | None = None,
         writers: int | None = None,
-        keep_timeline: bool = False,
     ) -> None:
-        """`readers`, `writers`: threads; default what suits the device."""
+        """`slot_bytes`: of the input and the output of the largest chunk. `slots`, `readers`, `writers`: default what
+        suits the device."""
         self._device = device
         self._workload = workload
-        self._on_written = on_written
-        self._threads = {
+        self._lanes = {
             "read": readers or device.io_threads,
-            "start": device.lanes,
+            "compute": device.lanes,
             "write": writers or device.io_threads,
         }
-        self._chunks: Iterator[Chunk] = iter(plan.chunks)
-        self._chunks_lock = threading.Lock()
-        self._error: BaseException | None = None
-        self._error_lock = threading.Lock()
-        self.record = StageRecord(keeps_timeline=keep_timeline)
-        # The slot freed last is the one still in the caches.
-        self._free: LifoQueue[Slot | None] = LifoQueue()
-        self._filled: Queue[Item] = Queue()
-        self._started: Queue[Item] = Queue()
-        slots = min(device.ring_depth, len(plan.chunks))
+        slots = slots or device.ring_depth
         # Without full overlap a whole ring is read before it is started, and finished before it is written.
         self._batch = 1 if device.overlap == 5 else slots
         if self._batch > 1:
-            self._threads.update(read=1, write=1)
-        for stage, threads in (("read", "read"), ("compute", "start"), ("write", "write")):
-            self.record.totals[stage].lanes = self._threads[threads]
+            self._lanes.update(read=1, write=1)
+        self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
+        self._filled: _Line = SimpleQueue()
+        self._started: _Line = SimpleQueue()
+        # The slot freed last is the one still in the caches. None: the pipeline failed, no slot will come.
+        self._free: LifoQueue[Slot | None] = LifoQueue()
+        self._error: BaseException | None = None
+        self._passages: set[_Passage] = set()
+        self._lock = threading.Lock()
         for _ in range(slots):
-            self._free.put(device.allocate(*slot_bytes(plan)))
-
-    def run(self) -> StageRecord:
-        """Every chunk through every stage. Raises the first error of any thread, once all have stopped."""
-        self._device.begin()
-        began = time.perf_counter()
-        threads = [
-            *self._threads_of("read", self._read_chunks),
-            *self._threads_of("start", self._start_chunks),
-            *self._threads_of("write", self._write_chunks),
+            self._free.put(device.allocate(*slot_bytes))
+        self._threads = [
+            *self._threads_of("read", self._read_chunks, self._filled, "compute"),
+            *self._threads_of("compute", self._start_chunks, self._started, "write"),
+            *self._threads_of("write", self._write_chunks, None, ""),
         ]
+
+    def __enter__(self) -> Self:
+        self._device.begin()
+        with _signals_held():
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        for _ in range(self._lanes["read"]):
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._device.drain()
+
+    def stream(
+        self,
+        chunks: Sequence[Chunk],
+        on_written: Callable[[Chunk], None] = lambda chunk: None,
+        *,
+        keep_timeline: bool = False,
+    ) -> StageRecord:
+        """Every one of these chunks through every stage; returns when all are written.
+
+        Raises the first error of any thread, and the same from then on: the pipeline is then of no more use.
+        """
+        record = StageRecord(keeps_timeline=keep_timeline)
+        for stage, lanes in self._lanes.items():
+            record.totals[stage].lanes = lanes
+        passage = _Passage(record=record, on_written=on_written, computing=len(chunks), unwritten=len(chunks))
+        began = time.perf_counter()
+        with self._lock:
+            self._passages.add(passage)
         try:
-            with _signals_held():
-                for thread in threads:
-                    thread.start()
-            for thread in threads:
-                thread.join()
+            for chunk in chunks:
+                self._waiting.put((chunk, passage, chunk is chunks[-1]))
+            if self._error is None and chunks:
+                passage.ended.wait()
         except BaseException as interruption:
             self._fail(interruption)
-            for thread in threads:
-                if thread.is_alive():
-                    thread.join()
-        self._device.drain()
-        self.record.wall_seconds = time.perf_counter() - began
-        metrics.pipeline_wall_seconds.inc(self.record.wall_seconds)
+            raise
+        finally:
+            with self._lock:
+                self._passages.discard(passage)
         if self._error is not None:
             raise self._error
-        return self.record
+        record.wall_seconds = time.perf_counter() - began
+        metrics.pipeline_wall_seconds.inc(record.wall_seconds)
+        return record
 
-    def _threads_of(self, stage: str, body: Callable[[], None]) -> list[threading.Thread]:
+    def _threads_of(
+        self, stage: str, body: Callable[[], None], following: _Line | None, next_stage: str
+    ) -> list[threading.Thread]:
         """Threads of one stage; the last of them to end tells the next stage that nothing more comes."""
-        left = threading.Semaphore(self._threads[stage] - 1)
+        left = threading.Semaphore(self._lanes[stage] - 1)
 
-        def guarded() -> None:
-            try:
-                body()
-            except BaseException as error:
-                self._fail(error)
-            if not left.acquire(blocking=False):
-                self._end_of(stage)
+        def until_end() -> None:
+            body()
+            if following is not None and not left.acquire(blocking=False):
+                for _ in range(self._lanes[next_stage]):
+                    following.put(None)
 
         return [
-            threading.Thread(target=guarded, name=f"{self._device.name}-{stage}-{number}", daemon=True)
-            for number in range(self._threads[stage])
+            threading.Thread(target=until_end, name=f"{self._device.name}-{stage}-{number}", daemon=True)
+            for number in range(self._lanes[stage])
         ]
 
-    def _end_of(self, stage: str) -> None:
-        queue, following = {
-            "read": (self._filled, "start"),
-            "start": (self._started, "write"),
-            "write": (None, ""),
-        }[stage]
-        if queue is not None:
-            for _ in range(self._threads[following]):
-                queue.put(None)
-
     def _fail(self, error: BaseException) -> None:
-        """Keep the first error, and wake the readers, which may be waiting for a slot that never comes."""
-        with self._error_lock:
+        """Keep the first error, and wake who waits for slots or chunks that will never come."""
+        with self._lock:
             if self._error is None:
                 self._error = error
-        for _ in range(self._threads["read"]):
-            self._free.put(None)
+            for passage in self._passages:
+                passage.ended.set()
+        self._free.put(None)
 
-    # The stages. After a failure each only lets slots pass, so that every thread comes to its end.
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+
+    def _going(self, line: SimpleQueue[T | None]) -> Iterator[T]:
+        """What the line brings until its end; after a failure nothing more."""
+        while (item := line.get()) is not None:
+            if self._error is None:
+                yield item
+
+    # The stages
 
     def _read_chunks(self) -> None:
-        more = True
-        while more and self._error is None:
-            batch: list[tuple[Chunk, Slot]] = []
-            while more and len(batch) < self._batch:
-                slot = self._free.get()
-                with self._chunks_lock:
-                    chunk = None if slot is None else next(self._chunks, None)
-                if slot is None or chunk is None:
-                    self._free.put(slot)  # for the next reader, which may be waiting for it to learn the same
-                    more = False
-                else:
-                    self._read(chunk, slot)
-                    batch.append((chunk, slot))
-            for item in batch:
-                self._filled.put(item)
-
-    def _read(self, chunk: Chunk, slot: Slot) -> None:
-        began = time.perf_counter()
-        self._workload.read(chunk, slot.inputs(chunk))
-        self.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+        batch: list[_Item] = []
+        for chunk, passage, is_last in self._going(self._waiting):
+            slot = self._free.get()
+            if slot is None:
+                self._free.put(None)  # for the next reader
+                continue
+            with self._failing():
+                began = time.perf_counter()
+                self._workload.read(chunk, slot.inputs(chunk))
+                passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+                batch.append(_Item(chunk, passage, slot))
+                if is_last or len(batch) == self._batch:
+                    for item in batch:
+                        self._filled.put(item)
+                    batch.clear()
 
     def _start_chunks(self) -> None:
         self._device.enter()
-        for chunk, slot in _until_end(self._filled):
-            if self._error is None:
-                self._device.process(self._workload, chunk, slot, self.record)
-                self._started.put((chunk, slot))
+        for item in self._going(self._filled):
+            with self._failing():
+                self._device.process(self._workload, item.chunk, item.slot, item.passage.record)
+                self._started.put(item)
 
     def _write_chunks(self) -> None:
         self._device.enter()
-        batch: list[tuple[Chunk, Slot]] = []
-        for chunk, slot in _until_end(self._started):
-            if self._error is not None:
-                continue
-            self._device.finish(chunk, slot, self.record)
-            batch.append((chunk, slot))
-            if len(batch) == self._batch:
-                self._write(batch)
-        self._write(batch)
+        batch: list[_Item] = []
+        for item in self._going(self._started):
+            with self._failing():
+                self._device.finish(item.chunk, item.slot, item.passage.record)
+                batch.append(item)
+                with self._lock:
+                    item.passage.computing -= 1
+                if len(batch) == self._batch or item.passage.computing == 0:
+                    for finished in batch:
+                        self._write(finished)
+                    batch.clear()
 
-    def _write(self, batch: list[tuple[Chunk, Slot]]) -> None:
-        """Write the chunks and empty the batch."""
-        while batch and self._error is None:
-            chunk, slot = batch.pop(0)
-            began = time.perf_counter()
-            self._workload.write(chunk, slot.outputs(chunk))
-            self.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
-            metrics.chunks.labels(self._workload.name, "written").inc()
-            metrics.work.labels(self._workload.name, self._workload.unit).inc(chunk.work)
-            self._on_written(chunk)
-            self._free.put(slot)
+    def _write(self, item: _Item) -> None:
+        chunk, passage, began = item.chunk, item.passage, time.perf_counter()
+        self._workload.write(chunk, item.slot.outputs(chunk))
+        passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
+        metrics.chunks.labels(self._workload.name, "written").inc()
+        metrics.work.labels(self._workload.name, self._workload.unit).inc(chunk.work)
+        self._free.put(item.slot)
+        passage.on_written(chunk)
+        with self._lock:
+            passage.unwritten -= 1
+            if passage.unwritten == 0:
+                passage.ended.set()
 
 
-def slot_bytes(plan: Plan) -> tuple[int, int]:
-    """Bytes of the input and of the output buffer that hold any chunk of the plan."""
-    inputs = max(buffer_bytes(chunk.inputs) for chunk in plan.chunks)
-    outputs = max(buffer_bytes(chunk.outputs) for chunk in plan.chunks)
-    return inputs, outputs
+def slot_bytes(chunks: Iterable[Chunk]) -> tuple[int, int]:
+    """Bytes of the input and of the output buffer that hold any of these chunks."""
+    sizes = [(buffer_bytes(chunk.inputs), buffer_bytes(chunk.outputs)) for chunk in chunks]
+    return max(inputs for inputs, _ in sizes), max(outputs for _, outputs in sizes)
 
 
 @contextmanager
@@ -200,8 +259,3 @@ def _signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _until_end(queue: Queue[Any]) -> Iterator[tuple[Chunk, Slot]]:
-    while (item := queue.get()) is not None:
-        yield item

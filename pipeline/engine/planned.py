@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import slot_bytes
+from pipeline.engine.ledger import Cut
 from pipeline.workloads.base import JobSpec, Plan, Workload
+
+
+class PlannedDevice(Protocol):
+    """What planning asks of a device, or of a cluster of them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ring_depth(self) -> int:
+        """Slots of the ring."""
+
+    def target_bytes(self, job_bytes: int) -> int:
+        """Bytes of input and output together that make a good chunk."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the receipt says of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +35,8 @@ class PlannedJob:
     spec: JobSpec
     workload: Workload
     plan: Plan
-    device: Device
+    device: PlannedDevice
+    cut: Cut
     # How often chunks were halved because the device had no room for them.
     halvings: int = 0
 
@@ -28,7 +47,7 @@ class PlannedJob:
     @property
     def ring_bytes(self) -> int:
         """Host memory of the ring of slots: all that grows with `--memory`."""
-        return self.slots * sum(slot_bytes(self.plan))
+        return self.slots * sum(slot_bytes(self.plan.chunks))
 
     def describe(self) -> dict[str, Any]:
         """For `--dry-run` and the receipt: numbers in bytes."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
+from pipeline.engine.ledger import Entry
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError, StorageError
@@ -31,12 +32,16 @@ def to_json(value: Any) -> str:
 def make_receipt(
     job: PlannedJob,
     *,
+    entries: Sequence[Entry],
     record: StageRecord,
     audit: Mapping[str, Any],
     identity: Mapping[str, Any],
     started: float,
 ) -> dict[str, Any]:
-    """Everything a reader of the result may ask, ready for JSON: seconds, bytes, UTC times."""
+    """Everything a reader of the result may ask, ready for JSON: seconds, bytes, UTC times.
+
+    `entries`: of an interrupted run that this one resumed; seconds and stages are this run's own.
+    """
     return {
         **job.describe(),
         "input": dict(identity),
@@ -45,6 +50,7 @@ def make_receipt(
         "versions": {name: found for name in RECORDED_PACKAGES if (found := _installed(name))},
         "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed_chunks": 0 if job.halvings else sum(len(entry.chunks) for entry in entries),
         "wall_seconds": round(record.wall_seconds, 6),
         "stages": {
             stage: {"seconds": round(totals.seconds, 6), "bytes": totals.nbytes, "lanes": totals.lanes}

@@ -12,16 +12,18 @@ from typing import Any
 
 from pipeline import metrics
 from pipeline.config import format_bytes
+from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
-from pipeline.engine.device_pipeline import DevicePipeline
+from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.discovery import discover
 from pipeline.engine.identity import InputIdentity
-from pipeline.engine.planned import PlannedJob
+from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
+from pipeline.engine.planned import PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import DeviceUnavailable, OutOfDeviceMemory, OutputError, ParameterError
-from pipeline.formats.partial import PartialFile, partial_path
-from pipeline.workloads import Chunk, JobSpec, Workload, workloads
+from pipeline.errors import AuditError, DeviceUnavailable, OutOfDeviceMemory, OutputError, ParameterError, UserError
+from pipeline.formats.partial import Opening, PartialFile, partial_path
+from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +33,27 @@ class RunOptions:
     memory_bytes : at most this much for the ring of buffers on the host
     chunk_bytes  : input and output of one chunk together; None: what suits the device
     checksum     : SHA-256 of the input in the receipt even where the file is large
+    resume       : go on where an interrupted run of the same job stopped, if there is one
     """
 
     memory_bytes: int
     chunk_bytes: int | None = None
     checksum: bool = False
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvents:
+    """Who wants to know what as a job runs. `on_written` is called from several threads."""
+
+    on_written: Callable[[Chunk], None] = lambda chunk: None
+    on_published: Callable[[], None] = lambda: None
+    # The job failed or was stopped; so many chunks of so many are kept for a run that resumes.
+    on_kept: Callable[[int, int], None] = lambda kept, chunks: None
+
+
+# Takes the chunks of a plan, the job's own or what is left of it, to the output, and keeps the ledger meanwhile.
+Stream = Callable[[PlannedJob, Plan, Ledger, Callable[[Chunk], None]], StageRecord]
 
 
 def open_device(name: str, workers: int | None = None, overlap: int = 5) -> Device:
@@ -56,7 +74,7 @@ def open_device(name: str, workers: int | None = None, overlap: int = 5) -> Devi
     raise DeviceUnavailable(f"--device {name}: {reason}; usable here: {usable}")
 
 
-def plan_job(spec: JobSpec, device: Device, options: RunOptions) -> PlannedJob:
+def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
     """Check the job against its input and cut it so that the ring fits the memory."""
     workload = workloads()[spec.workload](spec)
     try:
@@ -67,11 +85,28 @@ def plan_job(spec: JobSpec, device: Device, options: RunOptions) -> PlannedJob:
                 f"--chunk-bytes {format_bytes(target)}: {device.ring_depth} such chunks do not fit --memory; "
                 f"at most {format_bytes(budget)} do"
             )
-        plan = workload.plan(budget, min(budget, target))
+        cut = Cut(budget_bytes=budget, target_bytes=min(budget, target))
+        earlier = Ledger.recorded_cut(spec.output) if options.resume else None
+        if earlier is not None:
+            cut = _same_cut(earlier, cut, options)
+        plan = workload.plan(cut.budget_bytes, cut.target_bytes)
     except BaseException:
         workload.discard()
         raise
-    return PlannedJob(spec=spec, workload=workload, plan=plan, device=device)
+    return PlannedJob(spec=spec, workload=workload, plan=plan, device=device, cut=cut)
+
+
+def _same_cut(earlier: Cut, cut: Cut, options: RunOptions) -> Cut:
+    """An interrupted run's cut, where this run has the memory for it."""
+    if options.chunk_bytes not in (None, earlier.target_bytes):
+        raise ParameterError(
+            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
+        )
+    if earlier.target_bytes > cut.budget_bytes:
+        raise ParameterError(
+            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
+        )
+    return earlier
 
 
 def _ring_bytes(workload: Workload, memory_bytes: int) -> int:
@@ -96,45 +131,89 @@ def check_preview(spec: JobSpec, preview: Path) -> None:
 
 
 def run_job(
-    job: PlannedJob,
-    options: RunOptions,
-    *,
-    on_written: Callable[[Chunk], None] = lambda chunk: None,
-    on_published: Callable[[], None] = lambda: None,
+    job: PlannedJob, options: RunOptions, *, events: RunEvents | None = None, stream: Stream | None = None
 ) -> dict[str, Any]:
-    """Run it to its published output and the receipt beside it; on any error nothing is left but the error."""
-    started = time.time()
+    """Run it to its published output and the receipt beside it. `stream`: where; default on the job's own device.
+
+    On an error nothing is left but the error; or, where a ledger had been begun and the user is not at fault, the
+    partial output and the ledger, for a run with `resume`.
+    """
+    events, started = events or RunEvents(), time.time()
     workload = job.workload
-    identity = None
     try:
         identity = InputIdentity(job.spec.input, always_hash=options.checksum)
-        workload.start()
-        job, record = _stream(job, on_written)
-        identity.check()
-        audit = workload.audit()
-        metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
-        receipt = make_receipt(job, record=record, audit=audit, identity=identity.result(), started=started)
-        workload.publish()
-        on_published()
-    except BaseException:
-        if identity is not None:
+        try:
+            ledger, entries = _ledger_of(job, options)
+            workload.start(Opening.RESUME if entries else Opening.NEW)
+            if not entries:
+                ledger.remove()  # an older one; only now that the output is ours
+            try:
+                job, record = _stream(job, ledger, entries, stream or stream_on_device, events.on_written)
+                identity.check()
+                audit = workload.audit()
+                metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
+                receipt = make_receipt(
+                    job, entries=entries, record=record, audit=audit, identity=identity.result(), started=started
+                )
+                workload.publish()
+            except BaseException as error:
+                _keep_or_drop(job, ledger, error, events)
+                raise
+        except BaseException:
             identity.abandon()
-        raise
+            raise
     finally:
         workload.discard()
+    events.on_published()
+    ledger.remove()
     write_receipt(job.spec.output, receipt)
     return receipt
 
 
-def _stream(job: PlannedJob, on_written: Callable[[Chunk], None]) -> tuple[PlannedJob, StageRecord]:
-    """Every chunk through the device; with chunks of half the size, from the start, where they do not fit it."""
-    while True:
+def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, on_written: Callable[[Chunk], None]) -> StageRecord:
+    """The plan's chunks through the one device of this process; the ledger follows every few seconds."""
+    device = job.device
+    assert isinstance(device, Device), "a cluster streams by itself"
+
+    def note(chunk: Chunk) -> None:
+        checkpoints.note(chunk)
+        on_written(chunk)
+
+    with Checkpoints(ledger, job.workload, device.name) as checkpoints:
+        slots = min(device.ring_depth, len(plan.chunks))
+        with DevicePipeline(device, job.workload, slot_bytes(plan.chunks), slots=slots) as pipeline:
+            return pipeline.stream(plan.chunks, note)
+
+
+def _ledger_of(job: PlannedJob, options: RunOptions) -> tuple[Ledger, list[Entry]]:
+    """The job's ledger, and what an interrupted run has entered, if this one is to go on with it."""
+    identity = job_identity(job.spec, job.cut, job.plan)
+    ledger = Ledger(job.spec.output, identity)
+    if not (options.resume and ledger.exists):
+        return ledger, []
+    ledger = Ledger.resumed(job.spec.output, identity)
+    return ledger, ledger.entries()
+
+
+def _stream(
+    job: PlannedJob, ledger: Ledger, entries: list[Entry], stream: Stream, on_written: Callable[[Chunk], None]
+) -> tuple[PlannedJob, StageRecord]:
+    """Every chunk that is not in; with chunks of half the size, from the start, where they do not fit the device."""
+    for entry in entries:
+        job.workload.add_audit_notes(entry.notes)
+        for index in entry.chunks:
+            on_written(job.plan.chunks[index])
+    plan = left_over(job.plan, entries)
+    while plan is not None:
         try:
-            return job, DevicePipeline(job.device, job.workload, job.plan, on_written=on_written).run()
+            return job, stream(job, plan, ledger, on_written)
         except OutOfDeviceMemory as error:
             job = _halved(job, error)
+        plan = job.plan
+        ledger.restart(job_identity(job.spec, job.cut, job.plan))
         # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
         gc.collect()
+    return job, StageRecord()
 
 
 def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
@@ -146,4 +225,14 @@ def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
         plan = job.plan
     if len(plan.chunks) <= len(job.plan.chunks):
         raise error
-    return replace(job, plan=plan, halvings=job.halvings + 1)
+    return replace(job, plan=plan, cut=Cut(budget_bytes=half, target_bytes=half), halvings=job.halvings + 1)
+
+
+def _keep_or_drop(job: PlannedJob, ledger: Ledger, error: BaseException, events: RunEvents) -> None:
+    """After a failure: what the ledger names is kept, unless the next run would fail at the same place."""
+    kept = sum(len(entry.chunks) for entry in ledger.entries())
+    if kept and not isinstance(error, UserError | AuditError):
+        job.workload.keep()
+        events.on_kept(kept, len(job.plan.chunks))
+    else:
+        ledger.remove()

@@ -11,13 +11,14 @@ from pathlib import Path
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.npy import Npy
+from pipeline.formats.partial import Opening
 from pipeline.formats.png import Png
 from pipeline.formats.pnm import Pnm
 from pipeline.formats.positional import PositionalFile, reading
 from pipeline.formats.tiff import Tiff
 from pipeline.formats.zarr import Zarr
 
-__all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Region"]
+__all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region"]
 __all__ += ["create_image", "format_for_output", "open_image"]
 
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
@@ -42,13 +43,16 @@ def format_for_output(path: Path) -> ImageFormat:
     return form
 
 
-def create_image(path: Path, header: ImageHeader) -> ImageWriter:
-    """Start writing an image beside `path`. OutputError where the format cannot hold it or the folder not take it."""
+def create_image(path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+    """Start writing an image beside `path`, or go on with one: see `Opening`.
+
+    OutputError where the format cannot hold it or the folder not take it.
+    """
     form = format_for_output(path)
     refusal = form.refusal(header, path)
     if refusal is not None:
         raise OutputError(refusal)
-    return form.create(path, header)
+    return form.create(path, header, opening)
 
 
 def _format_of(path: Path) -> ImageFormat | None:

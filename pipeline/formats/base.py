@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.formats.partial import Opening
+
 
 @dataclass(frozen=True)
 class Region:
@@ -95,7 +97,8 @@ class ImageReader(ABC):
 class ImageWriter(ABC):
     """An image being written beside its final name. `write` may be called from several threads, on disjoint regions.
 
-    Nothing stands under the final name until `publish`, and an older file there stays intact until then.
+    Nothing stands under the final name until `publish`, and an older file there stays intact until then. One writer
+    owns the image; others may have joined it, from other processes, to `write` and `flush` their share.
     """
 
     path: Path
@@ -106,8 +109,16 @@ class ImageWriter(ABC):
         """Store `samples` (C-contiguous, the region's shape, the header's dtype). StorageError where the disk fails."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+
+    @abstractmethod
     def publish(self) -> None:
         """Make every byte durable, then rename to the final name at once."""
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Close, and leave what was written where it is, for a writer opened with RESUME; harmless after `publish`."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -137,5 +148,8 @@ class ImageFormat(ABC):
         return None
 
     @abstractmethod
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        """Start a new file beside `path`. Call `refusal` first. OutputError where the folder cannot be written to."""
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        """Start a new file beside `path`, or as `opening` says go on with one of the same header. Call `refusal` first.
+
+        OutputError where the folder cannot be written to.
+        """

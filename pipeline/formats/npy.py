@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import PartialFile
+from pipeline.formats.partial import Opening
 from pipeline.formats.positional import PositionalFile
+from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.region_fit import require_fit
 
 _MAGIC = b"\x93NUMPY"
@@ -57,8 +58,11 @@ class Npy(ImageFormat):
             return f"{path}: .npy holds {', '.join(_SUPPORTED.values())} here, not {header.dtype}; convert it first"
         return None
 
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        return NpyWriter(path, header)
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        """C order, native byte order."""
+        head = _head_of(header)
+        samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=len(head))
+        return PositionalWriter(path, header, opening, samples=samples, head=[head])
 
 
 class NpyReader(ImageReader):
@@ -87,32 +91,6 @@ class NpyReader(ImageReader):
 
     def close(self) -> None:
         self._file.close()
-
-
-class NpyWriter(ImageWriter):
-    """C order, native byte order, regions straight to their place."""
-
-    def __init__(self, path: Path, header: ImageHeader) -> None:
-        self.path = path
-        self.header = header
-        head = _head_of(header)
-        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=len(head))
-        self._file = PartialFile(path, len(head) + header.nbytes)
-        try:
-            self._file.write_at(0, head)
-        except BaseException:
-            self._file.discard()
-            raise
-
-    def write(self, region: Region, samples: NDArray[Any]) -> None:
-        require_fit(self.header, region, samples)
-        self._samples.write(self._file, region, samples)
-
-    def publish(self) -> None:
-        self._file.publish()
-
-    def discard(self) -> None:
-        self._file.discard()
 
 
 def _read_header(file: PositionalFile) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:

@@ -1,7 +1,8 @@
 """Outputs in the making: written as `OUTPUT.partial`, made durable, then renamed to `OUTPUT` at once.
 
-Until `publish` nothing changes under the final name. A partial output is locked while its writer lives: a second run
-on the same output is refused, and what an interrupted run left behind is replaced.
+Until `publish` nothing changes under the final name. A partial output is locked while its owner lives: a second run
+on the same output is refused, and what an interrupted run left behind is replaced, or taken over to be completed.
+Other processes, of this machine or another, may join to write their share of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from pathlib import Path
 
 from pipeline.errors import OutputError, StorageError
@@ -33,6 +35,14 @@ _FOLDER_FAULTS = {
 }
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+class Opening(Enum):
+    """What a writer does with a partial output that is already there."""
+
+    NEW = "new"  # owns a fresh one; what an interrupted run left is replaced
+    RESUME = "resume"  # owns what an interrupted run left, as it is
+    JOIN = "join"  # another process owns it: only writes its share, and never publishes or removes
 
 
 @contextmanager
@@ -91,6 +101,11 @@ class WritableFile(PositionalFile):
                 while done < len(data):
                     done += os.pwrite(descriptor, data[done:], offset + done)
 
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+        with self._in_use() as descriptor, writing(self.final):
+            os.fdatasync(descriptor)
+
 
 class ScratchFile(WritableFile):
     """Room for samples beside `final`: without a name of its own, gone when closed or when the process dies."""
@@ -109,25 +124,37 @@ class ScratchFile(WritableFile):
 class PartialFile(WritableFile):
     """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
 
-    def __init__(self, final: Path, nbytes: int = 0) -> None:
-        """OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it."""
+    def __init__(self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW) -> None:
+        """OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it.
+
+        Also where RESUME or JOIN finds no partial file, or one of another length.
+        """
         # Through a symbolic link the file it names is replaced, never the link.
         final = Path(os.path.realpath(final)) if final.is_symlink() else final
         _refuse_unless_file(final)
         path = partial_path(final)
         with writing(final, nbytes):
-            descriptor = _claimed_file(path, final)
+            if opening is Opening.NEW:
+                descriptor = _claimed_file(path, final)
+            else:
+                descriptor = _existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
         super().__init__(path, descriptor, final)
-        self._live = True
+        self._owned = self._live = opening is not Opening.JOIN
         try:
-            self.reserve(0)
-            self.reserve(nbytes)
+            if opening is Opening.NEW:
+                self.reserve(nbytes)
+            elif self.size != nbytes:
+                raise OutputError(
+                    f"{path}: has {self.size:,} bytes where the job writes {nbytes:,}: run again without --resume"
+                )
         except BaseException:
-            self.discard()
+            self.keep() if opening is Opening.RESUME else self.discard()
             raise
 
     def publish(self, nbytes: int | None = None) -> None:
         """Make the file durable and give it its final name. `nbytes`: its length, where more was reserved."""
+        if not self._owned:
+            raise ValueError(f"{self.path}: is another process's to publish")
         with self._in_use() as descriptor, writing(self.final):
             if nbytes is not None:
                 os.ftruncate(descriptor, nbytes)
@@ -150,25 +177,45 @@ class PartialFile(WritableFile):
                     self.path.unlink()
         self.close()
 
+    def keep(self) -> None:
+        """Close, and leave the partial file where it is: for RESUME."""
+        self._live = False
+        self.close()
+
 
 class PartialFolder:
     """The folder `final` in the making, as `<final name>.partial` beside it: for formats that are a tree of files."""
 
-    def __init__(self, final: Path, may_replace: Callable[[Path], bool]) -> None:
+    def __init__(self, final: Path, may_replace: Callable[[Path], bool], opening: Opening = Opening.NEW) -> None:
         """`may_replace` says whether an older folder under the final name is one that this output may replace.
 
-        OutputError where it may not, where the parent cannot be written to, or another run is at work on it.
+        OutputError where it may not, where the parent cannot be written to, or another run is at work on it; also
+        where RESUME or JOIN finds no partial folder.
         """
         self.final = Path(os.path.realpath(final)) if final.is_symlink() else final
         self.path = partial_path(self.final)
         if self.final.exists() and not (self.final.is_dir() and may_replace(self.final)):
             raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
         with writing(self.final):
-            _remove_abandoned(self.path)
-            self.path.mkdir()
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            _lock(self._descriptor, self.path)
-        self._live = True
+            if opening is Opening.NEW:
+                _remove_abandoned(self.path)
+                self.path.mkdir()
+            claim = opening is not Opening.JOIN
+            self._descriptor = _existing(self.path, os.O_RDONLY | os.O_DIRECTORY, claim=claim)
+        self._live = claim  # owned, and neither published nor given up
+        self._open = True
+
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+        with writing(self.final):
+            _sync_file_system(self._descriptor)
+
+    def keep(self) -> None:
+        """Close, and leave the partial folder where it is: for RESUME. Harmless after `publish` or `discard`."""
+        self._live = False
+        if self._open:
+            self._open = False
+            os.close(self._descriptor)
 
     def publish(self) -> None:
         """Make every file durable, then take the final name at once; an older folder there is removed afterwards."""
@@ -179,25 +226,28 @@ class PartialFolder:
             if not _names(self.path, self._descriptor):
                 raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
             older = _take_name(self.path, self.final)
-            self._live = False
+            self.keep()
             _sync_folder(self.final.parent)
-            os.close(self._descriptor)
             if older is not None:
                 shutil.rmtree(older)
 
     def discard(self) -> None:
         """Remove the partial folder; harmless after `publish` or a second time."""
         if self._live:
-            self._live = False
             with writing(self.final):
                 if _names(self.path, self._descriptor):
                     shutil.rmtree(self.path)
-                os.close(self._descriptor)
+        self.keep()
 
 
 def partial_path(final: Path) -> Path:
     """Where an output is written until it is published."""
     return final.with_name(final.name + ".partial")
+
+
+def samples_path(final: Path) -> Path:
+    """Under what name samples gather that can only be encoded when all are there; itself only ever partial."""
+    return final.with_name(final.name + ".samples")
 
 
 def _no_space(final: Path, needed_bytes: int | None, exc: OSError) -> str:
@@ -232,8 +282,26 @@ def _unnamed_file(folder: Path) -> tuple[int, str]:
     return descriptor, name
 
 
+def _existing(path: Path, flags: int, *, claim: bool) -> int:
+    """Open the partial output that is there, locked if it is to be owned. OutputError where there is none."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as exc:
+        raise OutputError(f"{path}: is not there any more: run the job again without --resume") from exc
+    try:
+        if claim:
+            _lock(descriptor, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _claimed_file(path: Path, final: Path) -> int:
-    """Open and lock the partial file; what it held is still there (its owner may be alive until the lock is ours)."""
+    """Create and lock an empty partial file. What stands there is removed, once the lock says that its owner is gone.
+
+    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it.
+    """
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -247,7 +315,9 @@ def _claimed_file(path: Path, final: Path) -> int:
             _lock(descriptor, path)
             # Between opening and locking, the owner may have published it: then this is the finished file.
             if _names(path, descriptor):
-                return descriptor
+                if os.fstat(descriptor).st_size == 0:
+                    return descriptor
+                path.unlink()
         except BaseException:
             os.close(descriptor)
             raise

@@ -1,7 +1,7 @@
 """PNG: 8 and 16 bits a sample, one to four channels. Decoded by libpng (imagecodecs), encoded in bands of rows.
 
 Source: https://www.w3.org/TR/png-3/. A PNG is one compressed stream: reading decodes the whole image once, and writing
-gathers the samples in an unnamed file beside the output, which `publish` encodes on all cores in bounded memory.
+gathers the samples in a file beside the output, which `publish` encodes on all cores in bounded memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWr
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.decoded import DecodedReader
 from pipeline.formats.deflate import deflated_bands
-from pipeline.formats.partial import PartialFile, ScratchFile
+from pipeline.formats.partial import Opening, PartialFile, samples_path
 from pipeline.formats.positional import PositionalFile, memory_of
 from pipeline.formats.region_fit import require_fit
 
@@ -71,21 +71,23 @@ class Png(ImageFormat):
             return f"{path}: PNG readers take up to {_LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
         return None
 
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        return PngWriter(path, header)
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return PngWriter(path, header, opening)
 
 
 class PngWriter(ImageWriter):
     """Samples gather beside the output in any order; `publish` encodes them, from the first row to the last."""
 
-    def __init__(self, path: Path, header: ImageHeader) -> None:
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         self.path = path
         self.header = header
-        self._file = PartialFile(path)
+        # Encoded anew by whoever publishes, however far an interrupted run had come.
+        self._file = None if opening is Opening.JOIN else PartialFile(path)
         try:
-            self._scratch = ScratchFile(path, header.nbytes)
+            self._scratch = PartialFile(samples_path(path), header.nbytes, opening)
         except BaseException:
-            self._file.discard()
+            if self._file is not None:
+                self._file.discard()
             raise
         self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
 
@@ -93,17 +95,28 @@ class PngWriter(ImageWriter):
         require_fit(self.header, region, samples)
         self._samples.write(self._scratch, region, samples)
 
+    def flush(self) -> None:
+        self._scratch.flush()
+
     def publish(self) -> None:
+        if self._file is None:
+            raise ValueError(f"{self.path}: is another process's to publish")
         position = 0
         for piece in self._encoded():
             self._file.write_at(position, piece)
             position += len(piece)
         self._file.publish()
-        self._scratch.close()
+        self._scratch.discard()
+
+    def keep(self) -> None:
+        self._scratch.keep()
+        if self._file is not None:
+            self._file.discard()
 
     def discard(self) -> None:
-        self._scratch.close()
-        self._file.discard()
+        self._scratch.discard()
+        if self._file is not None:
+            self._file.discard()
 
     def _encoded(self) -> Iterator[bytes]:
         height, width, channels = (*self.header.shape, 1)[:3]

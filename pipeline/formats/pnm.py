@@ -16,8 +16,9 @@ from pipeline.errors import InputError
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.decoded import DecodedReader
-from pipeline.formats.partial import PartialFile
+from pipeline.formats.partial import Opening
 from pipeline.formats.positional import PositionalFile
+from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.region_fit import require_fit
 
 _HEAD_BYTES = 64 << 10
@@ -68,8 +69,8 @@ class Pnm(ImageFormat):
             return f"{path}: {suffix} holds {counts} channel(s) a pixel, not {channels}; choose .pam, .tif or .npy"
         return None
 
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        return PnmWriter(path, header)
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return PnmWriter(path, header, opening)
 
 
 class PnmReader(ImageReader):
@@ -96,32 +97,19 @@ class PnmReader(ImageReader):
         self._file.close()
 
 
-class PnmWriter(ImageWriter):
-    """Regions go straight to their place; `.pam` takes any number of channels."""
+class PnmWriter(PositionalWriter):
+    """Big-endian; `.pam` takes any number of channels."""
 
-    def __init__(self, path: Path, header: ImageHeader) -> None:
-        self.path = path
-        self.header = header
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         head = _head_of(header, path.suffix.lower())
-        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder(">"), offset=len(head))
-        self._file = PartialFile(path, len(head) + header.nbytes)
-        try:
-            self._file.write_at(0, head)
-        except BaseException:
-            self._file.discard()
-            raise
+        samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder(">"), offset=len(head))
+        super().__init__(path, header, opening, samples=samples, head=[head])
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
         if _highest(samples) > _maxval(self.header):
             raise ValueError(f"{self.path}: samples above its MAXVAL {_maxval(self.header)}")
-        self._samples.write(self._file, region, samples)
-
-    def publish(self) -> None:
-        self._file.publish()
-
-    def discard(self) -> None:
-        self._file.discard()
+        super().write(region, samples)
 
 
 def _read_header(path: Path, head: bytes) -> tuple[ImageHeader, int]:

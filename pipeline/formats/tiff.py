@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter
+from pipeline.formats.partial import Opening
 from pipeline.formats.tiff_ifd import MAX_PAGES
 from pipeline.formats.tiff_reader import TiffReader
 from pipeline.formats.tiff_writer import BIG_SUFFIXES, TiffWriter
@@ -44,5 +45,5 @@ class Tiff(ImageFormat):
             return f"{path}: {header.nbytes:,} bytes are beyond any file; check the input"
         return None
 
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        return TiffWriter(path, header)
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return TiffWriter(path, header, opening)

@@ -8,18 +8,17 @@ samples of earlier ones and learns its strips only as it writes them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.formats.base import ImageHeader, ImageWriter, Region
+from pipeline.formats.base import ImageHeader
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import PartialFile
-from pipeline.formats.region_fit import require_fit
+from pipeline.formats.partial import Opening
+from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.tiff_ifd import Tag
 from pipeline.formats.tiff_page import RGB
 
@@ -28,7 +27,6 @@ _CLASSIC_LIMIT_BYTES = (1 << 32) - 1
 # Other readers load whole strips: short enough for their caches, long enough that the tables of places stay small.
 _STRIP_BYTES = 128 << 10
 _ALIGNMENT_BYTES = 4096
-_BATCH_BYTES = 1 << 20
 _SOFTWARE = b"Millrace\0"
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
 _COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples that the meaning itself needs
@@ -38,43 +36,13 @@ _SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
 _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
 
 
-class TiffWriter(ImageWriter):
+class TiffWriter(PositionalWriter):
     """Strips of a TIFF or, past 4 GiB or under a name ending in .btf or .tf8, a BigTIFF."""
 
-    def __init__(self, path: Path, header: ImageHeader) -> None:
-        self.path = path
-        self.header = header
-        self._layout = _Layout.of(header, path)
-        self._file = PartialFile(path, self._layout.end)
-        self._samples = ContiguousSamples(
-            shape=header.shape, dtype=header.dtype.newbyteorder("<"), offset=self._layout.offset(0)
-        )
-        try:
-            self._write_directories()
-        except BaseException:
-            self._file.discard()
-            raise
-
-    def write(self, region: Region, samples: NDArray[Any]) -> None:
-        require_fit(self.header, region, samples)
-        self._samples.write(self._file, region, samples)
-
-    def publish(self) -> None:
-        self._file.publish()
-
-    def discard(self) -> None:
-        self._file.discard()
-
-    def _write_directories(self) -> None:
-        layout = self._layout
-        ready, place = bytearray(layout.start()), 0
-        for plane in range(layout.depth):
-            ready += layout.directory(plane)
-            if len(ready) >= _BATCH_BYTES:
-                self._file.write_at(place, memoryview(bytes(ready)))
-                place += len(ready)
-                ready.clear()
-        self._file.write_at(place, memoryview(bytes(ready)))
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
+        layout = _Layout.of(header, path)
+        samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
+        super().__init__(path, header, opening, samples=samples, head=layout.head())
 
 
 @dataclass(frozen=True)
@@ -111,12 +79,12 @@ class _Layout:
         self._stride = self._table_at + table + -table % 8
         end = self._directories_at + self.depth * self._stride
         self._samples_at = end + -end % _ALIGNMENT_BYTES
-        self.end = self._samples_at + self.depth * self.rows * self._row_bytes
+        self._end = self._samples_at + self.depth * self.rows * self._row_bytes
 
     @classmethod
     def of(cls, header: ImageHeader, path: Path) -> _Layout:
         classic = cls(header, big=False)
-        if classic.end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
+        if classic._end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
             return cls(header, big=True)
         return classic
 
@@ -124,13 +92,19 @@ class _Layout:
         """The byte at which a plane's samples begin; planes follow one another."""
         return self._samples_at + plane * self.rows * self._row_bytes
 
-    def start(self) -> bytes:
+    def head(self) -> Iterator[bytes]:
+        """Everything before the samples."""
+        yield self._start()
+        for plane in range(self.depth):
+            yield self._directory(plane)
+
+    def _start(self) -> bytes:
         """The file's first bytes, up to the first directory."""
         if self.big:
             return struct.pack("<2sHHHQ", b"II", 43, 8, 0, self._directories_at) + self._shared
         return struct.pack("<2sHI", b"II", 42, self._directories_at) + self._shared
 
-    def directory(self, plane: int) -> bytes:
+    def _directory(self, plane: int) -> bytes:
         """One plane's directory, then its table of strips."""
         here = self._directories_at + plane * self._stride
         following = here + self._stride if plane + 1 < self.depth else 0

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.block_cache import BlockCache
+from pipeline.formats.partial import Opening
 from pipeline.formats.positional import reading
 from pipeline.formats.region_fit import require_fit
 from pipeline.formats.zarr_blosc import use_checked_blosc
@@ -55,8 +56,8 @@ class Zarr(ImageFormat):
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
         return chunk_shape(header)
 
-    def create(self, path: Path, header: ImageHeader) -> ImageWriter:
-        return ZarrWriter(path, header)
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return ZarrWriter(path, header, opening)
 
 
 class ZarrReader(ImageReader):

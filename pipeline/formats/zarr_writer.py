@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
-from pipeline.formats.partial import PartialFolder, writing
+from pipeline.formats.partial import Opening, PartialFolder, writing
 from pipeline.formats.region_fit import require_fit
 
 _ARRAY = "0"
@@ -25,22 +28,25 @@ class ZarrWriter(ImageWriter):
     """Chunks of 2 MiB, Zstandard after a byte shuffle, level 1.
 
     Regions of whole chunks are stored by several threads at once. A chunk that a region covers in part is read,
-    changed and written back, by one thread at a time: right in any order, but slower.
+    changed and written back, by one thread of one process at a time: right in any order, but slower.
     """
 
-    def __init__(self, path: Path, header: ImageHeader) -> None:
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         self.path = path
         self.header = header
         self._stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
         self._order = tuple(header.axes.index(letter) for letter in self._stored)
         self._chunk = chunk_shape(header)
         self._sharing = threading.Lock()
-        self._folder = PartialFolder(path, _is_an_earlier_result)
+        self._folder = PartialFolder(path, _is_an_earlier_result, opening)
         try:
             with writing(path):
-                self._array = self._create_array(tuple(self._chunk[axis] for axis in self._order))
+                if opening is Opening.NEW:
+                    self._array = self._create_array(tuple(self._chunk[axis] for axis in self._order))
+                else:
+                    self._array = self._existing_array()
         except BaseException:
-            self._folder.discard()
+            self._folder.keep() if opening is Opening.RESUME else self._folder.discard()
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -52,14 +58,35 @@ class ZarrWriter(ImageWriter):
             for start, stop, block, size in zip(region.start, region.stop, self._chunk, self.header.shape, strict=True)
         )
         box = tuple(region.slices[axis] for axis in self._order)
-        with nullcontext() if whole_chunks else self._sharing, writing(self.path, samples.nbytes):
+        with nullcontext() if whole_chunks else self._alone(), writing(self.path, samples.nbytes):
             self._array[box] = samples.transpose(self._order)
+
+    def flush(self) -> None:
+        self._folder.flush()
+
+    def keep(self) -> None:
+        self._folder.keep()
 
     def publish(self) -> None:
         self._folder.publish()
 
     def discard(self) -> None:
         self._folder.discard()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread, nor any other process that has joined, changes a part of a chunk meanwhile."""
+        with self._sharing, (self._folder.path / "zarr.json").open("rb") as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            yield
+
+    def _existing_array(self) -> Any:
+        import zarr
+
+        array = zarr.open_array(store=str(self._folder.path / _ARRAY), mode="r+")
+        if array.shape != tuple(self.header.shape[axis] for axis in self._order) or array.dtype != self.header.dtype:
+            raise OutputError(f"{self._folder.path}: holds {array.dtype} {array.shape}: run again without --resume")
+        return array.with_config({"write_empty_chunks": True})
 
     def _create_array(self, chunk: tuple[int, ...]) -> Any:
         import zarr

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
-from pipeline.formats.partial import partial_path
+from pipeline.formats.partial import Opening, partial_path, samples_path
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class Workload(ABC):
         """Keep no more host memory than this besides the chunks, where that can be; returns what may be kept."""
 
     @abstractmethod
-    def start(self) -> None:
-        """Create the output's partial file."""
+    def start(self, opening: Opening = Opening.NEW) -> None:
+        """Create the output's partial file, take over an interrupted run's, or join another process's."""
 
     @abstractmethod
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
@@ -148,16 +148,32 @@ class Workload(ABC):
         """Store the chunk's output arrays (host memory) in the partial output."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+
+    @abstractmethod
+    def audit_notes(self) -> Mapping[str, Any]:
+        """What `audit` needs of the chunks that this process wrote, ready for JSON."""
+
+    @abstractmethod
+    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
+        """Take over the notes of another process, or of an interrupted run."""
+
+    @abstractmethod
     def audit(self) -> Mapping[str, Any]:
         """Some random outputs that were written, computed again in float64 by the plain definition; before `publish`.
 
-        Returns the number of samples, the worst error, what was tolerated and the unit. MillraceError where the
-        worst is not tolerable.
+        Returns the number of samples, the worst error, what was tolerated and the unit. AuditError where the worst
+        is not tolerable.
         """
 
     @abstractmethod
     def publish(self) -> None:
         """Make the output durable and give it its final name."""
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Close every file, and leave the partial output for a run that resumes; harmless after `publish`."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -173,10 +189,16 @@ def receipt_path(output: Path) -> Path:
     return output.with_name(output.name + ".receipt.json")
 
 
+def ledger_path(output: Path) -> Path:
+    """The folder that says which chunks of an unfinished result are in."""
+    return output.with_name(output.name + ".ledger")
+
+
 def refuse_same_file(spec: JobSpec) -> None:
     """OutputError where writing the output, its partial file or its receipt would touch the input, by any name."""
     source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
-    for written in (final, partial_path(final), receipt_path(spec.output)):
+    partial = (partial_path(final), partial_path(samples_path(final)))
+    for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):
         if _is_same(source, written):
             what = "is the input itself" if written == final else f"is written by way of {written}, the input itself"
             raise OutputError(f"{spec.output} {what}: name another output")

@@ -16,6 +16,7 @@ from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_wind
 from pipeline import formats
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.base import ImageWriter, Region
+from pipeline.formats.partial import Opening
 from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, Workload, refuse_same_file
 from pipeline.workloads.halo import read_with_borders
 from pipeline.workloads.smoothing_audit import SmoothingAudit
@@ -216,8 +217,8 @@ class Smoothing(Workload):
 
     # One chunk
 
-    def start(self) -> None:
-        self._writer = formats.create_image(self.spec.output, self.header)
+    def start(self, opening: Opening = Opening.NEW) -> None:
+        self._writer = formats.create_image(self.spec.output, self.header, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = _grown(chunk.region, chunk.halo)
@@ -250,7 +251,17 @@ class Smoothing(Workload):
         self._audit.note(chunk.region, outputs[0])
         self._writer.write(chunk.region, outputs[0])
 
+    def flush(self) -> None:
+        assert self._writer is not None, "start comes before flush"
+        self._writer.flush()
+
     # The end
+
+    def audit_notes(self) -> Mapping[str, Any]:
+        return self._audit.notes()
+
+    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
+        self._audit.add_notes(notes)
 
     def audit(self) -> Mapping[str, Any]:
         return self._audit.verdict(self._reader)
@@ -258,6 +269,11 @@ class Smoothing(Workload):
     def publish(self) -> None:
         assert self._writer is not None, "start comes before publish"
         self._writer.publish()
+
+    def keep(self) -> None:
+        if self._writer is not None:
+            self._writer.keep()
+        self._reader.close()
 
     def discard(self) -> None:
         if self._writer is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.window import Window
-from pipeline.errors import MillraceError
+from pipeline.errors import AuditError
 from pipeline.formats.base import ImageHeader, ImageReader, Region
 from pipeline.workloads.halo import read_with_borders
 
@@ -50,8 +50,18 @@ class SmoothingAudit:
         with self._lock:
             self._written.update(found)
 
+    def notes(self) -> Mapping[str, float]:
+        """The value at each place written so far, under the place's number."""
+        with self._lock:
+            return {str(which): value for which, value in self._written.items()}
+
+    def add_notes(self, notes: Mapping[str, float]) -> None:
+        """Values that another process wrote."""
+        with self._lock:
+            self._written.update({int(which): value for which, value in notes.items()})
+
     def verdict(self, reader: ImageReader) -> Mapping[str, Any]:
-        """The worst error; MillraceError where it passes the tolerance."""
+        """The worst error; AuditError where it passes the tolerance."""
         is_float = self._header.dtype.kind == "f"
         tolerance = INTEGER_TOLERANCE[self._parameters.filter]
         if is_float:
@@ -61,7 +71,7 @@ class SmoothingAudit:
             error = self._error(reader, self._places[which], written)
             if not error <= tolerance:
                 place = tuple(self._places[which].tolist())
-                raise MillraceError(
+                raise AuditError(
                     f"audit failed at sample {place}: wrote {written:g}, off by {error:g} (tolerated: {tolerance:g}); "
                     "nothing was published; please report this"
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
-from pipeline.engine.device_pipeline import DevicePipeline
+from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.formats.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, Plan
@@ -79,6 +80,11 @@ class Counting:
             self.results[chunk.index] = [output.copy() for output in outputs]
 
 
+def open_pipeline(device, workload, plan, **threads):
+    slots = min(device.ring_depth, len(plan.chunks))
+    return DevicePipeline(device, workload, slot_bytes(plan.chunks), slots=slots, **threads)
+
+
 def check_results(workload, count):
     assert sorted(workload.results) == list(range(count))
     for index, (integers, floats) in workload.results.items():
@@ -102,8 +108,8 @@ def device(request):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_chunk_goes_through_every_stage(device, count, threads):
     workload, plan, seen = Counting(), make_plan(count), []
-    pipeline = DevicePipeline(device, workload, plan, on_written=seen.append, readers=threads, writers=threads)
-    record = pipeline.run()
+    with open_pipeline(device, workload, plan, readers=threads, writers=threads) as pipeline:
+        record = pipeline.stream(plan.chunks, seen.append)
     check_results(workload, count)
     assert sorted(chunk.index for chunk in seen) == list(range(count))
     assert workload.most_in_flight <= device.ring_depth
@@ -120,35 +126,66 @@ def test_every_chunk_goes_through_every_stage(device, count, threads):
 def test_the_first_error_stops_every_thread(device, stage, index):
     before = set(threading.enumerate())
     workload = Counting(fail_at=(stage, index))
-    with pytest.raises(ArithmeticError, match=f"{stage} {index}"):
-        DevicePipeline(device, workload, make_plan(41), readers=2, writers=2).run()
+    plan = make_plan(41)
+    with (
+        pytest.raises(ArithmeticError, match=f"{stage} {index}"),
+        open_pipeline(device, workload, plan, readers=2, writers=2) as pipeline,
+    ):
+        pipeline.stream(plan.chunks)
     assert index not in workload.results
     assert set(threading.enumerate()) <= before
 
 
+def interrupt_the_next_wait(pipeline, plan, monkeypatch):
+    def interrupted_wait(self, timeout=None):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted_wait)
+    pipeline.stream(plan.chunks)
+
+
 def test_interruption_stops_every_thread(monkeypatch):
-    before = set(threading.enumerate())
-    pipeline = DevicePipeline(CpuDevice(2), Counting(delay_s=0.01), make_plan(500))
-    join = threading.Thread.join
-    interrupted = []
+    before, plan = set(threading.enumerate()), make_plan(500)
 
-    def interrupted_join(self, timeout=None):
-        if not interrupted:
-            interrupted.append(self)
-            raise KeyboardInterrupt
-        join(self, timeout)
-
-    monkeypatch.setattr(threading.Thread, "join", interrupted_join)
-    with pytest.raises(KeyboardInterrupt):
-        pipeline.run()
-    monkeypatch.undo()
+    workload = Counting(delay_s=0.01)
+    with pytest.raises(KeyboardInterrupt), open_pipeline(CpuDevice(2), workload, plan) as pipeline:
+        interrupt_the_next_wait(pipeline, plan, monkeypatch)
+    assert len(workload.results) < 500
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_segments_of_several_threads_share_one_ring(device, segments):
+    workload, plan = Counting(), make_plan(60)
+    size = 60 // segments
+    cuts = [plan.chunks[first : first + size] for first in range(0, 60, size)]
+    with open_pipeline(device, workload, plan) as pipeline, ThreadPoolExecutor(2) as tasks:
+        records = list(tasks.map(pipeline.stream, cuts))
+        again = pipeline.stream(())
+    check_results(workload, 60)
+    assert [record.totals["write"].chunks for record in records] == [size] * segments
+    assert again.totals["write"].chunks == 0
+    assert workload.most_in_flight <= device.ring_depth
+
+
+def test_every_waiting_segment_learns_of_an_error():
+    workload, plan = Counting(fail_at=("write", 3)), make_plan(60)
+    cuts = [plan.chunks[first : first + 20] for first in (0, 20, 40)]
+    with ThreadPoolExecutor(3) as tasks, open_pipeline(CpuDevice(2), workload, plan) as pipeline:
+        futures = [tasks.submit(pipeline.stream, cut) for cut in cuts]
+        errors = [future.exception(timeout=60) for future in futures]
+        with pytest.raises(ArithmeticError, match="write 3"):
+            pipeline.stream(plan.chunks[:1])
+    assert isinstance(errors[0], ArithmeticError)
+    assert all(error is errors[0] for error in errors if error is not None)
 
 
 @pytest.mark.parametrize("count", [1, 7, 23])
 def test_less_overlap_keeps_the_stages_apart(device, count):
-    pipeline = DevicePipeline(device, Counting(delay_s=0.002), make_plan(count), keep_timeline=True)
-    timeline = pipeline.run().timeline
+    plan = make_plan(count)
+    with open_pipeline(device, Counting(delay_s=0.002), plan) as pipeline:
+        timeline = pipeline.stream(plan.chunks, keep_timeline=True).timeline
     assert len(timeline) == 5 * count
     work = [each for each in timeline if each.ended > each.began]
     ends = {(each.stage, each.chunk): each.ended for each in timeline}
@@ -169,8 +206,9 @@ def overlapping(one, other):
 
 
 def test_cpu_lanes_work_side_by_side():
-    workload = Counting(delay_s=0.002)
-    DevicePipeline(CpuDevice(3), workload, make_plan(60)).run()
+    workload, plan = Counting(delay_s=0.002), make_plan(60)
+    with open_pipeline(CpuDevice(3), workload, plan) as pipeline:
+        pipeline.stream(plan.chunks)
     assert len(workload.threads) == 3
 
 

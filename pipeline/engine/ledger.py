@@ -1,0 +1,178 @@
+"""Which chunks of an unfinished output are in: a folder `OUTPUT.ledger` of small JSON files beside the partial output.
+
+`job.json` says which job the ledger speaks of and how it was cut. Each entry names chunks whose output is durable,
+with what the audit needs of them. An entry is a file of its own, written under another name and renamed, so that
+processes on several hosts can add entries without a lock, and a killed one leaves either a whole entry or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pipeline import __version__
+from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.formats.partial import writing
+from pipeline.workloads.base import JobSpec, Plan, ledger_path
+
+_JOB = "job.json"
+_ENTRY = "chunks-{first:08d}.json"
+_MISSING_KEY = "absent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What decides how a job is cut into chunks, besides the job itself: bytes of one chunk."""
+
+    budget_bytes: int
+    target_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Chunks that are in, `notes` for the audit, and the device that computed them."""
+
+    chunks: tuple[int, ...]
+    notes: Mapping[str, Any]
+    device: str
+
+
+def job_identity(spec: JobSpec, cut: Cut, plan: Plan) -> dict[str, Any]:
+    """What must be the same for a ledger's chunks to be of use: the job, its input as it is now, and the cut."""
+    found = spec.input.stat()
+    regions = hashlib.sha256(repr([(chunk.region, chunk.halo) for chunk in plan.chunks]).encode()).hexdigest()
+    return {
+        "millrace": __version__,
+        "workload": spec.workload,
+        "parameters": json.loads(json.dumps(spec.parameters.in_force())),
+        "input": {
+            "path": os.path.realpath(spec.input),
+            "bytes": found.st_size,
+            "mtime_ns": found.st_mtime_ns,
+            "inode": found.st_ino,
+        },
+        "cut": vars(cut),
+        "chunks": len(plan.chunks),
+        "regions_sha256": regions,
+    }
+
+
+class Ledger:
+    """The ledger of one output. Its folder is made by the first entry, or by `create`."""
+
+    def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = ledger_path(Path(os.path.realpath(output)))
+        self._identity = identity
+
+    @staticmethod
+    def recorded_cut(output: Path) -> Cut | None:
+        """How the job of an earlier ledger was cut; None where there is no ledger that can be read."""
+        job = _read(ledger_path(Path(os.path.realpath(output))) / _JOB)
+        try:
+            return None if job is None else Cut(**job["cut"])
+        except (KeyError, TypeError):
+            return None
+
+    @classmethod
+    def resumed(cls, output: Path, identity: Mapping[str, Any]) -> Self:
+        """The ledger that an interrupted run of the same job left. ParameterError where it was another job."""
+        ledger = cls(output, identity)
+        found = _read(ledger.folder / _JOB)
+        if found is None:
+            raise ParameterError(f"--resume: {ledger.folder} cannot be read; run again without --resume")
+        for key, expected in identity.items():
+            if found.get(key, _MISSING_KEY) != expected:
+                raise ParameterError(
+                    f"--resume: {ledger.folder} is of another job: its {key} was {_short(found.get(key))}, "
+                    f"now {_short(expected)}; run again without --resume"
+                )
+        return ledger
+
+    @property
+    def exists(self) -> bool:
+        return self.folder.is_dir()
+
+    def create(self) -> None:
+        """Make the folder now, in place of an older one."""
+        self.remove()
+        with writing(self.folder):
+            self.folder.mkdir()
+            _write(self.folder / _JOB, self._identity)
+
+    def restart(self, identity: Mapping[str, Any]) -> None:
+        """The job is cut anew: what was entered is of no use."""
+        self.remove()
+        self._identity = identity
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry, for good. StorageError where the disk fails, OutputError where the ledger was removed."""
+        with writing(self.folder):
+            _write(self.folder / _ENTRY.format(first=entry.chunks[0]), vars(entry))
+
+    def entries(self) -> list[Entry]:
+        """Every entry, in the order of their first chunks."""
+        found = []
+        for path in sorted(self.folder.glob(_ENTRY.format(first=0).replace("00000000", "*"))):
+            entry = _read(path)
+            try:
+                assert entry is not None
+                found.append(Entry(chunks=tuple(entry["chunks"]), notes=entry["notes"], device=entry["device"]))
+            except (AssertionError, KeyError, TypeError) as error:
+                raise StorageError(f"{path}: cannot be read; run again without --resume") from error
+        _refuse_doubles(self.folder, (chunk for entry in found for chunk in entry.chunks))
+        return found
+
+    def holds(self, first: int) -> bool:
+        """Whether there is an entry that begins with this chunk."""
+        return (self.folder / _ENTRY.format(first=first)).exists()
+
+    def remove(self) -> None:
+        """Harmless where there is none."""
+        if self.folder.exists():
+            if not (self.folder / _JOB).is_file() and any(self.folder.iterdir()):
+                raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
+            with writing(self.folder):
+                shutil.rmtree(self.folder)
+
+
+def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:
+    seen: set[int] = set()
+    for chunk in chunks:
+        if chunk in seen:
+            raise StorageError(f"{folder}: chunk {chunk} stands in two entries; run again without --resume")
+        seen.add(chunk)
+
+
+def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:
+    """The plan without the chunks that are in; None where none is left."""
+    done = {chunk for entry in entries for chunk in entry.chunks}
+    chunks = tuple(chunk for chunk in plan.chunks if chunk.index not in done)
+    return Plan(chunks=chunks) if chunks else None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:120]}…"
