@@ -84,6 +84,25 @@ def devices(as_json: bool) -> None:
         click.echo("\n".join(device_lines(reports)))
 
 
+@cli.command()
+@click.argument("scheduler")
+@click.option("--device", help="all, cpu or cuda:N [default: all, every GPU of this machine, or its CPU without one]")
+@click.option("--workers", help="processes on the CPU [default: 1]")
+@click.option("--threads", help="CPU threads that compute in each process [default: one a core]")
+@click.option("--config", type=FilePath, help="a TOML file that may set the above")
+def worker(scheduler: str, config: Path | None, **flags: Any) -> None:
+    """Let this machine work for the Dask scheduler at SCHEDULER (tcp://HOST:PORT), until stopped."""
+    from pipeline.cluster.place import worker_specs
+    from pipeline.cluster.workers import serve_workers
+
+    settings = load_settings({"device": "all", **_given(flags), "scheduler": scheduler}, file=config)
+    serve_workers(scheduler, worker_specs(settings))
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
 def _parameter_option(name: str, info: Any) -> click.Option:
     """A workload parameter as an option; pydantic checks the value, so that the API refuses the same ones."""
     choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
@@ -100,10 +119,12 @@ def _parameter_option(name: str, info: Any) -> click.Option:
 
 def _run_options() -> list[click.Option]:
     return [
-        click.Option(["--device"], help="auto, cpu, cuda or cuda:N [default: auto]"),
+        click.Option(["--device"], help="auto, cpu, cuda, cuda:N or all: every GPU at once [default: auto]"),
         click.Option(["--memory"], help="the most that the buffers take on the host, such as 2GiB [default: 512MiB]"),
         click.Option(["--chunk-bytes"], help="input and output of one chunk [default: what suits the device]"),
-        click.Option(["--workers"], help="CPU threads that compute [default: one a core]"),
+        click.Option(["--threads"], help="CPU threads that compute in each process [default: one a core]"),
+        click.Option(["--workers"], help="processes that compute side by side on the CPU [default: this one alone]"),
+        click.Option(["--scheduler"], help="tcp://HOST:PORT of a Dask scheduler whose workers do the job"),
         click.Option(["--overlap"], help="stages at work at once: 1, 2, 3 or 5, to see what each buys [default: 5]"),
         click.Option(["--metrics-port"], help="serve Prometheus metrics on this port of localhost during the run"),
         click.Option(
@@ -126,7 +147,7 @@ def _runner(name: str) -> Callable[..., None]:
 
         fields = workloads()[name].Parameters.model_fields
         given = {field: options.pop(field) for field in list(options) if field in fields}
-        _run(name, {field: value for field, value in given.items() if value is not None}, **options)
+        _run(name, _given(given), **options)
 
     return run
 
@@ -146,8 +167,9 @@ def _run(
     quiet: bool,
     **flags: Any,
 ) -> None:
+    from pipeline.cluster.place import open_place
     from pipeline.engine.receipt import to_json
-    from pipeline.engine.run import RunEvents, RunOptions, check_preview, open_device, plan_job, run_job
+    from pipeline.engine.run import RunEvents, RunOptions, check_preview, plan_job, run_job
     from pipeline.formats.preview import write_preview
     from pipeline.terminal import plan_lines, progress_bar, result_line
     from pipeline.workloads import JobSpec
@@ -156,27 +178,27 @@ def _run(
     spec = JobSpec(workload=name, input=input, output=output, parameters=_parameters(name, parameters))
     if preview is not None:
         check_preview(spec, preview)
-    device = open_device(settings.device, settings.workers, settings.overlap)
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    job = plan_job(spec, device, options)
-    if dry_run:
-        job.workload.discard()
-        _print(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
-        return
-    if settings.metrics_port is not None:
-        from pipeline.metrics import serve
+    with open_place(settings) as place:
+        job = plan_job(spec, place.device, options)
+        if dry_run:
+            job.workload.discard()
+            _print(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
+            return
+        if settings.metrics_port is not None:
+            from pipeline.metrics import serve
 
-        serve(settings.metrics_port)
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    with progress_bar(job.plan, output.name, shown=shown) as written:
-        events = RunEvents(
-            on_written=written,
-            on_published=lambda: _published.append(output),
-            on_kept=lambda kept, chunks: _kept.append(f"{kept} of {chunks} chunks are kept: go on with --resume"),
-        )
-        receipt = run_job(job, options, events=events)
+            serve(settings.metrics_port)
+        shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        with progress_bar(job.plan, output.name, shown=shown) as written:
+            events = RunEvents(
+                on_written=written,
+                on_published=lambda: _published.append(output),
+                on_kept=lambda kept, chunks: _kept.append(f"{kept} of {chunks} chunks are kept: go on with --resume"),
+            )
+            receipt = run_job(job, options, events=events, stream=place.stream)
     if preview is not None:
         try:
             write_preview(output, preview)

@@ -50,12 +50,31 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+# What the settings that follow a pattern look like.
+_FORMS = {
+    "device": "must be auto, all, cpu, cuda or cuda:N",
+    "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT",
+}
+
+
 class Settings(BaseModel):
     """How this machine runs jobs, whatever they compute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|all|cpu|cuda(:\d+)?)$",
+        description="auto, cpu, cuda, cuda:N, or all: every GPU, each in a process of its own",
+    )
+    scheduler: str | None = Field(
+        None,
+        pattern=r"^(tcp|tls)://.+:\d+$",
+        description="the Dask scheduler whose workers do the job, tcp://HOST:PORT",
+    )
+    workers: int | None = Field(
+        None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
+    )
     memory: Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_enough)] = Field(
         512 << 20,
         description="the most that the ring of buffers takes on the host, such as 512MiB",
@@ -63,7 +82,9 @@ class Settings(BaseModel):
     chunk_bytes: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
         None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
     )
-    workers: int | None = Field(None, ge=1, le=1024, description="CPU threads that compute [default: one a core]")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads that compute in each process [default: one a core]"
+    )
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(_whole)] = Field(
         5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5"
     )
@@ -100,7 +121,7 @@ def explain(fault: Mapping[str, Any]) -> str:
         return f"there is no such setting; there are {', '.join(Settings.model_fields)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
-        message = "must be auto, cpu, cuda or cuda:N"
+        message = _FORMS[fault["loc"][0]]
     given = fault.get("input")
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given!r}"
 

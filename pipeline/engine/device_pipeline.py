@@ -132,14 +132,14 @@ class DevicePipeline:
         for stage, lanes in self._lanes.items():
             record.totals[stage].lanes = lanes
         passage = _Passage(record=record, on_written=on_written, computing=len(chunks), unwritten=len(chunks))
-        began = time.perf_counter()
         with self._lock:
             self._passages.add(passage)
         try:
-            for chunk in chunks:
-                self._waiting.put((chunk, passage, chunk is chunks[-1]))
-            if self._error is None and chunks:
-                passage.ended.wait()
+            with record.timed():
+                for chunk in chunks:
+                    self._waiting.put((chunk, passage, chunk is chunks[-1]))
+                if self._error is None and chunks:
+                    passage.ended.wait()
         except BaseException as interruption:
             self._fail(interruption)
             raise
@@ -148,8 +148,6 @@ class DevicePipeline:
                 self._passages.discard(passage)
         if self._error is not None:
             raise self._error
-        record.wall_seconds = time.perf_counter() - began
-        metrics.pipeline_wall_seconds.inc(record.wall_seconds)
         return record
 
     def _threads_of(

@@ -51,9 +51,16 @@ def cuda_properties(ordinal: int) -> Mapping[str, Any]:
         "memory_bytes": int(properties["totalGlobalMem"]),
         "compute_capability": f"{properties['major']}.{properties['minor']}",
         "uuid": _uuid(properties["uuid"]),
+        "pci": "{pciDomainID:04x}:{pciBusID:02x}:{pciDeviceID:02x}.0".format(**properties),
         "driver": _cuda_version(cupy.cuda.runtime.driverGetVersion()),
         "cupy": cupy.__version__,
     }
+
+
+def usable_gpus() -> list[int]:
+    """Ordinals of the GPUs that jobs can run on."""
+    reports = [report for report in discover() if report.name.startswith("cuda:") and report.obstacle is None]
+    return [int(report.name.removeprefix("cuda:")) for report in reports]
 
 
 def _discover_cpu() -> DeviceReport:

@@ -68,7 +68,7 @@ class Ledger:
 
     def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
         self.folder = ledger_path(Path(os.path.realpath(output)))
-        self._identity = identity
+        self.identity = identity
 
     @staticmethod
     def recorded_cut(output: Path) -> Cut | None:
@@ -103,12 +103,12 @@ class Ledger:
         self.remove()
         with writing(self.folder):
             self.folder.mkdir()
-            _write(self.folder / _JOB, self._identity)
+            _write(self.folder / _JOB, self.identity)
 
     def restart(self, identity: Mapping[str, Any]) -> None:
         """The job is cut anew: what was entered is of no use."""
         self.remove()
-        self._identity = identity
+        self.identity = identity
 
     def add(self, entry: Entry) -> None:
         """Keep an entry, for good. StorageError where the disk fails, OutputError where the ledger was removed."""
@@ -117,20 +117,14 @@ class Ledger:
 
     def entries(self) -> list[Entry]:
         """Every entry, in the order of their first chunks."""
-        found = []
-        for path in sorted(self.folder.glob(_ENTRY.format(first=0).replace("00000000", "*"))):
-            entry = _read(path)
-            try:
-                assert entry is not None
-                found.append(Entry(chunks=tuple(entry["chunks"]), notes=entry["notes"], device=entry["device"]))
-            except (AssertionError, KeyError, TypeError) as error:
-                raise StorageError(f"{path}: cannot be read; run again without --resume") from error
+        found = [_entry(path) for path in sorted(self.folder.glob("chunks-*.json"))]
         _refuse_doubles(self.folder, (chunk for entry in found for chunk in entry.chunks))
         return found
 
-    def holds(self, first: int) -> bool:
-        """Whether there is an entry that begins with this chunk."""
-        return (self.folder / _ENTRY.format(first=first)).exists()
+    def entry(self, first: int) -> Entry | None:
+        """The entry that begins with this chunk, if there is one."""
+        path = self.folder / _ENTRY.format(first=first)
+        return _entry(path) if path.exists() else None
 
     def remove(self) -> None:
         """Harmless where there is none."""
@@ -147,6 +141,16 @@ def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:
         if chunk in seen:
             raise StorageError(f"{folder}: chunk {chunk} stands in two entries; run again without --resume")
         seen.add(chunk)
+
+
+def _entry(path: Path) -> Entry:
+    found = _read(path)
+    try:
+        if found is not None:
+            return Entry(chunks=tuple(found["chunks"]), notes=found["notes"], device=found["device"])
+    except (KeyError, TypeError):
+        pass
+    raise StorageError(f"{path}: cannot be read; run again without --resume")
 
 
 def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:

@@ -56,7 +56,7 @@ class RunEvents:
 Stream = Callable[[PlannedJob, Plan, Ledger, Callable[[Chunk], None]], StageRecord]
 
 
-def open_device(name: str, workers: int | None = None, overlap: int = 5) -> Device:
+def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Device:
     """The device a user named: auto, cpu, cuda or cuda:N. DeviceUnavailable says why not, and what could be used."""
     reports = discover()
     if name == "auto":
@@ -64,7 +64,7 @@ def open_device(name: str, workers: int | None = None, overlap: int = 5) -> Devi
     if name == "cuda":
         name = "cuda:0"
     if name == "cpu":
-        return CpuDevice(workers, overlap)
+        return CpuDevice(threads, overlap)
     for report in reports:
         if report.name == name and report.obstacle is None:
             return CudaDevice(int(name.removeprefix("cuda:")), overlap)

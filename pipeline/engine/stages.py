@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pipeline import metrics
@@ -52,6 +55,25 @@ class StageRecord:
             totals.chunks += 1
         metrics.stage_seconds.labels(stage).inc(seconds)
         metrics.stage_bytes.labels(stage).inc(nbytes)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What is done here is the run's wall time."""
+        began = time.perf_counter()
+        yield
+        self.wall_seconds = time.perf_counter() - began
+        metrics.pipeline_wall_seconds.inc(self.wall_seconds)
+
+    def include(self, stages: Mapping[str, tuple[float, int, int]]) -> None:
+        """Add what another process did: seconds, bytes and chunks of each stage."""
+        for stage, (seconds, nbytes, chunks) in stages.items():
+            with self._lock:
+                totals = self.totals[stage]
+                totals.seconds += seconds
+                totals.nbytes += nbytes
+                totals.chunks += chunks
+            metrics.stage_seconds.labels(stage).inc(seconds)
+            metrics.stage_bytes.labels(stage).inc(nbytes)
 
     @property
     def overlap_efficiency(self) -> float:

@@ -73,7 +73,7 @@ def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options
     common = ("run", "smooth", "large.tif", *options, "--mode", mode, "--device", "cpu", "--quiet")
     results = []
     for name, memory, workers in (("a.npy", "1MiB", 2), ("b.npy", "2MiB", 3), ("c.npy", "512MiB", 1)):
-        arguments = [*common[:3], name, *common[3:], "--memory", memory, "--workers", workers]
+        arguments = [*common[:3], name, *common[3:], "--memory", memory, "--threads", workers]
         assert millrace(*arguments) == (0, "", "")
         results.append((folder / name).read_bytes())
         receipt = json.loads((folder / f"{name}.receipt.json").read_text())
@@ -86,7 +86,7 @@ def test_volumes_pages_and_axes(folder, millrace):
     write_image(folder / "stack.tif", samples, "ZYX")
     from kernels.smoothing import box
 
-    options = ("--quiet", "--memory", "1MiB", "--workers", "1")
+    options = ("--quiet", "--memory", "1MiB", "--threads", "1")
     for named, expected in (("Z,Y,X", (0, 1, 2)), ("y,x", (1, 2)), ("0", (0,)), ("-1", (2,))):
         assert millrace("run", "smooth", "stack.tif", "out.npy", f"--axes={named}", *options)[0] == 0
         np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
@@ -162,7 +162,7 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--axes", "C"), "--axes C"),
     (("in.ppm", "out.ppm", "--axes", "Y,0"), "--axes Y,0: name each axis once"),
     (("in.ppm", "out.ppm", "--device", "cuda:99"), "--device cuda:99"),
-    (("in.ppm", "out.ppm", "--device", "gpu"), "--device: must be auto, cpu, cuda or cuda:N"),
+    (("in.ppm", "out.ppm", "--device", "gpu"), "--device: must be auto, all, cpu, cuda or cuda:N"),
     (("in.ppm", "out.ppm", "--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
     (("in.ppm", "out.png", "--preview", "out.png"), "is also the input or the output"),
@@ -259,7 +259,7 @@ def test_a_full_disk_is_told_before_any_work(folder):
 def test_a_signal_leaves_nothing_half_written(folder, number, code):
     write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
     (folder / "out.tif").write_text("an older result")
-    arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--workers", "1"]
+    arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--threads", "1"]
     process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (folder / "out.tif.partial").exists():

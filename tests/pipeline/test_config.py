@@ -53,10 +53,10 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
     ("file", "environment", "flags", "message"),
     [
         ('memory = "lots"', {}, {}, "millrace.toml, key memory: 'lots' is not an amount of memory"),
-        ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, memory"),
+        ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, scheduler"),
         ("memory = ", {}, {}, "millrace.toml: Invalid value"),
         ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
-        ("", {}, {"device": "gpu"}, "--device: must be auto, cpu, cuda or cuda:N; got 'gpu'"),
+        ("", {}, {"device": "gpu"}, "--device: must be auto, all, cpu, cuda or cuda:N; got 'gpu'"),
         ("", {}, {"metrics_port": "70000"}, "--metrics-port: input should be less than or equal to 65535; got '70000'"),
         ("", {}, {"memory": "1KiB"}, "--memory: 1.0 KiB is too little; the least is 1.0 MiB"),
     ],

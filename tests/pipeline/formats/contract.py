@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.base import ImageFormat, ImageHeader, Region
+from pipeline.formats.partial import Opening
 
 SHAPES = {"YX": (37, 53), "YXC": (31, 43, 3), "ZYX": (5, 29, 23), "ZYXC": (3, 19, 17, 3)}
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
@@ -289,6 +290,61 @@ class FormatContract:
         writer.write(Region.whole(case.header.shape), samples(case.header))
         writer.publish()
         assert_same_bits(read_whole(self.format, path), samples(case.header))
+
+    # Sharing and resuming
+
+    def test_others_join_to_write_their_share(self, case: Case, tmp_path: Path) -> None:
+        path, array = tmp_path / f"image{case.suffix}", samples(case.header)
+        owner = self.format.create(path, case.header)
+        joined = self.format.create(path, case.header, Opening.JOIN)
+        for number, tile in enumerate(tiles_of(self.format, case.header)):
+            (owner, joined)[number % 2].write(tile, np.ascontiguousarray(array[tile.slices]))
+        joined.flush()
+        with pytest.raises(ValueError):  # noqa: PT011 - only the owner publishes
+            joined.publish()
+        joined.discard()
+        joined.discard()
+        owner.flush()
+        owner.publish()
+        assert [found.name for found in tmp_path.iterdir()] == [path.name]
+        assert_same_bits(read_whole(self.format, path), array)
+
+    def test_what_was_kept_is_resumed(self, case: Case, tmp_path: Path) -> None:
+        path, array = tmp_path / f"image{case.suffix}", samples(case.header)
+        tiles = tiles_of(self.format, case.header)
+        for opening, share in ((Opening.NEW, tiles[::2]), (Opening.RESUME, tiles[1::2])):
+            writer = self.format.create(path, case.header, opening)
+            for tile in share:
+                writer.write(tile, np.ascontiguousarray(array[tile.slices]))
+            writer.keep()
+            writer.discard()
+            assert not path.exists()
+        writer = self.format.create(path, case.header, Opening.RESUME)
+        writer.publish()
+        writer.keep()
+        assert [found.name for found in tmp_path.iterdir()] == [path.name]
+        assert_same_bits(read_whole(self.format, path), array)
+
+    @pytest.mark.parametrize("opening", [Opening.RESUME, Opening.JOIN])
+    def test_nothing_to_resume_or_join_is_an_output_error(self, opening: Opening, tmp_path: Path) -> None:
+        path = tmp_path / f"image{self.cases[0].suffix}"
+        with pytest.raises(OutputError) as caught:
+            self.format.create(path, self.cases[0].header, opening)
+        one_line(caught.value, path.name, "--resume")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_cut_off_worker_cannot_touch_a_new_run(self, tmp_path: Path) -> None:
+        case = self.cases[0]
+        path, array = tmp_path / f"image{case.suffix}", samples(case.header)
+        self.format.create(path, case.header).keep()
+        cut_off = self.format.create(path, case.header, Opening.JOIN)
+        writer = self.format.create(path, case.header)
+        writer.write(Region.whole(array.shape), array)
+        if not self.is_folder:  # of a folder the new run has removed the old one, and its names are the new one's
+            cut_off.write(Region.whole(array.shape), np.zeros_like(array))
+        cut_off.discard()
+        writer.publish()
+        assert_same_bits(read_whole(self.format, path), array)
 
     # Refusals
 

@@ -1,0 +1,76 @@
+"""Where a job runs, as the settings say: the one device of this process, or workers of a Dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.config import Settings
+from pipeline.engine.discovery import usable_gpus
+from pipeline.engine.planned import PlannedDevice
+from pipeline.engine.run import Stream, open_device, stream_on_device
+from pipeline.errors import ParameterError
+
+if TYPE_CHECKING:
+    from pipeline.cluster.workers import WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What planning asks, and what the engine streams through."""
+
+    device: PlannedDevice
+    stream: Stream
+
+
+@contextmanager
+def open_place(settings: Settings) -> Iterator[Place]:
+    """The place that the settings name, for as long as the context lasts.
+
+    Dask is started where it is asked for: by `scheduler`, by `workers`, or by the device `all` on a machine with
+    several GPUs. ParameterError where settings contradict each other, DeviceUnavailable where there is no such place.
+    """
+    _refuse_contradictions(settings)
+    if settings.scheduler is not None:
+        from pipeline.cluster.workers import workers_of
+
+        with workers_of(settings.scheduler, settings.device, settings.threads) as workers:
+            yield Place(device=workers, stream=workers.stream)
+        return
+    several_gpus = settings.device == "all" and len(usable_gpus()) > 1
+    if several_gpus or settings.workers is not None:
+        from pipeline.cluster.workers import local_workers
+
+        with local_workers(worker_specs(settings)) as workers:
+            yield Place(device=workers, stream=workers.stream)
+        return
+    name = "auto" if settings.device == "all" else settings.device
+    yield Place(device=open_device(name, settings.threads, settings.overlap), stream=stream_on_device)
+
+
+def worker_specs(settings: Settings) -> list[WorkerSpec]:
+    """One worker process for each GPU that the settings name, or as many as they say on the CPU."""
+    from pipeline.cluster.workers import cpu_workers, gpu_workers
+
+    if settings.device in ("auto", "all"):
+        gpus = usable_gpus() if settings.workers is None else []
+    else:
+        device = open_device(settings.device, settings.threads)
+        gpus = [] if device.name == "cpu" else [int(device.name.removeprefix("cuda:"))]
+    return gpu_workers(gpus) if gpus else cpu_workers(settings.workers or 1, settings.threads)
+
+
+def _refuse_contradictions(settings: Settings) -> None:
+    clustered = settings.scheduler is not None or settings.workers is not None or settings.device == "all"
+    if settings.scheduler is not None and settings.workers is not None:
+        raise ParameterError("--workers starts processes here, --scheduler uses those of a cluster: give one of them")
+    if settings.scheduler is not None and settings.device not in ("auto", "cpu", "cuda"):
+        raise ParameterError(f"--device {settings.device} is of this machine; with --scheduler: auto, cpu or cuda")
+    if settings.workers is not None and settings.device.startswith("cuda"):
+        raise ParameterError("--workers are processes on the CPU; --device all has one for each GPU")
+    if settings.workers is not None and settings.device in ("auto", "all") and usable_gpus():
+        raise ParameterError("--workers are processes on the CPU and this machine has a GPU: add --device cpu")
+    if clustered and settings.overlap != 5:
+        raise ParameterError("--overlap is for one device: leave it out, or leave out --workers, --scheduler and all")

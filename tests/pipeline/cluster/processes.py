@@ -1,0 +1,76 @@
+"""The command as a process of its own, with the worker processes that it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+
+import psutil
+
+from tests.images import COMMAND
+
+DEADLINE_S = 60
+
+
+@contextmanager
+def running(*arguments, cwd):
+    """The command, started; killed with all its children if it is still there at the end."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        for child in [*children(process), process]:
+            with_suppressed(os.kill, child.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run(*arguments, cwd):
+    """Run the command to its end: exit code, stdout, stderr."""
+    with running(*arguments, cwd=cwd) as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, out, err
+
+
+def children(process):
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def worker_processes(process):
+    """The worker processes that the command's nannies have started."""
+    found = []
+    for child in children(process):
+        try:
+            if any("spawn_main" in word for word in child.cmdline()):
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def kill_9(child):
+    with_suppressed(child.kill)
+
+
+def with_suppressed(function, *arguments):
+    try:
+        function(*arguments)
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return
+
+
+def wait_until(condition, what):
+    """Poll until it holds; AssertionError where it does not in time."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {DEADLINE_S} s")

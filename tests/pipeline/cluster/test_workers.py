@@ -1,0 +1,214 @@
+"""Jobs over worker processes: the same bits as on one device, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import gaussian
+from pipeline.cluster.segments import SEGMENTS_A_WORKER, cut_segments
+from pipeline.formats.base import Region
+from pipeline.workloads.base import ArraySpec, Chunk, Plan
+from tests.images import names_in, read_image, write_image
+from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
+
+SIGMA = 25
+# Small chunks with wide halos: the job takes long enough.
+SMALL = ("--memory", "2800KiB")
+SLOW = ("--filter", "gaussian", "--sigma", SIGMA, "--device", "cpu", "--threads", 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
+    write_image(tmp_path / "in.tif", samples)
+    return tmp_path
+
+
+def expected(folder):
+    return gaussian(read_image(folder / "in.tif"), SIGMA, axes=(0, 1))
+
+
+def smooth(output, *options):
+    return ("run", "smooth", "in.tif", output, *SLOW, *options)
+
+
+def ledger_entries(folder, output):
+    return list((folder / f"{output}.ledger").glob("chunks-*.json"))
+
+
+@pytest.mark.parametrize("output", ["out.tif", "out.npy", "out.png", "out.zarr"])
+def test_several_processes_make_the_same_bits(folder, output):
+    code, out, err = run(*smooth(output, "--workers", 2, "--chunk-bytes", "300KB", "--json"), cwd=folder)
+    assert (code, err) == (0, "")
+    np.testing.assert_array_equal(read_image(folder / output), expected(folder))
+    receipt = json.loads(out)
+    assert receipt["device"]["name"] == "2 × cpu"
+    assert len(receipt["device"]["workers"]) == 2
+    assert receipt["stages"]["write"]["bytes"] == receipt["written_bytes"]
+    assert receipt["audit"]["samples"] == 100
+    assert names_in(folder) == ["in.tif", output, f"{output}.receipt.json"]
+
+
+def test_the_job_survives_twenty_killed_workers(folder):
+    """Each kill -9 takes at most the segments that this worker held; the rest is never computed again."""
+    rng = random.Random(11)
+    samples = np.random.default_rng(4).integers(0, 65536, (2003, 2001, 3)).astype(np.uint16)
+    write_image(folder / "in.tif", samples)
+    options = ("--workers", 2, *SMALL, "--quiet")
+    killed = 0
+    with running(*smooth("out.npy", *options), cwd=folder) as process:
+        wait_until(lambda: ledger_entries(folder, "out.npy"), "the first segment")
+        while killed < 20 and process.poll() is None:
+            victims = worker_processes(process)
+            if victims:
+                kill_9(rng.choice(victims))
+                killed += 1
+            time.sleep(rng.uniform(0.1, 1.6))
+        out, err = process.communicate(timeout=300)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert killed == 20
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
+    assert names_in(folder) == ["in.tif", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_killed_command_is_resumed_from_its_ledger(folder):
+    with running(*smooth("out.npy", "--workers", 2, *SMALL), cwd=folder) as process:
+        wait_until(lambda: len(ledger_entries(folder, "out.npy")) >= 3, "the third segment")
+        process.kill()
+        process.wait()
+        wait_until(lambda: not worker_processes(process), "the workers' end")
+    assert "out.npy" not in names_in(folder)
+    entries = [json.loads(path.read_text()) for path in ledger_entries(folder, "out.npy")]
+    done = {chunk for entry in entries for chunk in entry["chunks"]}
+    assert done
+    # On one device, which would prefer larger chunks: the cut is the ledger's.
+    code, out, err = run(*smooth("out.npy", "--resume", "--json"), cwd=folder)
+    assert (code, err) == (0, "")
+    receipt = json.loads(out)
+    assert receipt["resumed_chunks"] >= len(done)
+    assert receipt["stages"]["write"]["bytes"] < receipt["written_bytes"]
+    assert receipt["audit"]["samples"] == 100
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
+    assert names_in(folder) == ["in.tif", "out.npy", "out.npy.receipt.json"]
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    """A Dask scheduler and one of our workers, as an administrator starts them."""
+    address_file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(address_file.exists, "the scheduler's start")
+        address = json.loads(address_file.read_text())["address"]
+        address_file.unlink()
+        with running("worker", address, "--device", "cpu", "--workers", 1, cwd=tmp_path):
+            yield process, address
+        process.kill()
+
+
+def test_workers_of_a_cluster_do_the_job(folder, scheduler):
+    _, address = scheduler
+    code, out, err = run(*smooth("out.npy", "--scheduler", address), cwd=folder)
+    assert (code, err) == (0, "")
+    assert "on 1 × cpu" in out
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
+
+
+def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler):
+    process, address = scheduler
+    with running(*smooth("out.npy", "--scheduler", address, *SMALL), cwd=folder) as command:
+        wait_until(lambda: len(ledger_entries(folder, "out.npy")) >= 2, "the second segment")
+        process.kill()
+        _, err = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert err.startswith(f"millrace: the scheduler {address} went away; ")
+    assert err.endswith("chunks are kept: go on with --resume\n")
+    code, _, err = run(*smooth("out.npy", "--resume"), cwd=folder)
+    assert (code, err) == (0, "")
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
+
+
+def test_stopping_ends_every_worker(folder):
+    with running(*smooth("out.npy", "--workers", 2, *SMALL), cwd=folder) as process:
+        wait_until(lambda: ledger_entries(folder, "out.npy"), "the first segment")
+        workers = worker_processes(process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; nothing was published; " in err
+    assert "go on with --resume" in err
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_another_job_is_not_resumed(folder):
+    with running(*smooth("out.npy", "--workers", 1, *SMALL), cwd=folder) as process:
+        wait_until(lambda: ledger_entries(folder, "out.npy"), "the first segment")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    before = names_in(folder)
+    code, _, err = run("run", "smooth", "in.tif", "out.npy", "--size", 5, "--resume", cwd=folder)
+    assert code == 2
+    assert "of another job: its parameters was" in err
+    assert names_in(folder) == before
+    # Without --resume it starts anew.
+    assert run("run", "smooth", "in.tif", "out.npy", "--size", 5, "--quiet", cwd=folder) == (0, "", "")
+    assert names_in(folder) == ["in.tif", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_damaged_input_is_the_users_error_on_any_worker(folder):
+    whole = (folder / "in.tif").read_bytes()
+    (folder / "cut.npy").write_bytes(b"\x93NUMPY")
+    code, _, err = run("run", "smooth", "cut.npy", "out.npy", "--workers", 2, cwd=folder)
+    assert code == 2
+    assert "cut.npy" in err
+    assert (folder / "in.tif").read_bytes() == whole
+    assert names_in(folder) == ["cut.npy", "in.tif"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--scheduler", "tcp://127.0.0.1:1"), "no Dask scheduler answers there"),
+        (("--scheduler", "127.0.0.1:8786"), "must be an address like tcp://HOST:PORT"),
+        (("--scheduler", "tcp://a:1", "--workers", "2"), "give one of them"),
+        (("--scheduler", "tcp://a:1", "--device", "cuda:1"), "with --scheduler: auto, cpu or cuda"),
+        (("--workers", "2", "--device", "cuda:0"), "--device all has one for each GPU"),
+        (("--workers", "2", "--overlap", "1"), "--overlap is for one device"),
+        (("--workers", "0"), "--workers: "),
+    ],
+)
+def test_contradictions_and_absent_clusters_are_one_line(folder, options, message):
+    code, out, err = run("run", "smooth", "in.tif", "out.npy", *options, cwd=folder)
+    assert (code, out) == (2, "")
+    assert err.startswith("millrace: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert names_in(folder) == ["in.tif"]
+
+
+def plan_of(count):
+    spec = ArraySpec((1,), np.dtype(np.uint8))
+    chunks = (
+        Chunk(index=i, region=Region((i,), (i + 1,)), halo=((0, 0),), inputs=(spec,), outputs=(spec,), work=1)
+        for i in range(count)
+    )
+    return Plan(chunks=tuple(chunks))
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 17, 1000])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_segments_are_consecutive_even_and_complete(count, workers):
+    segments = cut_segments(plan_of(count), workers)
+    assert [chunk for segment in segments for chunk in segment.chunks] == list(range(count))
+    lengths = [len(segment.chunks) for segment in segments]
+    assert len(segments) == min(count, SEGMENTS_A_WORKER * workers)
+    assert max(lengths) - min(lengths) <= 1
