@@ -12,6 +12,7 @@ import queue
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -239,10 +240,13 @@ class _ClusterRun:
         """The receipt; None where the segment shall run again because its worker died."""
         if future.cancelled() or self._client.status != "running":
             raise self._scheduler_lost()
-        error = future.exception()
-        if error is None:
-            receipt: SegmentReceipt = future.result()
-            return receipt
+        try:
+            error = future.exception()
+            if error is None:
+                receipt: SegmentReceipt = future.result()
+                return receipt
+        except (OSError, CancelledError) as lost:  # among them distributed's CommClosedError
+            raise self._scheduler_lost() from lost
         if isinstance(error, MillraceError):
             raise error
         chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"

@@ -24,7 +24,8 @@ def running(*arguments, cwd):
     try:
         yield process
     finally:
-        for child in [*children(process), process]:
+        # The command first: it would start its workers again.
+        for child in [process, *children(process)]:
             with_suppressed(os.kill, child.pid, signal.SIGKILL)
         process.communicate()
 

@@ -1,0 +1,196 @@
+"""A stopped job's ledger: what is in stays in, and only for the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import box
+from pipeline.engine import checkpoints
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
+from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
+from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
+from pipeline.workloads import JobSpec, workloads
+from tests.images import names_in, read_image, write_image
+
+ROWS = 900
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    samples = np.random.default_rng(2).integers(0, 65536, (ROWS, 301)).astype(np.uint16)
+    write_image(tmp_path / "in.npy", samples, "YX")
+    monkeypatch.setattr(checkpoints, "INTERVAL_SECONDS", 0.05)
+    return tmp_path
+
+
+def job_in(folder, output="out.npy", *, resume=False, memory=64 << 20, chunk_bytes=30_000, size="5"):
+    parameters = workloads()["smooth"].Parameters(size=size)
+    spec = JobSpec(workload="smooth", input=folder / "in.npy", output=folder / output, parameters=parameters)
+    options = RunOptions(memory_bytes=memory, chunk_bytes=chunk_bytes, resume=resume)
+    return plan_job(spec, CpuDevice(2), options), options
+
+
+class FailingAt:
+    """Lets chunks be written until so many are, waits for the next entry, then fails; counts what was written."""
+
+    def __init__(self, folder, count, error):
+        self.folder, self.count, self.error = folder, count, error
+        self.written, self.kept = [], []
+
+    def events(self):
+        return RunEvents(on_written=self.note, on_kept=lambda kept, chunks: self.kept.append((kept, chunks)))
+
+    def note(self, chunk):
+        self.written.append(chunk.index)
+        if len(self.written) == self.count:
+            end = time.monotonic() + 30
+            while not list(self.folder.glob("*.ledger/chunks-*")) and time.monotonic() < end:
+                time.sleep(0.005)
+            raise self.error
+
+
+def fail(folder, error, output="out.npy"):
+    failing = FailingAt(folder, 2, error)
+    job, options = job_in(folder, output)
+    with pytest.raises(type(error)):
+        run_job(job, options, events=failing.events())
+    return failing
+
+
+@pytest.mark.parametrize("output", ["out.npy", "out.tif", "out.png", "out.zarr"])
+def test_a_failed_job_goes_on_where_it_stopped(folder, output):
+    failing = fail(folder, DeviceError("the GPU fell off the bus"), output)
+    (kept, chunks) = failing.kept[0]
+    assert 0 < kept < chunks
+    assert not (folder / output).exists()
+    written = []
+    job, options = job_in(folder, output, resume=True, chunk_bytes=None)
+    receipt = run_job(job, options, events=RunEvents(on_written=lambda chunk: written.append(chunk.index)))
+    assert sorted(written) == list(range(chunks))  # those kept are told first
+    assert receipt["resumed_chunks"] == kept
+    assert receipt["stages"]["write"]["bytes"] < receipt["written_bytes"]
+    assert receipt["audit"]["samples"] == 100
+    np.testing.assert_array_equal(read_image(folder / output), box(read_image(folder / "in.npy"), 5))
+    assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"]
+
+
+def test_stopping_keeps_what_is_in(folder):
+    assert fail(folder, KeyboardInterrupt()).kept
+    assert "out.npy.ledger" in names_in(folder)
+
+
+def test_the_users_own_mistake_leaves_nothing(folder):
+    assert fail(folder, InputError("in.npy: truncated")).kept == []
+    assert names_in(folder) == ["in.npy"]
+
+
+def test_a_short_job_keeps_no_ledger(folder, monkeypatch):
+    monkeypatch.setattr(checkpoints, "INTERVAL_SECONDS", 30.0)
+
+    def stop(chunk):
+        raise DeviceError("gone")
+
+    job, options = job_in(folder)
+    with pytest.raises(DeviceError):
+        run_job(job, options, events=RunEvents(on_written=stop))
+    assert names_in(folder) == ["in.npy"]
+
+
+def test_nothing_to_resume_is_a_run_from_the_start(folder):
+    job, options = job_in(folder, resume=True)
+    assert run_job(job, options)["resumed_chunks"] == 0
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: {"size": "3"}, "its parameters was"),
+        (lambda folder: os.utime(folder / "in.npy", (1, 1)) or {}, "its input was"),
+        (lambda folder: {"chunk_bytes": 40_000}, "leave --chunk-bytes out"),
+        (lambda folder: {"memory": 1 << 16, "chunk_bytes": None}, "raise it"),
+    ],
+)
+def test_another_job_is_not_resumed_and_nothing_is_lost(folder, change, message):
+    fail(folder, DeviceError("gone"))
+    before = names_in(folder)
+    with pytest.raises(ParameterError, match=message):
+        run_job(*job_in(folder, resume=True, **change(folder)))
+    assert names_in(folder) == before
+
+
+def test_a_lost_partial_output_is_one_clear_error(folder):
+    fail(folder, DeviceError("gone"))
+    (folder / "out.npy.partial").unlink()
+    with pytest.raises(OutputError, match="run the job again without --resume"):
+        run_job(*job_in(folder, resume=True))
+    run_job(*job_in(folder))
+    assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):
+    job, _ = job_in(folder)
+    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
+    job.workload.start()
+    ledger.create()
+    ledger.add(Entry(chunks=(0, 1), notes={}, device="cpu"))
+    with pytest.raises(OutputError, match="another run is writing"):
+        run_job(*job_in(folder))
+    assert [entry.chunks for entry in ledger.entries()] == [(0, 1)]
+    job.workload.discard()
+
+
+def test_a_folder_that_is_no_ledger_is_never_removed(folder):
+    (folder / "out.npy.ledger").mkdir()
+    (folder / "out.npy.ledger" / "precious").write_text("kept")
+    with pytest.raises(OutputError, match="is none; remove or rename it"):
+        run_job(*job_in(folder))
+    assert (folder / "out.npy.ledger" / "precious").read_text() == "kept"
+
+
+def ledger_of(folder):
+    job, _ = job_in(folder)
+    job.workload.discard()
+    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
+    ledger.create()
+    return ledger, job.plan
+
+
+def test_entries_of_many_writers_come_back_in_order(folder):
+    ledger, plan = ledger_of(folder)
+    threads = [
+        threading.Thread(target=ledger.add, args=(Entry(chunks=(n, n + 1), notes={"n": n}, device="cpu"),))
+        for n in range(0, 20, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [entry.chunks for entry in ledger.entries()] == [(n, n + 1) for n in range(0, 20, 2)]
+    assert ledger.entry(4) == Entry(chunks=(4, 5), notes={"n": 4}, device="cpu")
+    assert ledger.entry(5) is None
+    left = left_over(plan, ledger.entries())
+    assert [chunk.index for chunk in left.chunks] == list(range(20, len(plan.chunks)))
+    assert left_over(plan, [Entry(chunks=tuple(range(len(plan.chunks))), notes={}, device="cpu")]) is None
+
+
+def test_doubles_and_damage_are_refused(folder):
+    ledger, _ = ledger_of(folder)
+    ledger.add(Entry(chunks=(3, 4), notes={}, device="cpu"))
+    ledger.add(Entry(chunks=(4, 5), notes={}, device="cpu"))
+    with pytest.raises(StorageError, match="chunk 4 stands in two entries"):
+        ledger.entries()
+    (ledger.folder / "chunks-00000004.json").write_text("{")
+    with pytest.raises(StorageError, match="cannot be read"):
+        ledger.entries()
+    (ledger.folder / "job.json").write_text(json.dumps({"cut": 3}))
+    assert Ledger.recorded_cut(folder / "out.npy") is None
+    (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))
+    assert Ledger.recorded_cut(folder / "out.npy") == Cut(budget_bytes=5, target_bytes=4)
