@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,20 @@ def carve(buffer: NDArray[np.uint8], specs: Sequence[ArraySpec]) -> list[NDArray
     return arrays
 
 
+class Views:
+    """The arrays last carved of each buffer: most chunks have the shape of the one before."""
+
+    def __init__(self, carve_buffer: Callable[[Any, Sequence[ArraySpec]], list[Any]]) -> None:
+        self._carve = carve_buffer
+        self._last: dict[int, tuple[Sequence[ArraySpec], list[Any]]] = {}
+
+    def of(self, buffer: Any, specs: Sequence[ArraySpec]) -> list[Any]:
+        found = self._last.get(id(buffer))
+        if found is None or found[0] != specs:
+            found = self._last[id(buffer)] = (specs, self._carve(buffer, specs))
+        return found[1]
+
+
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -46,12 +60,13 @@ class Slot:
     host_output: NDArray[np.uint8]
     # A GPU's share: `CudaSlot` of this module; None on a CPU, where the device sees the host arrays themselves.
     cuda: CudaSlot | None = None
+    _views: Views = field(default_factory=lambda: Views(carve))
 
     def inputs(self, chunk: Chunk) -> list[NDArray[Any]]:
-        return carve(self.host_input, chunk.inputs)
+        return self._views.of(self.host_input, chunk.inputs)
 
     def outputs(self, chunk: Chunk) -> list[NDArray[Any]]:
-        return carve(self.host_output, chunk.outputs)
+        return self._views.of(self.host_output, chunk.outputs)
 
 
 def allocate_host_slot(input_bytes: int, output_bytes: int) -> Slot:
@@ -87,12 +102,13 @@ class CudaSlot:
     compute_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)
+    _views: Views = field(default_factory=lambda: Views(_carve_device))
 
     def inputs(self, chunk: Chunk) -> list[Any]:
-        return _carve_device(self.input, chunk.inputs)
+        return self._views.of(self.input, chunk.inputs)
 
     def outputs(self, chunk: Chunk) -> list[Any]:
-        return _carve_device(self.output, chunk.outputs)
+        return self._views.of(self.output, chunk.outputs)
 
 
 def allocate_cuda_slot(input_bytes: int, output_bytes: int) -> Slot:

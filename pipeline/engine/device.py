@@ -195,7 +195,7 @@ class CudaDevice(Device):
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
             ):
                 # Seconds from the two events themselves: since the origin a float of milliseconds grows coarse.
-                start = self._host_time(began)
+                start = self._host_time(began) if record.keeps_timeline else 0.0
                 record.add(stage, chunk.index, start, start + self._seconds(began, done), nbytes)
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error

@@ -83,6 +83,8 @@ class DevicePipeline:
         self._batch = 1 if device.overlap == 5 else slots
         if self._batch > 1:
             self._lanes.update(read=1, write=1)
+        self._chunks_metric = metrics.chunks.labels(workload.name, "written")
+        self._work_metric = metrics.work.labels(workload.name, workload.unit)
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._filled: _Line = SimpleQueue()
         self._started: _Line = SimpleQueue()
@@ -233,8 +235,8 @@ class DevicePipeline:
         chunk, passage, began = item.chunk, item.passage, time.perf_counter()
         self._workload.write(chunk, item.slot.outputs(chunk))
         passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
-        metrics.chunks.labels(self._workload.name, "written").inc()
-        metrics.work.labels(self._workload.name, self._workload.unit).inc(chunk.work)
+        self._chunks_metric.inc()
+        self._work_metric.inc(chunk.work)
         self._free.put(item.slot)
         passage.on_written(chunk)
         with self._lock:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pipeline import metrics
 
 STAGES = ("read", "upload", "compute", "download", "write")
+_METRICS = {stage: (metrics.stage_seconds.labels(stage), metrics.stage_bytes.labels(stage)) for stage in STAGES}
 
 
 @dataclass
@@ -45,16 +46,9 @@ class StageRecord:
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
         """A stage had one chunk from `began` to `ended`, on the clock of `time.perf_counter`."""
-        seconds = ended - began
-        with self._lock:
-            if self.keeps_timeline:
-                self.timeline.append(Interval(stage, chunk, began, ended))
-            totals = self.totals[stage]
-            totals.seconds += seconds
-            totals.nbytes += nbytes
-            totals.chunks += 1
-        metrics.stage_seconds.labels(stage).inc(seconds)
-        metrics.stage_bytes.labels(stage).inc(nbytes)
+        if self.keeps_timeline:
+            self.timeline.append(Interval(stage, chunk, began, ended))
+        self._add(stage, ended - began, nbytes, 1)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -67,13 +61,17 @@ class StageRecord:
     def include(self, stages: Mapping[str, tuple[float, int, int]]) -> None:
         """Add what another process did: seconds, bytes and chunks of each stage."""
         for stage, (seconds, nbytes, chunks) in stages.items():
-            with self._lock:
-                totals = self.totals[stage]
-                totals.seconds += seconds
-                totals.nbytes += nbytes
-                totals.chunks += chunks
-            metrics.stage_seconds.labels(stage).inc(seconds)
-            metrics.stage_bytes.labels(stage).inc(nbytes)
+            self._add(stage, seconds, nbytes, chunks)
+
+    def _add(self, stage: str, seconds: float, nbytes: int, chunks: int) -> None:
+        with self._lock:
+            totals = self.totals[stage]
+            totals.seconds += seconds
+            totals.nbytes += nbytes
+            totals.chunks += chunks
+        seconds_metric, bytes_metric = _METRICS[stage]
+        seconds_metric.inc(seconds)
+        bytes_metric.inc(nbytes)
 
     @property
     def overlap_efficiency(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -18,6 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import OutputError, StorageError
 from pipeline.formats.positional import PositionalFile, reason
@@ -33,6 +37,8 @@ _FOLDER_FAULTS = {
     errno.ENAMETOOLONG: "does not take a name this long; use a shorter one",
     errno.ELOOP: "holds a symbolic link under that name; remove the link",
 }
+_NOTHING = np.empty(0, np.uint8)
+_TMPFS_MAGIC = 0x01021994
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -69,6 +75,8 @@ class WritableFile(PositionalFile):
     def __init__(self, path: Path, descriptor: int, final: Path) -> None:
         super().__init__(path, descriptor)
         self.final = final
+        self._reserved_bytes = 0
+        self._map: NDArray[np.uint8] | None = None
 
     def reserve(self, nbytes: int) -> None:
         """Make the file `nbytes` long and claim the space now, so that a full disk is found before any work starts.
@@ -85,6 +93,7 @@ class WritableFile(PositionalFile):
                 return
             try:
                 os.posix_fallocate(descriptor, 0, nbytes)
+                self._reserved_bytes = nbytes
             except OSError as exc:
                 if exc.errno not in _CANNOT_RESERVE:
                     raise
@@ -96,10 +105,29 @@ class WritableFile(PositionalFile):
     def write_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
         """`write_at` for many offsets at the price of one."""
         with self._in_use() as descriptor, writing(self.final):
+            mapped = self._mapped(descriptor)
             for offset, data in runs:
+                if offset + len(data) <= len(mapped):
+                    # NumPy copies without holding the interpreter's lock.
+                    mapped[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+                    continue
                 done = os.pwrite(descriptor, data, offset)
                 while done < len(data):
                     done += os.pwrite(descriptor, data[done:], offset + done)
+
+    def close(self) -> None:
+        self._map = _NOTHING
+        super().close()
+
+    def _mapped(self, descriptor: int) -> NDArray[np.uint8]:
+        """The bytes reserved so far as memory, where the file lives in memory; elsewhere nothing.
+
+        Writing to one file takes its lock, and threads would pass it one at a time; copying into its memory does not.
+        """
+        if self._map is None:
+            size = self._reserved_bytes if _lives_in_memory(descriptor) else 0
+            self._map = np.frombuffer(mmap.mmap(descriptor, size), np.uint8) if size else _NOTHING
+        return self._map
 
     def flush(self) -> None:
         """Make durable what has been written so far."""
@@ -143,7 +171,9 @@ class PartialFile(WritableFile):
         try:
             if opening is Opening.NEW:
                 self.reserve(nbytes)
-            elif self.size != nbytes:
+            elif self.size == nbytes:
+                self._reserved_bytes = nbytes
+            else:
                 raise OutputError(
                     f"{path}: has {self.size:,} bytes where the job writes {nbytes:,}: run again without --resume"
                 )
@@ -269,6 +299,13 @@ def _refuse_unless_file(final: Path) -> None:
         raise OutputError(f"{final}: is a folder; name a file in it")
     if not stat.S_ISREG(mode):
         raise OutputError(f"{final}: is not a regular file and would be replaced; choose another name")
+
+
+def _lives_in_memory(descriptor: int) -> bool:
+    """Whether the file is on tmpfs, as /dev/shm is."""
+    fstatfs = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
+    found = (ctypes.c_long * 32)()  # struct statfs, whose first word is the file system's type
+    return fstatfs is not None and fstatfs(descriptor, found) == 0 and found[0] == _TMPFS_MAGIC
 
 
 def _unnamed_file(folder: Path) -> tuple[int, str]:

@@ -7,16 +7,19 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.errors import MillraceError, OutputError, StorageError
 from pipeline.formats import partial
-from pipeline.formats.partial import PartialFile, PartialFolder, ScratchFile
+from pipeline.formats.partial import Opening, PartialFile, PartialFolder, ScratchFile
 from tests.pipeline.formats.contract import one_line
 
 
@@ -333,3 +336,32 @@ def test_a_folder_that_another_run_writes_is_left_to_it(tmp_path: Path) -> None:
         filled(tmp_path / "a", "theirs")
     folder.publish()
     assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
+
+
+@pytest.fixture
+def memory_folder():
+    """A folder on tmpfs, where files are written as memory."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_threads_write_to_a_file_in_memory(memory_folder, monkeypatch):
+    data = np.random.default_rng(1).integers(0, 256, 1_000_003).astype(np.uint8)
+    file = PartialFile(memory_folder / "a", len(data))
+    monkeypatch.setattr("os.pwrite", None)
+    starts = list(range(0, len(data), 10_007))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda start: file.write_at(start, data[start : start + 10_007].tobytes()), starts))
+    joined = PartialFile(memory_folder / "a", len(data), Opening.JOIN)
+    joined.write_at(5, b"joined")
+    data[5:11] = np.frombuffer(b"joined", np.uint8)
+    joined.discard()
+    read = np.empty_like(data)
+    file.read_at(0, read.data)
+    np.testing.assert_array_equal(read, data)
+    monkeypatch.undo()
+    file.write_at(len(data), b"beyond what was reserved")
+    file.publish()
+    assert (memory_folder / "a").read_bytes() == data.tobytes() + b"beyond what was reserved"
