@@ -1,0 +1,194 @@
+"""What every source of point charges offers: charges once, coordinates and cell frame by frame."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import InputError, ParameterError
+
+Array = NDArray[np.float64]
+
+_FRAMES = re.compile(r"(?P<one>-?\d{1,18})|(?P<begin>-?\d{1,18})?:(?P<step>-?\d{1,18})?:(?P<end>-?\d{1,18})?")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frame:
+    """Where the atoms are at one time.
+
+    coordinates : (n, 3) float64 in angstrom, C-contiguous and finite
+    cell        : (3, 3) float64, the periodic cell's vectors a, b and c in angstrom as rows; None where none is known
+    """
+
+    coordinates: Array
+    cell: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Molecule(Frame):
+    """One frame with its charges.
+
+    charges : (n,) float64 in elementary charges, finite
+    radii   : (n,) float64 in angstrom, where the file states them
+    """
+
+    charges: Array
+    radii: Array | None = None
+
+
+class Trajectory(ABC):
+    """Point charges that move: one or many frames, the charges the same in all. `frame` may be called by any thread."""
+
+    path: Path  # the file that the charges come from
+    charges: Array  # (n,) float64 in elementary charges, finite, n ≥ 1
+    radii: Array | None = None
+    n_frames: int  # known without reading the frames, ≥ 1
+
+    @property
+    def n_atoms(self) -> int:
+        return len(self.charges)
+
+    @abstractmethod
+    def frame(self, index: int) -> Frame:
+        """Frame `index`, from 0. InputError where the file turns out damaged or a coordinate is not finite."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Harmless a second time."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Still(Trajectory):
+    """A molecule as a trajectory of one frame."""
+
+    n_frames = 1
+
+    def __init__(self, path: Path, molecule: Molecule) -> None:
+        self.path = path
+        self.charges = molecule.charges
+        self.radii = molecule.radii
+        self._frame = Frame(coordinates=molecule.coordinates, cell=molecule.cell)
+
+    def frame(self, index: int) -> Frame:
+        if index != 0:
+            raise IndexError(f"{self.path}: frame {index} of 1")
+        return self._frame
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True)
+class FrameRange:
+    """Which frames of a trajectory: `begin:step:end`, from 0, `end` not included, negative ends from the last frame.
+
+    100:10:500 takes frames 100, 110, … 490; ::10 every tenth; -100:: the last hundred; 7 the eighth alone.
+    """
+
+    begin: int | None = None
+    step: int = 1
+    end: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ValueError, of one line, where the text is no such range."""
+        found = _FRAMES.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(
+                f"'{text}' is no range of frames: write begin:step:end, as 100:10:500 for frames 100, 110, … 490, "
+                "::10 for every tenth, or one number"
+            )
+        if found["one"] is not None:
+            only = int(found["one"])
+            return cls(only, 1, only + 1 or None)
+        begin, step, end = (None if found[name] is None else int(found[name]) for name in ("begin", "step", "end"))
+        if step is not None and step < 1:
+            raise ValueError(f"'{text}' has the step {step}: begin:step:end needs a step of at least 1")
+        between = None if begin is None or end is None or (begin < 0) != (end < 0) else end - begin
+        if step is not None and between is not None and 0 < between < step and step > 1:
+            # As if written begin:end:step: one frame would be taken where many are meant.
+            raise ValueError(
+                f"'{text}' steps by {step} through {between} frames: the order is begin:step:end, "
+                "the step in the middle; for one frame give its number alone"
+            )
+        return cls(begin, step or 1, end)
+
+    def of(self, n_frames: int, path: Path) -> range:
+        """The frames chosen of so many. ParameterError where there are none, or one named lies beyond the last."""
+        if self.end is not None and self.end > n_frames:
+            raise ParameterError(f"--frames {self}: {path} has {n_frames:,} frames, numbered from 0; lower the end")
+        chosen = range(n_frames)[slice(self.begin, self.end, self.step)]
+        beyond = self.begin is not None and not -n_frames <= self.begin < n_frames
+        if beyond or not chosen:
+            raise ParameterError(
+                f"--frames {self}: chooses no frame; {path} has {n_frames:,}, numbered 0 to {n_frames - 1}"
+            )
+        return chosen
+
+    def __str__(self) -> str:
+        begin, end = ("" if value is None else str(value) for value in (self.begin, self.end))
+        return f"{begin}:{self.step}:{end}"
+
+
+def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:
+    """Three cell vectors as rows, a along x and b in the xy plane; None for a cell that only fills a line in a file.
+
+    lengths : a, b, c in angstrom; all 0 or all 1 stand for "no cell" (PDB format 3.3, CRYST1)
+    angles_degrees : alpha, beta, gamma
+
+    Raises ValueError where no cell has such lengths and angles.
+    """
+    lengths, angles = np.asarray(lengths, np.float64), np.asarray(angles_degrees, np.float64)
+    if not (np.isfinite(lengths).all() and np.isfinite(angles).all()):
+        raise ValueError("a cell with a length or an angle that is no number")
+    if (lengths == 0).all() or ((lengths == 1).all() and (angles == 90).all()):
+        return None
+    if (lengths <= 0).any() or (angles <= 0).any() or (angles >= 180).any():
+        raise ValueError(f"no cell has the lengths {_text(lengths)} and the angles {_text(angles)}")
+    # Exactly 0 for right angles: cos(π/2) is not.
+    alpha, beta, gamma = (0.0 if angle == 90 else float(np.cos(np.deg2rad(angle))) for angle in angles)
+    sine = float(np.sqrt(1 - gamma**2))
+    across = (alpha - beta * gamma) / sine
+    up = 1 - beta**2 - across**2
+    if up <= 0:
+        raise ValueError(f"no cell has the angles {_text(angles)}")
+    a, b, c = lengths
+    return np.array([[a, 0.0, 0.0], [b * gamma, b * sine, 0.0], [c * beta, c * across, c * np.sqrt(up)]])
+
+
+def cell_from(values: Array) -> Array | None:
+    """A cell given as three lengths, lengths and angles, or three vectors. ValueError for anything else."""
+    values = np.asarray(values, np.float64)
+    if values.shape in ((3,), (6,)):
+        return cell_vectors(values[:3], values[3:] if len(values) == 6 else np.full(3, 90.0))
+    if values.shape != (3, 3):
+        raise ValueError("a cell is 3 lengths, 3 lengths and 3 angles, or 3 × 3 vectors as rows, in angstrom")
+    if not np.isfinite(values).all() or abs(np.linalg.det(values)) <= 1e-9 * np.prod(np.linalg.norm(values, axis=1)):
+        raise ValueError("the cell's vectors span no volume")
+    return values.copy()
+
+
+def require_finite(path: Path, what: str, values: Array, record: str) -> None:
+    """InputError naming the first record of `values` (one a row) that is NaN or infinite."""
+    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        raise InputError(f"{path}: {record} {first + 1:,}: the {what} is not finite; mend or remove it")
+
+
+def _text(values: Array) -> str:
+    return " ".join(f"{value:g}" for value in values)
