@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian
+from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian, tree
 from kernels.smoothing.cases import Case, cases
 from kernels.smoothing.cuda import VARIANTS, smooth
 
@@ -97,6 +97,34 @@ def test_wide_gaussians_match_the_cpu_bit_by_bit(
         np.testing.assert_array_equal(_apply(cupy, case, "wide"), case.apply(case.image()), err_msg=case.name)
 
 
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (7, 7), (9, 9), (4, 9), (9, 2), (1, 6)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [*WHOLE_DTYPES, "float32"])
+def test_short_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
+    """Every kind of box that `fused` compiles, in rows that vectors bring whole and others, over tiles and bands."""
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)
+        shape = (rows, columns) if channels == 1 else (rows, columns, channels)
+        content = ("random", "extreme", "checkerboard")[index % 3]
+        case = Case(shape=shape, dtype=dtype, axes=(0, 1), sizes=sizes, modes=(first, second), cval=6, content=content)
+        np.testing.assert_array_equal(_apply(cupy, case, "fused"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 0.8, 1.0, 1.25, 1.5, 1.75, 2.0])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [*WHOLE_DTYPES, "float32"])
+def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sigma: float) -> None:
+    """Every reach from 1 to 8, in rows that vectors bring whole and others, over several tiles and bands."""
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)
+        shape = (rows, columns) if channels == 1 else (rows, columns, channels)
+        content = ("random", "extreme", "impulse")[index % 3]
+        case = Case(
+            shape=shape, dtype=dtype, axes=(0, 1), sigmas=(sigma, sigma), modes=(first, second), cval=6, content=content
+        )
+        np.testing.assert_array_equal(_apply(cupy, case, "fused"), case.apply(case.image()), err_msg=case.name)
+
+
 @pytest.mark.parametrize("sizes", [(2, 3), (10, 255), (127, 31), (255, 16), (64, 128)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -107,6 +135,71 @@ def test_streamed_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels
             continue  # the halo of such a line does not fit
         case = Case(shape=shape, dtype=dtype, axes=(0, 1), sizes=sizes, modes=(first, second), cval=6)
         np.testing.assert_array_equal(_apply(cupy, case, "streamed"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("sizes", [(31, 31), (2, 127), (127, 64), (255, 255), (1, 12), (33, 1)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", WHOLE_DTYPES)
+def test_running_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
+    """Strips cut at every place, rows that lie alike in memory and others, more rows than all warps of a block hold."""
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        rows, columns = 257 + index, 1200 if index % 3 == 0 else 1500 + index
+        shape = (rows, columns, channels) if channels > 1 else (rows, columns)
+        content = "extreme" if index % 4 == 3 else "random"
+        case = Case(shape=shape, dtype=dtype, axes=(0, 1), sizes=sizes, modes=(first, second), cval=6, content=content)
+        np.testing.assert_array_equal(_apply(cupy, case, "running"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+@pytest.mark.parametrize("columns", [1023, 1022, 1024, 7])
+@pytest.mark.parametrize("dtype", WHOLE_DTYPES)
+def test_running_boxes_of_rows_of_any_alignment(cupy: Any, dtype: str, columns: int, offset: int) -> None:
+    values = np.random.default_rng(offset).integers(0, 128, (61, columns, 3)).astype(dtype)
+    image, target = (cupy.empty(values.size + at, dtype)[at:].reshape(values.shape) for at in (offset, 8 - offset))
+    image[...] = cupy.asarray(values)
+    for size, mode in ((12, "wrap"), (31, "mirror"), (64, "constant"), (127, "reflect")):
+        case = Case(shape=values.shape, dtype=dtype, axes=(0, 1), sizes=(size, size), modes=(mode,) * 2, cval=3)
+        smooth(image, case.windows(), 3, target, variant="running")
+        np.testing.assert_array_equal(cupy.asnumpy(target), case.apply(values), err_msg=case.name, strict=True)
+
+
+@pytest.mark.parametrize("size", tree.SIZES)
+def test_trees_match_the_cpu_bit_by_bit(cupy: Any, size: int) -> None:
+    """Every pair of borders; lines of whole vectors and others; several tiles and bands; images less than a window."""
+    shapes = ((257, 1501), (320, 1536), (701, 905), (1, 1), (300, 8), (2, 1300), (150, 704), (3, 140, 451))
+    for index, (first, second) in enumerate(product(MODES, MODES)):
+        shape = shapes[index % len(shapes)]
+        if "valid" in (first, second) and min(shape[-2:]) < size:
+            shape = shapes[index % 2]
+        axes = (len(shape) - 2, len(shape) - 1)
+        content = ("random", "extreme", "impulse")[index % 3]
+        case = Case(
+            shape=shape, dtype="float32", axes=axes, sizes=(size, size), modes=(first, second), cval=6, content=content
+        )
+        np.testing.assert_array_equal(_apply(cupy, case, "tree"), case.apply(case.image()), err_msg=case.name)
+
+
+@pytest.mark.parametrize("size", [31, 63, 127])
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_trees_at_pointers_of_any_alignment(cupy: Any, size: int, offset: int) -> None:
+    values = np.random.default_rng(offset).standard_normal((333, 1504)).astype(np.float32)
+    image = cupy.empty(values.size + offset, np.float32)[offset:].reshape(values.shape)
+    target = cupy.empty(values.size + 4, np.float32)[4 - offset : values.size + 4 - offset].reshape(values.shape)
+    image[...] = cupy.asarray(values)
+    box(image, size, mode="wrap", out=target)
+    np.testing.assert_array_equal(cupy.asnumpy(target), box(values, size, mode="wrap"), strict=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", tree.SIZES)
+def test_trees_keep_a_nan_or_infinity_in_the_windows_that_hold_it(cupy: Any, bad: float, size: int) -> None:
+    image = np.random.default_rng(1).standard_normal((301, 1009)).astype(np.float32)
+    rows, columns = (150, 0, 300), (703, 446, 1008)
+    for row, column in zip(rows, columns, strict=True):
+        image[row, column] = bad
+    np.testing.assert_array_equal(
+        cupy.asnumpy(box(cupy.asarray(image), size, mode="constant")), box(image, size, mode="constant"), strict=True
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -151,8 +244,10 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The input arrives just before and is overwritten just after, on the stream: only the right order is right."""
-    dtype = "float32" if variant == "streamed" else "uint16"
+    dtype = "float32" if variant in ("streamed", "tree") else "uint16"
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant == "wide" else {"sizes": (5, 5)}
+    if variant == "tree":
+        what = {"sizes": (31, 31)}
     values = np.random.default_rng(3).integers(0, 65536, (2000, 2000)).astype(dtype)
     case = Case(shape=values.shape, dtype=dtype, axes=(0, 1), modes=("reflect",) * 2, **what)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -187,6 +282,42 @@ def test_fused_allocates_nothing(cupy: Any) -> None:
 
 def _refuse(size: int) -> Any:
     raise AssertionError(f"{size} bytes of device memory were asked for")
+
+
+def test_a_call_repeated_takes_the_arrays_and_the_stream_it_is_given(cupy: Any) -> None:
+    """Launches are kept: what else they depend on must be told apart."""
+    rng = np.random.default_rng(6)
+    images = [rng.integers(0, 65536, (97, 211, 3)).astype(np.uint16) for _ in range(3)]
+    calls: list[tuple[Any, dict[str, Any]]] = [(box, {"size": 3}), (box, {"size": 31}), (gaussian, {"sigma": 1.0})]
+    for function, what in calls:
+        for image, cval, mode in product(images, (0, 1, 65535), ("constant", "wrap")):
+            options = {"mode": mode, "cval": cval, "channel_axis": 2, **what}
+            stream, on_device = cupy.cuda.Stream(non_blocking=True), cupy.asarray(image)
+            holder = cupy.empty(image.size + 1, image.dtype)
+            expected = function(image, **options)
+            cupy.cuda.Device().synchronize()
+            for out in (cupy.empty_like(on_device), holder[1:].reshape(image.shape), holder[:-1].reshape(image.shape)):
+                assert function(on_device, out=out, stream=stream, **options) is out
+                stream.synchronize()
+                np.testing.assert_array_equal(cupy.asnumpy(out), expected, strict=True)
+
+
+def test_many_threads_repeat_one_call(cupy: Any) -> None:
+    rng = np.random.default_rng(7)
+    images = [rng.integers(0, 256, (64, 300, 3)).astype(np.uint8) for _ in range(8)]
+    box(cupy.asarray(images[0]), 31, channel_axis=2, out=cupy.empty((64, 300, 3), cupy.uint8))
+
+    def worker(image: Any) -> None:
+        on_device, out = cupy.asarray(image), cupy.empty((64, 300, 3), cupy.uint8)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Device().synchronize()
+        for _ in range(50):
+            box(on_device, 31, channel_axis=2, out=out, stream=stream)
+        stream.synchronize()
+        np.testing.assert_array_equal(cupy.asnumpy(out), box(image, 31, channel_axis=2), strict=True)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(worker, images))
 
 
 def test_many_threads_at_once(cupy: Any) -> None:
@@ -233,3 +364,14 @@ def test_offsets_past_two_to_the_31(cupy: Any) -> None:
     expected = gaussian(cupy.asnumpy(image[-40:]), 2.5, mode="nearest")
     np.testing.assert_array_equal(cupy.asnumpy(result[-20:]), expected[-20:], strict=True)
     assert not cupy.asnumpy(result[:-23].any())
+
+
+def test_running_boxes_past_two_to_the_31(cupy: Any) -> None:
+    rows, columns = (1 << 31) // 65536 + 9, 65536
+    image = cupy.zeros((rows, columns), cupy.uint8)
+    image[-64:] = cupy.random.default_rng(5).integers(0, 256, (64, columns), dtype=cupy.uint8)
+    tail = cupy.asnumpy(image[-100:])
+    case = Case(shape=image.shape, dtype="uint8", axes=(0, 1), sizes=(31, 31), modes=("nearest",) * 2)
+    result = smooth(image, case.windows(), 0, None, variant="running")
+    np.testing.assert_array_equal(cupy.asnumpy(result[-80:]), box(tail, 31, mode="nearest")[-80:], strict=True)
+    assert not cupy.asnumpy(result[:-80].any())

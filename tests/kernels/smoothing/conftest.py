@@ -1,0 +1,31 @@
+"""Kernels compiled side by side before tests that launch most of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from kernels import launch
+from kernels.smoothing.cuda import VARIANTS
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """Fills the cache of binaries: one after another they take two minutes. The workers of pytest-xdist need none of
+    this, since they share the tests."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    entries = sorted({entry for variant in VARIANTS.values() for entry in variant.entries})
+    major, minor = (launch._attribute(which, 0) for which in (75, 76))  # compute capability
+    architecture = launch._newest_supported(10 * major + minor)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, entries, [architecture] * len(entries), chunksize=4))
+
+
+def _compile(entry: str, architecture: str) -> None:
+    key = launch._cache_key("smoothing", (entry,), architecture)
+    if launch._read_cached(key) is None:
+        launch._write_cached(key, launch._compile("smoothing", (entry,), architecture))
