@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 import click
 
 from pipeline import __version__
-from pipeline.config import explain, load_settings
+from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, ParameterError, StorageError
 
 FilePath = click.Path(path_type=Path)
@@ -84,18 +84,25 @@ def devices(as_json: bool) -> None:
         click.echo("\n".join(device_lines(reports)))
 
 
-@cli.command()
-@click.argument("scheduler")
-@click.option("--device", help="all, cpu or cuda:N [default: all, every GPU of this machine, or its CPU without one]")
-@click.option("--workers", help="processes on the CPU [default: 1]")
-@click.option("--threads", help="CPU threads that compute in each process [default: one a core]")
-@click.option("--config", type=FilePath, help="a TOML file that may set the above")
+def _setting_options(*names: str) -> list[click.Option]:
+    """Settings as options. None has a default: what is not given may stand in the environment or the file."""
+    options = [(name, Settings.model_fields[name].description) for name in names]
+    return [
+        *(click.Option([f"--{name.replace('_', '-')}", name], help=text) for name, text in options),
+        click.Option(["--config"], type=FilePath, help="a TOML file that may set the above"),
+    ]
+
+
+@cli.command(params=[click.Argument(["scheduler"]), *_setting_options("device", "workers", "threads")])
 def worker(scheduler: str, config: Path | None, **flags: Any) -> None:
-    """Let this machine work for the Dask scheduler at SCHEDULER (tcp://HOST:PORT), until stopped."""
+    """Let this machine work for the Dask scheduler at SCHEDULER, tcp://HOST:PORT, until stopped.
+
+    One process for each GPU, or on the CPU where there is none, unless the options say otherwise.
+    """
     from pipeline.cluster.place import worker_specs
     from pipeline.cluster.workers import serve_workers
 
-    settings = load_settings({"device": "all", **_given(flags), "scheduler": scheduler}, file=config)
+    settings = load_settings({**flags, "scheduler": scheduler}, file=config)
     serve_workers(scheduler, worker_specs(settings))
 
 
@@ -119,19 +126,7 @@ def _parameter_option(name: str, info: Any) -> click.Option:
 
 def _run_options() -> list[click.Option]:
     return [
-        click.Option(["--device"], help="auto, cpu, cuda, cuda:N or all: every GPU at once [default: auto]"),
-        click.Option(["--memory"], help="the most that the buffers take on the host, such as 2GiB [default: 512MiB]"),
-        click.Option(["--chunk-bytes"], help="input and output of one chunk [default: what suits the device]"),
-        click.Option(["--threads"], help="CPU threads that compute in each process [default: one a core]"),
-        click.Option(["--workers"], help="processes that compute side by side on the CPU [default: this one alone]"),
-        click.Option(["--scheduler"], help="tcp://HOST:PORT of a Dask scheduler whose workers do the job"),
-        click.Option(["--overlap"], help="stages at work at once: 1, 2, 3 or 5, to see what each buys [default: 5]"),
-        click.Option(["--metrics-port"], help="serve Prometheus metrics on this port of localhost during the run"),
-        click.Option(
-            ["--config"],
-            type=FilePath,
-            help="a TOML file that may set the above",
-        ),
+        *_setting_options(*Settings.model_fields),
         click.Option(["--preview"], type=FilePath, help="also write a small PNG of the result here"),
         click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
         click.Option(["--resume"], is_flag=True, help="go on where an interrupted run of the same job stopped"),

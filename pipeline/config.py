@@ -65,19 +65,10 @@ class Settings(BaseModel):
     device: str = Field(
         "auto",
         pattern=r"^(auto|all|cpu|cuda(:\d+)?)$",
-        description="auto, cpu, cuda, cuda:N, or all: every GPU, each in a process of its own",
-    )
-    scheduler: str | None = Field(
-        None,
-        pattern=r"^(tcp|tls)://.+:\d+$",
-        description="the Dask scheduler whose workers do the job, tcp://HOST:PORT",
-    )
-    workers: int | None = Field(
-        None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
+        description="auto, cpu, cuda, cuda:N, or all: every GPU, each in a process of its own [default: auto]",
     )
     memory: Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_enough)] = Field(
-        512 << 20,
-        description="the most that the ring of buffers takes on the host, such as 512MiB",
+        512 << 20, description="the most that the rings of buffers take on a host, such as 2GiB [default: 512MiB]"
     )
     chunk_bytes: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
         None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
@@ -85,10 +76,20 @@ class Settings(BaseModel):
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads that compute in each process [default: one a core]"
     )
-    overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(_whole)] = Field(
-        5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5"
+    workers: int | None = Field(
+        None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
     )
-    metrics_port: int | None = Field(None, ge=1, le=65535, description="port of localhost for Prometheus metrics")
+    scheduler: str | None = Field(
+        None,
+        pattern=r"^(tcp|tls)://.+:\d+$",
+        description="tcp://HOST:PORT of a Dask scheduler whose workers do the job",
+    )
+    overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(_whole)] = Field(
+        5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5 [default: 5]"
+    )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="serve Prometheus metrics on this port of localhost during the run"
+    )
 
 
 def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Settings:

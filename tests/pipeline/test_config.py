@@ -53,7 +53,7 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
     ("file", "environment", "flags", "message"),
     [
         ('memory = "lots"', {}, {}, "millrace.toml, key memory: 'lots' is not an amount of memory"),
-        ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, scheduler"),
+        ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, memory"),
         ("memory = ", {}, {}, "millrace.toml: Invalid value"),
         ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
         ("", {}, {"device": "gpu"}, "--device: must be auto, all, cpu, cuda or cuda:N; got 'gpu'"),
