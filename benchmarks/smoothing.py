@@ -1,6 +1,7 @@
 """Smoothing against its rivals, on the CPU or, with --device cuda, on a GPU (on arrays that are there already).
 
-Usage: scripts/bench smoothing [--device cuda] [--size N] [--repeats N] [--only NAME] [--json FILE] [--plot FILE]
+Usage: scripts/bench smoothing [--device cuda [--variants]] [--size N] [--repeats N] [--only NAME] [--json FILE]
+[--plot FILE]. Rivals that are installed take turns with us and with the device's own copy in the same run.
 """
 
 from __future__ import annotations
@@ -105,29 +106,47 @@ def _module(name: str) -> Any:
 def main() -> None:
     options = _options()
     side = options.size or (8192 if options.device == "cuda" else 4000)
-    print(f"{side} × {side} pixels on {_device_name(options)}, median of {options.repeats} rounds")
-    results = []
+    device = _device_name(options)
+    print(f"{side} × {side} pixels on {device}, median of {options.repeats} rounds")
+    report: dict[str, Any] = {"device": device, "pixels": [side, side], "repeats": options.repeats}
+    report |= {"rivals": [], "variants": []}
     for work in WORKLOADS:
-        if options.only not in work.name:
-            continue
-        if options.device == "cuda":
-            from benchmarks.smoothing_cuda import cuda_rivals
-
-            contenders = list(cuda_rivals(work, work.image(side)))
-        else:
-            contenders = list(cpu_rivals(work, work.image(side), options.workers))
-        result = _result(work.name, contenders, side**2 / 1e6, options.repeats)
-        _print(result)
-        results.append(result)
+        if options.only in work.name:
+            _measure(work, side, options, report)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
+        options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False))
     if options.plot:
-        _plot(results, options.plot)
+        _plot(report["rivals"], options.plot)
+        if options.variants:
+            from benchmarks.smoothing_variants import plot_variants
+
+            plot_variants(report["variants"], options.plot.with_stem(f"{options.plot.stem}-variants"))
+
+
+def _measure(work: Workload, side: int, options: argparse.Namespace, report: dict[str, Any]) -> None:
+    image = work.image(side)
+    if options.device == "cuda":
+        from benchmarks.smoothing_cuda import cuda_rivals
+
+        contenders = list(cuda_rivals(work, image))
+    else:
+        contenders = list(cpu_rivals(work, image, options.workers))
+    result = _result(work.name, contenders, side**2 / 1e6, options.repeats)
+    _print(result)
+    report["rivals"].append(result)
+    if options.variants:
+        from benchmarks.smoothing_variants import measure_variants, print_variants
+
+        del contenders  # their arrays
+        variants = measure_variants(work, image, options.repeats)
+        print_variants(variants)
+        report["variants"].append(variants)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench smoothing", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--variants", action="store_true", help="also every variant of ours, from naive on (cuda)")
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 4000, cuda: 8192)")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument(
@@ -135,8 +154,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="only the rows whose name contains this")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--plot", type=Path, help="draw them here (needs matplotlib)")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="draw them here; variants: FILE-variants (needs matplotlib)")
+    options = parser.parse_args()
+    if options.variants and options.device != "cuda":
+        parser.error("--variants are kernels: add --device cuda")
+    return options
 
 
 def _device_name(options: argparse.Namespace) -> str:
@@ -173,15 +195,15 @@ def _print(result: dict[str, Any]) -> None:
             median, least, most = row["ours_is_faster_by"]
             line += f"   ours ×{median:.2f}  ({least:.2f} – {most:.2f})"
         print(line, flush=True)
-    for name in result["absent"]:
-        print(f"  {name:10}   absent: not installed, or it cannot do this")
+    if result["absent"]:
+        print(f"  absent, since not installed or not able to do this: {', '.join(result['absent'])}")
 
 
 def _plot(results: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(name for result in results for name in result["rivals"]))
-    figure, axes = plt.subplots(figsize=(9, 0.6 * len(results) + 1.5))
+    figure, axes = plt.subplots(figsize=(10, 0.6 * len(results) + 1.5), layout="constrained")
     for position, name in enumerate(names):
         places = [i + 0.8 * position / len(names) for i in range(len(results))]
         speeds = [result["rivals"].get(name, {}).get("megapixels_per_s", 0) for result in results]
@@ -189,8 +211,7 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
     axes.set_yticks([i + 0.3 for i in range(len(results))], [result["work"] for result in results])
     axes.invert_yaxis()
     axes.set_xlabel("Mpixel/s")
-    axes.legend()
-    figure.tight_layout()
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(path)
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -34,9 +34,11 @@ __all__ = [
     "KernelCompileError",
     "KernelError",
     "KernelLaunchError",
+    "Repeat",
     "compile_for",
     "kernel",
     "multiprocessors",
+    "record",
     "shared_bytes_a_block",
 ]
 
@@ -90,8 +92,8 @@ class Kernel:
     def __init__(self, expression: str, device: int, module: int, function: int) -> None:
         self.expression = expression
         self.device = device
+        self.function = function
         self._module = module  # never unloaded: kernels live as long as the process
-        self._function = function
         self._granted_shared_bytes = SHARED_BYTES_WITHOUT_ASKING
 
     def launch(
@@ -104,28 +106,96 @@ class Kernel:
 
         Raises KernelLaunchError where the driver refuses.
         """
-        driver, runtime = _driver(), _runtime()
-        gx, gy, gz = (*grid, 1, 1, 1)[:3]
-        bx, by, bz = (*block, 1, 1, 1)[:3]
         values = [_value(position, arg) for position, arg in enumerate(args)]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        prepared = _Prepared(self, grid, block, values, shared_bytes)
+        prepared.launch(prepared.pointers, stream.ptr)
+        if _recording.launches is not None:
+            _recording.launches.append((prepared, tuple(args)))
+
+    def grant(self, shared_bytes: int) -> None:
+        """Lets launches use so much shared memory."""
+        if shared_bytes <= self._granted_shared_bytes:
+            return
+        driver = _driver()
+        driver.funcSetAttribute(self.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        # Blocks that ask for much are sized to share a multiprocessor: it must not keep memory back as cache.
+        driver.funcSetAttribute(self.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
+        self._granted_shared_bytes = shared_bytes
+
+
+class _Prepared:
+    """A launch that lacks nothing but a stream. `pointers` are the addresses of its arguments, which it keeps alive."""
+
+    def __init__(
+        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int
+    ) -> None:
+        self.kernel = kernel
+        self.pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self._values = values
+        self._sizes = (*(*grid, 1, 1, 1)[:3], *(*block, 1, 1, 1)[:3], shared_bytes)
+
+    def launch(self, pointers: Any, stream: int) -> None:
+        driver, runtime = _driver(), _runtime()
+        kernel = self.kernel
         try:
-            if runtime.getDevice() != self.device:
-                raise KernelLaunchError(f"{self.expression} is loaded on device {self.device}: make it the current one")
-            runtime.setDevice(self.device)  # a thread that has not touched CUDA yet has no context
-            if shared_bytes > self._granted_shared_bytes:
-                driver.funcSetAttribute(self._function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-                # Blocks that ask for much are sized to share a multiprocessor: it must not keep memory back as cache.
-                driver.funcSetAttribute(self._function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
-                self._granted_shared_bytes = shared_bytes
-            driver.launchKernel(
-                self._function, gx, gy, gz, bx, by, bz, shared_bytes, stream.ptr, ctypes.addressof(pointers), 0
-            )
+            if runtime.getDevice() != kernel.device:
+                raise KernelLaunchError(
+                    f"{kernel.expression} is loaded on device {kernel.device}: make it the current one"
+                )
+            runtime.setDevice(kernel.device)  # a thread that has not touched CUDA yet has no context
+            kernel.grant(self._sizes[6])
+            driver.launchKernel(kernel.function, *self._sizes, stream, ctypes.addressof(pointers), 0)
         except (driver.CUDADriverError, runtime.CUDARuntimeError) as exc:
+            grid, block, shared_bytes = self._sizes[:3], self._sizes[3:6], self._sizes[6]
             raise KernelLaunchError(
-                f"{self.expression} with grid {tuple(grid)}, block {tuple(block)} and {shared_bytes} bytes of shared "
-                f"memory on device {self.device}: {exc}"
+                f"{kernel.expression} with grid {grid}, block {block} and {shared_bytes} bytes of shared memory on "
+                f"device {kernel.device}: {exc}"
             ) from exc
+
+
+class Repeat:
+    """Launches made once, to be made again on other arrays: those of a run that `record` watched."""
+
+    def __init__(self, launches: Sequence[tuple[_Prepared, Sequence[int | None]]]) -> None:
+        # Of each launch: the places of its arguments that are arrays, and which of the run's arrays each is.
+        self._launches = [
+            (prepared, [(place, which) for place, which in enumerate(arrays) if which is not None])
+            for prepared, arrays in launches
+        ]
+
+    def launch(self, arrays: Sequence[int], stream: int) -> None:
+        """arrays: pointers to arrays laid out like the run's, in the same order; stream: a CUDA stream's handle.
+
+        Safe from any thread. Raises KernelLaunchError where the driver refuses.
+        """
+        cells = (ctypes.c_void_p * len(arrays))(*arrays)
+        first = ctypes.addressof(cells)
+        for prepared, replaced in self._launches:
+            pointers = type(prepared.pointers).from_buffer_copy(prepared.pointers)
+            for place, which in replaced:
+                pointers[place] = first + which * ctypes.sizeof(ctypes.c_void_p)
+            prepared.launch(pointers, stream)
+
+
+def record(run: Callable[[], None], arrays: Sequence[Any]) -> Repeat | None:
+    """Runs `run`, which does nothing but launch kernels, and keeps its launches.
+
+    arrays : the CuPy arrays that it may be given to work on
+
+    Returns what makes the same launches on other arrays; None where the run took more arrays than these.
+    """
+    _recording.launches = []
+    try:
+        run()
+        launches, which = [], {array.data.ptr: index for index, array in enumerate(arrays)}
+        for prepared, args in _recording.launches:
+            places = [which.get(arg.data.ptr, -1) if hasattr(arg, "__cuda_array_interface__") else None for arg in args]
+            if -1 in places:
+                return None
+            launches.append((prepared, places))
+        return Repeat(launches)
+    finally:
+        _recording.launches = None
 
 
 def kernel(operation: str, expression: str) -> Kernel:
@@ -145,15 +215,17 @@ def kernel(operation: str, expression: str) -> Kernel:
     return found
 
 
-def compile_for(operation: str, architecture: str) -> list[Compiled]:
+def compile_for(operation: str, architecture: str, *, quick: bool = False) -> list[Compiled]:
     """Compiles every entry of every VARIANTS of an operation for an architecture such as "sm_90". Needs no GPU.
+
+    quick : leaves most optimisations out, for a fifth of the time; the report of registers may then be missing
 
     Raises KernelCompileError with the compiler's log, also where an entry names no kernel in the source.
     """
     variants = import_module(f"kernels.{operation}.cuda").VARIANTS
     expressions = tuple(dict.fromkeys(entry for variant in variants.values() for entry in variant.entries))
     # Split: on all cores at once.
-    options = ("--ptxas-options=-v", "--split-compile=0")
+    options = ("--ptxas-options=-v", "--split-compile=0", *(("--Ofast-compile=max",) if quick else ()))
     binary = _compile(operation, expressions, architecture, extra_options=options)
     resources = {found[0]: tuple(int(n) for n in found[1:]) for found in _RESOURCES.findall(binary.log)}
     compiled = []
@@ -192,6 +264,11 @@ class _Binary:
     log: str
 
 
+class _Recording(threading.local):
+    launches: list[tuple[_Prepared, tuple[Any, ...]]] | None = None
+
+
+_recording = _Recording()
 _loading = threading.RLock()
 _loaded: dict[tuple[int, str, str], Kernel] = {}
 
@@ -320,12 +397,14 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+@cache
 def _driver() -> Any:
     from cupy_backends.cuda.api import driver
 
     return driver
 
 
+@cache
 def _runtime() -> Any:
     from cupy_backends.cuda.api import runtime
 

@@ -21,7 +21,9 @@ Axes are taken in ascending order; the image is first extended beyond its edges 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -68,11 +70,8 @@ def box(
     Returns an array of the image's kind and dtype (native byte order), and its shape except along "valid" axes.
     Raises ValueError or TypeError, in one line that names the parameter.
     """
-    filtered = _filtered_axes(image, axes, channel_axis)
-    sizes = _per_axis("size", size, filtered)
-    modes = _per_axis("mode", mode, filtered)
-    windows = [box_window(axis, s, m) for axis, s, m in zip(filtered, sizes, modes, strict=True)]
-    return _smooth(image, windows, cval, nan_policy, mask, out, workers, stream)
+    request = _request(image, _box_windows, (axes, channel_axis, size, mode))
+    return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
 def gaussian(
@@ -99,20 +98,70 @@ def gaussian(
 
     Everything else is as in `box`.
     """
-    filtered = _filtered_axes(image, axes, channel_axis)
-    sigmas = _per_axis("sigma", sigma, filtered)
-    modes = _per_axis("mode", mode, filtered)
-    radii = _per_axis("radius", radius, filtered)
-    windows = [
-        gaussian_window(axis, s, m, np.dtype(image.dtype), truncate=truncate, radius=r)
-        for axis, s, m, r in zip(filtered, sigmas, modes, radii, strict=True)
+    request = _request(image, _gaussian_windows, (axes, channel_axis, sigma, mode, truncate, radius))
+    return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What does not depend on the arrays themselves."""
+
+    windows: tuple[Window, ...]  # sorted by axis, without those of one tap
+    dtype: np.dtype[Any]  # of the result
+    shape: tuple[int, ...]  # of the result
+
+
+def _request(image: Any, make_windows: Callable[..., list[Window]], parameters: tuple[Any, ...]) -> _Request:
+    """Checked once for each shape, dtype and parameters: a stream of chunks asks for the same again and again."""
+    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
+    # By type too: 1, 1.0 and True are equal, and not all are a size.
+    types = tuple(tuple(map(type, value)) if type(value) is tuple else type(value) for value in parameters)
+    try:
+        return _known_request(image.shape, image.dtype, make_windows, parameters, types)
+    except TypeError:  # a parameter that has no hash, such as a list, or that is wrong
+        pass
+    return _checked_request(image.shape, image.dtype, make_windows, parameters)
+
+
+def _checked_request(
+    shape: tuple[int, ...], dtype: Any, make_windows: Callable[..., list[Window]], parameters: tuple[Any, ...]
+) -> _Request:
+    axes, channel_axis, *rest = parameters
+    windows = make_windows(dtype, _filtered_axes(shape, dtype, axes, channel_axis), *rest)
+    windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
+    _check_lengths(shape, windows)
+    return _Request(
+        windows=tuple(windows), dtype=np.dtype(dtype).newbyteorder("="), shape=_output_shape(shape, windows)
+    )
+
+
+@lru_cache(maxsize=256)
+def _known_request(
+    shape: tuple[int, ...], dtype: Any, make_windows: Callable[..., list[Window]], parameters: Any, types: Any
+) -> _Request:
+    return _checked_request(shape, dtype, make_windows, parameters)
+
+
+def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any) -> list[Window]:
+    sizes, modes = _per_axis("size", size, axes), _per_axis("mode", mode, axes)
+    return [box_window(axis, s, m) for axis, s, m in zip(axes, sizes, modes, strict=True)]
+
+
+def _gaussian_windows(
+    dtype: Any, axes: tuple[int, ...], sigma: Any, mode: Any, truncate: float, radius: Any
+) -> list[Window]:
+    sigmas, modes = _per_axis("sigma", sigma, axes), _per_axis("mode", mode, axes)
+    radii = _per_axis("radius", radius, axes)
+    return [
+        gaussian_window(axis, s, m, np.dtype(dtype), truncate=truncate, radius=r)
+        for axis, s, m, r in zip(axes, sigmas, modes, radii, strict=True)
     ]
-    return _smooth(image, windows, cval, nan_policy, mask, out, workers, stream)
 
 
 def _smooth(
     image: Any,
-    windows: list[Window],
+    request: _Request,
     cval: float,
     nan_policy: str,
     mask: Any,
@@ -120,11 +169,9 @@ def _smooth(
     workers: int | None,
     stream: Any,
 ) -> Any:
-    windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
-    _check_lengths(image, windows)
-    _check_cval(image, cval)
-    shape = _output_shape(image, windows)
-    _check_out(image, out, shape)
+    windows = request.windows
+    _check_cval(image.dtype, cval)
+    _check_out(image, out, request)
     body = _body(image, workers, stream)
     counted = _counted(image, nan_policy, mask)
     if counted is None:
@@ -137,18 +184,19 @@ def _smooth(
     return total
 
 
-def _filtered_axes(image: Any, axes: int | Sequence[int] | None, channel_axis: int | None) -> tuple[int, ...]:
-    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
-        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
-    if np.dtype(image.dtype).name not in DTYPES:
-        raise TypeError(f"image has dtype {image.dtype}; supported are {', '.join(DTYPES)}")
-    if image.ndim == 0 or image.size == 0:
-        raise ValueError(f"image has shape {image.shape}: there is nothing to smooth")
-    channel = None if channel_axis is None else _axis(channel_axis, image.ndim, "channel_axis")
+def _filtered_axes(
+    shape: tuple[int, ...], dtype: Any, axes: int | Sequence[int] | None, channel_axis: int | None
+) -> tuple[int, ...]:
+    ndim = len(shape)
+    if np.dtype(dtype).name not in DTYPES:
+        raise TypeError(f"image has dtype {dtype}; supported are {', '.join(DTYPES)}")
+    if ndim == 0 or 0 in shape:
+        raise ValueError(f"image has shape {shape}: there is nothing to smooth")
+    channel = None if channel_axis is None else _axis(channel_axis, ndim, "channel_axis")
     if axes is None:
-        return tuple(axis for axis in range(image.ndim) if axis != channel)
+        return tuple(axis for axis in range(ndim) if axis != channel)
     listed: Sequence[Any] = [axes] if isinstance(axes, int | np.integer) else axes
-    chosen = tuple(_axis(axis, image.ndim, "axes") for axis in listed)
+    chosen = tuple(_axis(axis, ndim, "axes") for axis in listed)
     if len(set(chosen)) != len(chosen):
         raise ValueError(f"axes {axes} names an axis twice")
     if channel in chosen:
@@ -171,35 +219,35 @@ def _per_axis(name: str, value: Any, axes: tuple[int, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _check_lengths(image: Any, windows: list[Window]) -> None:
+def _check_lengths(shape: tuple[int, ...], windows: list[Window]) -> None:
     for window in windows:
-        if window.output_length(image.shape[window.axis]) < 1:
+        if window.output_length(shape[window.axis]) < 1:
             raise ValueError(
-                f"axis {window.axis} has {image.shape[window.axis]} samples, fewer than the window's {window.taps}: "
+                f"axis {window.axis} has {shape[window.axis]} samples, fewer than the window's {window.taps}: "
                 f'mode "valid" leaves nothing'
             )
 
 
-def _check_cval(image: Any, cval: float) -> None:
-    if np.dtype(image.dtype).kind == "f":
+def _check_cval(dtype: Any, cval: float) -> None:
+    if np.dtype(dtype).kind == "f" or (type(cval) is int and cval == 0):
         return
-    held = np.iinfo(image.dtype)
+    held = np.iinfo(dtype)
     if not math.isfinite(cval) or cval != int(cval) or not held.min <= cval <= held.max:
-        raise ValueError(f"cval must be a whole number in {held.min} … {held.max} for {image.dtype} images; got {cval}")
+        raise ValueError(f"cval must be a whole number in {held.min} … {held.max} for {dtype} images; got {cval}")
 
 
-def _output_shape(image: Any, windows: list[Window]) -> tuple[int, ...]:
-    lengths = list(image.shape)
+def _output_shape(shape: tuple[int, ...], windows: list[Window]) -> tuple[int, ...]:
+    lengths = list(shape)
     for window in windows:
         lengths[window.axis] = window.output_length(lengths[window.axis])
     return tuple(lengths)
 
 
-def _check_out(image: Any, out: Any, shape: tuple[int, ...]) -> None:
+def _check_out(image: Any, out: Any, request: _Request) -> None:
     if out is None:
         return
     kind = np.ndarray if isinstance(image, np.ndarray) else type(image)
-    dtype = np.dtype(image.dtype).newbyteorder("=")
+    shape, dtype = request.shape, request.dtype
     if not isinstance(out, kind) or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {dtype}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:

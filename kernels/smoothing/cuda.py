@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels.launch import kernel
-from kernels.smoothing import fused, streamed, wide
+from kernels.launch import Repeat, kernel, record
+from kernels.smoothing import fused, ladder, running, streamed, tree, wide
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.constant import filtered_constant
 from kernels.smoothing.window import MAX_TAPS, Window
@@ -24,6 +24,8 @@ OPTIONS = ("--fmad=false",)
 THREADS = 256
 TILE_BYTES = 64 * THREADS  # a separable pass's tile of sums in shared memory
 MAX_BLOCKS = 1 << 30  # kernels loop where there is more to do
+MAX_REPEATS = 256
+ALIGNMENT = 256  # bytes; what a launch depends on of a pointer is its remainder
 
 _C_TYPES = {
     "uint8": "unsigned char",
@@ -45,6 +47,7 @@ class Variant:
     run: Callable[[Any, Sequence[Window], float, Any, Any], None]  # (image, windows, cval, out, stream)
     # Whether it can do this: (image's shape and dtype, windows)
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
+    repeatable: bool = False  # whether `run` does nothing but launch kernels on the image and the result
 
 
 def smooth(
@@ -62,6 +65,8 @@ def smooth(
     """
     import cupy
 
+    if variant is None and _repeated(image, windows, cval, out, stream):
+        return out
     with image.device:
         stream = cupy.cuda.get_current_stream() if stream is None else stream
         with stream:
@@ -71,8 +76,46 @@ def smooth(
             if not windows:
                 cupy.copyto(out, source)
                 return out
-            _chosen(variant, image, windows).run(source, windows, cval, out, stream)
+            chosen = _chosen(variant, image, windows)
+            if variant is None and chosen.repeatable:
+                _run_and_record(chosen, source, windows, cval, out, stream)
+            else:
+                chosen.run(source, windows, cval, out, stream)
     return out
+
+
+_repeats: dict[Any, Repeat] = {}
+
+
+def _layout(image: Any, windows: Sequence[Window], cval: Any, out: Any) -> Any:
+    """All that the launches depend on but the arrays themselves; None where `cval` cannot be compared."""
+    if not isinstance(cval, int | float):
+        return None
+    alignments = image.data.ptr % ALIGNMENT, out.data.ptr % ALIGNMENT
+    return image.shape, image.dtype, tuple(windows), cval, math.copysign(1, cval), alignments, image.data.device_id
+
+
+def _repeated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> bool:
+    """Makes the launches of an earlier call on arrays laid out alike, if there was one: a stream of chunks asks for the
+    same again and again, and choosing kernels and grids takes longer than many a chunk."""
+    import cupy
+
+    if out is None or not image.flags.c_contiguous:
+        return False
+    repeat = _repeats.get(_layout(image, windows, cval, out))
+    if repeat is None or cupy.cuda.runtime.getDevice() != image.data.device_id:
+        return False
+    repeat.launch((image.data.ptr, out.data.ptr), (cupy.cuda.get_current_stream() if stream is None else stream).ptr)
+    return True
+
+
+def _run_and_record(chosen: Variant, image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    repeat = record(lambda: chosen.run(image, windows, cval, out, stream), (image, out))
+    layout = _layout(image, windows, cval, out)
+    if repeat is not None and layout is not None:
+        if len(_repeats) >= MAX_REPEATS:
+            _repeats.clear()
+        _repeats[layout] = repeat
 
 
 def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
@@ -286,6 +329,30 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=(*_DIRECT_ENTRIES, *_pass_entries("box_gather", "gauss_gather")),
             run=_run_naive,
         ),
+        "tiled": Variant(
+            summary="both axes at once, taps from a tile with its halo in shared memory",
+            entries=ladder.TILED_ENTRIES,
+            run=ladder.run_tiled,
+            applies=ladder.tiled_applies,
+        ),
+        "padded": Variant(
+            summary="RGB copied to RGBX first, so that a tap is one vector from global memory",
+            entries=ladder.PADDED_ENTRIES,
+            run=ladder.run_padded,
+            applies=ladder.gather_applies,
+        ),
+        "pitched": Variant(
+            summary="the same, and every row begins at a multiple of 256 bytes",
+            entries=ladder.PITCHED_ENTRIES,
+            run=ladder.run_pitched,
+            applies=ladder.gather_applies,
+        ),
+        "pitched_tiled": Variant(
+            summary="padded and pitched, taps from a tile in shared memory",
+            entries=ladder.PITCHED_TILED_ENTRIES,
+            run=ladder.run_pitched_tiled,
+            applies=ladder.pitched_tiled_applies,
+        ),
         "separable": Variant(
             summary="one axis a pass, taps from a tile in shared memory",
             entries=_pass_entries("box_separable", "gauss_separable"),
@@ -297,23 +364,33 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_streamed,
             applies=streamed.applies,
         ),
+        "tree": Variant(
+            summary="square boxes of float32 in one kernel: sums wait in registers down the columns and along the rows",
+            entries=tree.ENTRIES,
+            run=tree.run,
+            applies=tree.applies,
+            repeatable=True,
+        ),
         "running": Variant(
-            summary="boxes of any size in one kernel: running sums down the columns, prefix sums along the rows",
-            entries=fused.RUNNING_ENTRIES,
-            run=fused.run_running,
-            applies=fused.running_applies,
+            summary="boxes of any size in one kernel: running sums down the columns and along the rows",
+            entries=running.ENTRIES,
+            run=running.run,
+            applies=running.applies,
+            repeatable=True,
         ),
         "wide": Variant(
             summary="Gaussians of middling reach in one kernel: from registers down the columns, then along the rows",
             entries=wide.ENTRIES,
             run=wide.run,
             applies=wide.applies,
+            repeatable=True,
         ),
         "fused": Variant(
             summary="short windows, both axes in one kernel, from registers",
             entries=fused.ENTRIES,
             run=fused.run,
             applies=fused.applies,
+            repeatable=True,
         ),
     }
 )

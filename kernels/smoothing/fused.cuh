@@ -1,221 +1,245 @@
 // Short windows along both axes at once. Part of smoothing.cu.
 #pragma once
 
-#include "bands.cuh"
+#include "tiles.cuh"
 
 // fused: both axes of [planes, rows, columns, channels] in one kernel, short windows (reach up to RADIUS on each side).
-// A block walks down a band of rows, ROWS at a time. Each thread filters four neighbouring columns from registers, where
-// the rows of the window stay; the sums go through shared memory to threads that each filter 32 samples of one row, again
-// from registers. So each sample is read once (but for halos, from L2) and written once, and nothing else leaves the chip.
-constexpr int SEGMENT = 32;  // samples of a row that a thread filters along it
+// A block walks down a band of rows, STEP at a time; the next step's samples are on their way to shared memory meanwhile.
+// Each thread filters four neighbouring columns from registers, where the rows of the window stay; the sums go through
+// shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once (but
+// for halos, from L2) and written once, and nothing else leaves the chip.
 constexpr int MAX_RADIUS = 8;
-enum FilterKind { GAUSS, BOX };
 
 // Gauss: weight at distance 0 … RADIUS; 0 beyond the reach adds nothing to whole numbers, but 0 times infinity is NaN: for
-// floats RADIUS is the reach. Box over whole numbers: 1 or 0 for each of the 2 RADIUS + 1 places.
+// floats RADIUS is the reach. Box over whole numbers: 1 or 0 for each of the 2 RADIUS + 1 places. SQUARE has no weights.
+// Where samples are TINY, y is 2^126 times as large (SQUARE: scale), and bias 2^-23.
 struct Filter {
     float y[2 * MAX_RADIUS + 1], x[2 * MAX_RADIUS + 1];
     float scale, bias;  // box: see finished()
     int taps_y, taps_x;
 };
 
-// W(TAPS) at x[at] by the contract's doubling; the compiler shares the parts among neighbours.
-template <int TAPS, int STRIDE, int SIZE>
-__device__ inline float doubled(const float (&x)[SIZE], int at) {
-    if constexpr (TAPS == 1) {
-        return x[at];
-    } else {
-        constexpr int HALF = TAPS / 2;
-        float sum = doubled<HALF, STRIDE>(x, at) + doubled<HALF, STRIDE>(x, at + HALF * STRIDE);
-        if constexpr (TAPS % 2 == 1) sum = sum + x[at + 2 * HALF * STRIDE];
-        return sum;
+// Four samples' bits side by side, as they are stored.
+template <int KIND, typename Sample>
+__device__ inline Packed<Sample> packed_results(const unsigned (&bits)[4]) {
+    Packed<Sample> packed = pack<Sample>(bits);
+    if constexpr (KIND != GAUSS && same<Sample, short>) {
+        packed.word[0] ^= 0x80008000u;
+        packed.word[1] ^= 0x80008000u;
+    }
+    return packed;
+}
+
+// A segment's means from the sums down its columns, which begin at `sums`.
+template <typename Shape, int RADIUS, int CHANNELS, typename Sample>
+__device__ inline void filter_square(Packed<Sample> (&done)[Shape::SEGMENT / 4], const unsigned* sums, float scale) {
+    constexpr int SEGMENT = Shape::SEGMENT, HALO = Shape::HALO, REACH = Shape::REACH, AT_ONCE = 4 * Shape::A_WORD;
+    constexpr int INNER = 3 * CHANNELS;  // nine are three times three
+    unsigned seen[SEGMENT + 2 * HALO + AT_ONCE], threes[SEGMENT + 2 * HALO];
+    const auto see = [&](int i) {
+        const uint4 quad = *reinterpret_cast<const uint4*>(sums + i / SEGMENT * Shape::RUN + i % SEGMENT / Shape::A_WORD);
+        const unsigned word[4] = {quad.x, quad.y, quad.z, quad.w};
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            if constexpr (Shape::PAIRED) seen[i + j] = j % 2 ? word[j / 2] >> 16 : word[j / 2] & 0xFFFFu;
+            else seen[i + j] = word[j];
+        }
+    };
+    const auto add_three = [&](int i) { threes[i] = seen[i - CHANNELS] + seen[i] + seen[i + CHANNELS]; };
+#pragma unroll
+    for (int i = (HALO - REACH) / AT_ONCE * AT_ONCE; i < up_to(HALO + REACH, AT_ONCE); i += AT_ONCE) see(i);
+#pragma unroll
+    for (int i = HALO - INNER; RADIUS == 4 && i < HALO + INNER; ++i) add_three(i);
+#pragma unroll
+    for (int i = HALO; i < HALO + SEGMENT; i += 4) {
+        if (up_to(i + REACH, AT_ONCE) < i + 4 + REACH) see(up_to(i + REACH, AT_ONCE));
+#pragma unroll
+        for (int j = i; RADIUS == 4 && j < i + 4; ++j) add_three(j + INNER);
+        unsigned bits[4];
+#pragma unroll
+        for (int j = i; j < i + 4; ++j) {
+            unsigned sum = seen[j];
+            if constexpr (RADIUS == 4) sum = threes[j - INNER] + threes[j] + threes[j + INNER];
+            else {
+#pragma unroll
+                for (int k = 1; k <= RADIUS; ++k) sum += seen[j - k * CHANNELS] + seen[j + k * CHANNELS];
+            }
+            bits[j - i] = finished<SQUARE, Sample>(__uint_as_float(sum), scale);
+        }
+        done[(i - HALO) / 4] = packed_results<SQUARE, Sample>(bits);
     }
 }
 
-// One filtered sample from x[centre - RADIUS * STRIDE] … x[centre + RADIUS * STRIDE].
-template <int KIND, int RADIUS, int STRIDE, int SIZE>
-__device__ inline float filtered(const float (&x)[SIZE], int centre, const float* weights, float bias) {
-    if constexpr (KIND == GAUSS) {
-        float sum = weights[0] * x[centre];
+// The same for Gaussians and other boxes.
+template <typename Shape, int KIND, int RADIUS, int CHANNELS, typename Sample>
+__device__ inline void filter_segment(Packed<Sample> (&done)[Shape::SEGMENT / 4], const unsigned* sums,
+                                      const Filter& filter) {
+    constexpr int SEGMENT = Shape::SEGMENT, HALO = Shape::HALO, REACH = Shape::REACH;
+    constexpr bool FLOAT_BOX = KIND == BOX && same<Sample, float>;
+    float seen[SEGMENT + 2 * HALO + 4];
+    const auto see = [&](int i) {
+        const float4 quad = *reinterpret_cast<const float4*>(sums + i / SEGMENT * Shape::RUN + i % SEGMENT);
+        seen[i] = quad.x, seen[i + 1] = quad.y, seen[i + 2] = quad.z, seen[i + 3] = quad.w;
+    };
 #pragma unroll
-        for (int k = 1; k <= RADIUS; ++k)
-            sum = fma_rn(weights[k], x[centre - k * STRIDE] + x[centre + k * STRIDE], sum);
-        return sum;
-    } else {
-        float sum = bias;
+    for (int i = (HALO - REACH) / 4 * 4; i < up_to(HALO + REACH, 4); i += 4) see(i);
+    const auto filter_row = [&](auto taps) {
 #pragma unroll
-        for (int k = -RADIUS; k <= RADIUS; ++k) sum = fma_rn(weights[k + RADIUS], x[centre + k * STRIDE], sum);
-        return sum;
-    }
+        for (int i = HALO; i < HALO + SEGMENT; i += 4) {
+            see(up_to(i + REACH, 4));
+            unsigned bits[4];
+#pragma unroll
+            for (int j = i; j < i + 4; ++j) {
+                float sum;
+                if constexpr (FLOAT_BOX) sum = doubled<taps.value, CHANNELS>(seen, j - taps.value / 2 * CHANNELS);
+                else sum = filtered<KIND, RADIUS, CHANNELS>(seen, j, filter.x, filter.bias);
+                bits[j - i] = finished<KIND, Sample>(sum, filter.scale);
+            }
+            done[(i - HALO) / 4] = packed_results<KIND, Sample>(bits);
+        }
+    };
+    if constexpr (FLOAT_BOX) for_taps<2 * RADIUS + 1>(filter.taps_x, filter_row);
+    else filter_row(Taps<1>());
 }
 
-// Calls body(Taps<taps>()) for the number of taps that a float box has.
-template <int TAPS>
-struct Taps {
-    static constexpr int value = TAPS;
+template <bool SQUARE_BOX>
+struct Summed {
+    typedef float Value;
+};
+template <>
+struct Summed<true> {
+    typedef unsigned Value;
 };
 
-template <int MOST, typename Body>
-__device__ inline void for_taps(int taps, Body body) {
-    if constexpr (MOST > 1) {
-        if (taps != MOST) return for_taps<MOST - 1>(taps, body);
-    }
-    body(Taps<MOST>());
-}
+// What a thread keeps of its four columns: the window's rows, and of a square box their sums.
+template <typename Shape, int RADIUS, typename Value>
+struct Window {
+    Value row[2 * RADIUS + Shape::STEP][Shape::LANES];
+    Value sum[Shape::LANES];
+};
 
-// The bits of the finished sample in the low end of a word. Adding 2^23 (for signed numbers 1.5 * 2^23) rounds to a whole
-// number, ties to even. A box's mean must go up at a tie: sums of an even number of samples carry a bias of 1/2, which
-// moves ties up and nothing else across; for up to 81 samples of 16 bits the error of scale, at most 65535 * 2^-24 of a
-// unit, is less than the distance, 1/162, of every other quotient from a half.
-template <int KIND, typename Sample>
-__device__ inline unsigned finished(float sum, float scale) {
-    if constexpr (same<Sample, float>) return __float_as_uint(KIND == BOX ? sum * scale : sum);
-    else if constexpr (KIND == BOX) return __float_as_uint(fma_rn(sum, scale, 8388608.0f));
-    else return __float_as_uint(sum + (same<Sample, short> ? 12582912.0f : 8388608.0f));
-}
-
-// Writes the warp's 128 samples of each of ROWS rows, which lie at `staged` a row of PITCH words each, to row `y` and
-// column `x` of the output on: each lane writes vectors one below the other.
-template <int PITCH, typename Sample>
-__device__ inline void store_rows(const float* staged, Sample* plane, int y, int y_end, int x, int x_end,
-                                  const Picture& picture) {
-    constexpr int VECTOR = 16 / sizeof(Sample), A_ROW = 128 / VECTOR, STRIDE = 32 / A_ROW;
-    const int lane = threadIdx.x % 32, first_row = lane / A_ROW, column = lane % A_ROW * VECTOR;
-    const long long row_samples = picture.out_row_samples;
-    Sample* target = plane + (y + first_row) * row_samples + x + column;
-    staged += first_row * PITCH;
-    if (picture.aligned_out && x + column + VECTOR <= x_end && y + ROWS <= y_end) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i += STRIDE)
-            *reinterpret_cast<uint4*>(target + i * row_samples) =
-                reinterpret_cast<const uint4*>(staged + i * PITCH)[lane % A_ROW];
-        return;
-    }
-    const int samples = min(VECTOR, x_end - x - column);
-#pragma unroll 1
-    for (int i = 0; i < ROWS && y + first_row + i < y_end; i += STRIDE)
-#pragma unroll 1
-        for (int j = 0; j < samples; ++j)
-            target[i * row_samples + j] = reinterpret_cast<const Sample*>(staged + i * PITCH)[column + j];
-}
-
-// Small blocks: while one waits at its barrier, others compute. Floats of a long window need more registers each.
-constexpr int FUSED_THREADS = 128;
-template <typename Sample, int RADIUS>
-constexpr int FUSED_BLOCKS = same<Sample, float> && RADIUS > 4 ? 3 : 4;
-
-template <typename Sample, int CHANNELS, int RADIUS, int KIND>
-__global__ void __launch_bounds__(FUSED_THREADS, FUSED_BLOCKS<Sample, RADIUS>)
-fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter) {
-    constexpr int WIDTH = 4 * FUSED_THREADS;  // samples of a row that a block loads
-    constexpr int PITCH = WIDTH + 68;  // room to read beyond the end; 4 modulo 32: eight rows lie in different banks
-    constexpr int HALO = (RADIUS * CHANNELS + 3) / 4 * 4, ALIGN = SECTOR_BYTES / sizeof(Sample);
-    constexpr int OUTPUTS = (WIDTH - 2 * HALO) / ALIGN * ALIGN;
+// A step down: STEP rows enter, and the sums of the windows that they complete are put from `to` on.
+template <typename Shape, int KIND, int RADIUS, typename Sample, typename Value>
+__device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, unsigned* to,
+                                      const Filter& filter) {
+    constexpr int STEP = Shape::STEP, LANES = Shape::LANES, WIDTH = Shape::WIDTH;
     constexpr bool FLOAT_BOX = KIND == BOX && same<Sample, float>;
-    __shared__ __align__(16) float both_sums[2][ROWS][PITCH];
-    const Place place = place_of(blockIdx.x, picture);
-    const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
-    Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
-    const int x = place.tile * OUTPUTS, x_end = min(x + OUTPUTS, picture.out_row_samples);
-    const int y_begin = place.band * picture.band_rows, y_end = min(y_begin + picture.band_rows, picture.out_rows);
-    const Columns columns = columns_at<CHANNELS>(x - HALO + picture.centre_x + 4 * static_cast<int>(threadIdx.x), picture);
-
-    float window[2 * RADIUS + ROWS][4];
-    // The rows of the next step are on their way while this one is computed: in registers, or where those do not suffice
-    // at least to L2.
-    constexpr bool AHEAD = RADIUS == 1, KEEP_PACKED = RADIUS > 4;
-    Packed<Sample> next[ROWS], past[2 * RADIUS];
-    const int first = y_begin + picture.centre_y - RADIUS;
-    load_rows<2 * RADIUS>(past, in_plane, first, columns, picture);
+    const auto filter_rows = [&](auto taps) {
+        // Two rows are loaded ahead: the compiler keeps loads behind the stores of sums.
+        Packed<Sample> ahead[2] = {packed_at(entering), packed_at(entering + WIDTH)};
 #pragma unroll
-    for (int i = 0; i < 2 * RADIUS; ++i) unpack<KIND == BOX>(past[i], window[i]);
-    if (AHEAD) load_rows<ROWS>(next, in_plane, first + 2 * RADIUS, columns, picture);
-
-    const int lane = threadIdx.x % 32, row = lane % ROWS, warp_x = threadIdx.x / 32 * 128;
-    const int segment = warp_x + lane / ROWS * SEGMENT;
-#pragma unroll 1
-    for (int y = y_begin, step = 0; y < y_end; y += ROWS, ++step) {
-        // Two buffers, so that one barrier a step is enough: who writes here has passed the barrier after which the
-        // other buffer was read, and all had read this one before that.
-        float(*sums)[PITCH] = both_sums[step & 1];
-const int entering = y - y_begin + first + 2 * RADIUS;
-        if (!AHEAD) load_rows<ROWS>(next, in_plane, entering, columns, picture);
+        for (int i = 0; i < STEP; ++i) {
+            enter<Shape, KIND>(ahead[i % 2], window.row[2 * RADIUS + i]);
+            if (i + 2 < STEP) ahead[i % 2] = packed_at(entering + (i + 2) * WIDTH);
+            Value sum[LANES];
 #pragma unroll
-        for (int i = 0; KEEP_PACKED && i < 2 * RADIUS; ++i) {
-            unpack<KIND == BOX>(past[i], window[i]);
-            past[i] = i + ROWS < 2 * RADIUS ? past[i + ROWS] : next[i + ROWS - 2 * RADIUS];
-        }
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) unpack<KIND == BOX>(next[i], window[2 * RADIUS + i]);
-        if (y + ROWS < y_end) {
-            if (AHEAD) load_rows<ROWS>(next, in_plane, entering + ROWS, columns, picture);
-            else prefetch_rows(in_plane, entering + ROWS, columns, picture);
-        }
-        const auto filter_columns = [&](auto taps) {
-#pragma unroll
-            for (int i = 0; i < ROWS; ++i) {
-                float sum[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < LANES; ++j) {
+                if constexpr (KIND == SQUARE && RADIUS == 1) {
+                    sum[j] = window.row[i][j] + window.row[i + 1][j] + window.row[i + 2][j];
+                } else if constexpr (KIND == SQUARE) {
+                    sum[j] = window.sum[j] + window.row[2 * RADIUS + i][j];
+                    window.sum[j] = sum[j] - window.row[i][j];
+                } else {
                     float column[2 * RADIUS + 1];
 #pragma unroll
-                    for (int k = 0; k <= 2 * RADIUS; ++k) column[k] = window[i + k][j];
+                    for (int k = 0; k <= 2 * RADIUS; ++k) column[k] = window.row[i + k][j];
                     if constexpr (FLOAT_BOX) sum[j] = doubled<taps.value, 1>(column, RADIUS - taps.value / 2);
                     else sum[j] = filtered<KIND, RADIUS, 1>(column, RADIUS, filter.y, 0.0f);
                 }
-                *reinterpret_cast<float4*>(&sums[i][4 * threadIdx.x]) = make_float4(sum[0], sum[1], sum[2], sum[3]);
             }
-        };
-        if constexpr (FLOAT_BOX) for_taps<2 * RADIUS + 1>(filter.taps_y, filter_columns);
-        else filter_columns(Taps<1>());
+            put_sums(to + i * Shape::PITCH, sum);
+        }
+    };
+    if constexpr (FLOAT_BOX) for_taps<2 * RADIUS + 1>(filter.taps_y, filter_rows);
+    else filter_rows(Taps<1>());
 #pragma unroll
-        for (int i = 0; !KEEP_PACKED && i < 2 * RADIUS; ++i)
+    for (int i = 0; i < 2 * RADIUS; ++i)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) window[i][j] = window[i + ROWS][j];
+        for (int j = 0; j < LANES; ++j) window.row[i][j] = window.row[i + STEP][j];
+}
+
+template <typename Sample, int CHANNELS, int RADIUS, int KIND>
+__global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND>::THREADS,
+                                  Fused<Sample, CHANNELS, RADIUS, KIND>::BLOCKS)
+fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter) {
+    typedef Fused<Sample, CHANNELS, RADIUS, KIND> Shape;
+    constexpr int STEP = Shape::STEP, WIDTH = Shape::WIDTH, SEGMENT = Shape::SEGMENT;
+    extern __shared__ __align__(16) unsigned char shared[];
+    Sample* samples = reinterpret_cast<Sample*>(shared);
+    unsigned* sums = reinterpret_cast<unsigned*>(shared + Shape::STAGES * Shape::SAMPLES);
+    Sources* sources = reinterpret_cast<Sources*>(shared + Shape::STAGES * Shape::SAMPLES + Shape::SUMS);
+    const Place place = place_of(blockIdx.x, picture);
+    const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
+    Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
+    const int x = place.tile * Shape::OUTPUTS, x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
+    const int x_in = x - Shape::HALO + picture.centre_x;
+    const int y_begin = place.band * picture.band_rows, y_end = min(y_begin + picture.band_rows, picture.out_rows);
+    const bool whole = picture.aligned_in && x_in >= 0 && x_in + WIDTH <= picture.row_samples;
+    if (!whole) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + 2 * Shape::HALO, picture);
+    __syncthreads();
+
+    typedef typename Summed<KIND == SQUARE>::Value Value;
+    Window<Shape, RADIUS, Value> window;
+    const int first = y_begin + picture.centre_y - RADIUS, mine = 4 * threadIdx.x;
+    const auto fetch = [&](auto count, Sample* to, int row) {
+        fetch_rows<Shape, count.value>(to, in_plane, first + row, x_in, whole, sources, picture);
+    };
+    // The rows that the first window has above its last come where the sums will be, if they fit there, together with
+    // those of the first step; else before these.
+    constexpr int ABOVE = 2 * RADIUS * WIDTH * static_cast<int>(sizeof(Sample));
+    constexpr bool FIT = ABOVE <= Shape::SUMS;
+    static_assert(FIT || ABOVE <= Shape::STAGES * Shape::SAMPLES + Shape::SUMS, "shared memory holds the rows above");
+    Sample* above = FIT ? reinterpret_cast<Sample*>(sums) : samples;
+    fetch(Taps<2 * RADIUS>(), above, 0);
+    if (FIT) fetch(Taps<STEP>(), samples, 2 * RADIUS);
+    wait_for_copies();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 2 * RADIUS; ++i) enter<Shape, KIND>(packed_at(above + i * WIDTH + mine), window.row[i]);
+    if (!FIT) {
         __syncthreads();
+        fetch(Taps<STEP>(), samples, 2 * RADIUS);
+    }
+#pragma unroll
+    for (int j = 0; KIND == SQUARE && j < Shape::LANES; ++j) {
+        window.sum[j] = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * RADIUS; ++i) window.sum[j] += window.row[i][j];
+    }
 
-        constexpr int SEEN = SEGMENT + 2 * HALO;
-        float seen[SEEN];
+    constexpr int SEGMENTS = WIDTH / SEGMENT, WARP_ROWS = 32 / SEGMENTS;
+    static_assert(32 % SEGMENTS == 0 && WARP_ROWS * Shape::THREADS / 32 == STEP, "each row belongs to one warp");
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * WARP_ROWS;
+    unsigned* to = sums + mine / SEGMENT * Shape::RUN + mine % SEGMENT / Shape::A_WORD;
+    unsigned* segment = sums + (warp_row + lane / SEGMENTS) * Shape::PITCH + lane % SEGMENTS * Shape::RUN;
+#pragma unroll 1
+    for (int y = y_begin, stage = 0; y < y_end; y += STEP) {
+        wait_for_copies();
+        __syncthreads();  // the samples are there, and the last step's sums have been read
+        const Sample* entering = samples + stage * (STEP * WIDTH) + mine;
+        const auto fetch_next = [&] {
+            if (Shape::STAGES == 2) stage ^= 1;
+            if (y + STEP < y_end) fetch(Taps<STEP>(), samples + stage * (STEP * WIDTH), y - y_begin + 2 * RADIUS + STEP);
+        };
+        if (Shape::STAGES == 2) fetch_next();
+        filter_columns<Shape, KIND>(window, entering, to, filter);
+        __syncthreads();
+        if (Shape::STAGES == 1) fetch_next();
+
         Packed<Sample> done[SEGMENT / 4];
-        const auto see = [&](int i) {
-            const float4 quad = *reinterpret_cast<const float4*>(&sums[row][segment + i]);
-            seen[i] = quad.x, seen[i + 1] = quad.y, seen[i + 2] = quad.z, seen[i + 3] = quad.w;
-        };
-#pragma unroll
-        for (int i = 0; i < 2 * HALO; i += 4) see(i);
-        const auto filter_row = [&](auto taps) {
-#pragma unroll
-            for (int i = 0; i < SEGMENT; i += 4) {
-                unsigned bits[4];
-                see(2 * HALO + i);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const int at = HALO + i + j;
-                    float sum;
-                    if constexpr (FLOAT_BOX) sum = doubled<taps.value, CHANNELS>(seen, at - taps.value / 2 * CHANNELS);
-                    else
-                        sum = filtered<KIND, RADIUS, CHANNELS>(seen, at, filter.x, filter.bias);
-                    bits[j] = finished<KIND, Sample>(sum, filter.scale);
-                }
-                done[i / 4] = pack<Sample>(bits);
-                if constexpr (KIND == BOX && same<Sample, short>) {
-                    done[i / 4].word[0] ^= 0x80008000u;
-                    done[i / 4].word[1] ^= 0x80008000u;
-                }
-            }
-        };
-        if constexpr (FLOAT_BOX) for_taps<2 * RADIUS + 1>(filter.taps_x, filter_row);
-        else filter_row(Taps<1>());
-
-        // The other buffer is free from the barrier on. The warp's own zone of it, which only it will write, takes the
-        // results, to be stored a row at a time.
-        float(*results)[PITCH] = both_sums[~step & 1];
-        unsigned* staged = reinterpret_cast<unsigned*>(&results[row][warp_x]) + lane / ROWS * SEGMENT * sizeof(Sample) / 4;
-#pragma unroll
-        for (int i = 0; i < SEGMENT / 4 * static_cast<int>(sizeof(Sample)); ++i)
-            staged[i] = done[i / sizeof(Sample)].word[i % sizeof(Sample)];
+        if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
+        else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
+        // Nobody else reads the warp's rows: they take the results, to be stored a row at a time.
         __syncwarp();
-        store_rows<PITCH>(&results[0][warp_x], out_plane, y, y_end, x + warp_x, x_end, picture);
+        constexpr int SIZE = sizeof(Sample);
+#pragma unroll
+        for (int i = 0; i < SEGMENT / 4 * SIZE; i += 4) {
+            unsigned word[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) word[j] = done[(i + j) / SIZE].word[(i + j) % SIZE];
+            *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
         __syncwarp();
+        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, y + warp_row, y_end, x, x_end, picture);
     }
 }

@@ -1,5 +1,5 @@
-"""The kernels that filter both axes of an image at once, `fused` and `box_running` of smoothing.cu: which filters they
-take, how they see the image, and their launch."""
+"""The kernel `fused` of smoothing.cu, which filters both axes of an image at once: which filters it takes, how it sees
+the image, and its launch."""
 
 from __future__ import annotations
 
@@ -11,25 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from kernels.launch import kernel, multiprocessors
+from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
 # Compiled for these reaches: a shorter window takes the next, but for Gaussians of floats, which need their own.
 BOX_RADII, GAUSS_RADII, FLOAT_GAUSS_RADII = (1, 4), (4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
+SQUARE_RADII = (1, 2, 3, 4)  # boxes over whole numbers that reach equally far in all four directions
 MAX_CHANNELS = 4
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
-ROWS = 8  # a step down a band
-RUNNING_THREADS = 256
-MIN_RUNNING_OUTPUTS = 256  # samples of a row a block writes: below a quarter of what it loads it is not worth it
+MIN_BAND_ROWS = 32
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
+SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
 THREADS = 128
+WIDTH = 4 * THREADS  # samples of a row that a block loads
+TINY = 2.0**126  # how much larger weights are where samples are the bits of floats: TINY in windows.cuh
 
 
 def _radii(kind: str, dtype: str) -> tuple[int, ...]:
+    if kind == "SQUARE":
+        return SQUARE_RADII if dtype != "float32" else ()
     if kind == "BOX":
         return BOX_RADII
     return FLOAT_GAUSS_RADII if dtype == "float32" else GAUSS_RADII
@@ -37,15 +41,9 @@ def _radii(kind: str, dtype: str) -> tuple[int, ...]:
 
 ENTRIES = tuple(
     f"fused<{c_type}, {channels}, {radius}, {kind}>"
-    for kind in ("BOX", "GAUSS")
+    for kind in ("SQUARE", "BOX", "GAUSS")
     for dtype, c_type in C_TYPES.items()
     for radius in _radii(kind, dtype)
-    for channels in range(1, MAX_CHANNELS + 1)
-)
-
-RUNNING_ENTRIES = tuple(
-    f"box_running<{C_TYPES[dtype]}, {channels}>"
-    for dtype in ("uint8", "uint16", "int16")
     for channels in range(1, MAX_CHANNELS + 1)
 )
 
@@ -71,16 +69,6 @@ class Filter(ctypes.Structure):
         ("bias", ctypes.c_float),
         ("taps_y", ctypes.c_int),
         ("taps_x", ctypes.c_int),
-    )
-
-
-class Mean(ctypes.Structure):
-    """struct Mean of smoothing.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("before_y", "taps_y", "before_x", "taps_x")),
-        *((name, ctypes.c_uint) for name in ("half", "multiplier", "shift")),
-        ("outputs", ctypes.c_int),
     )
 
 
@@ -125,95 +113,82 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     view = view_of(shape, windows)
     if view is None or dtype.name not in C_TYPES or max(view.columns * view.channels, view.rows) > MAX_LENGTH:
         return False
-    radius = _radius(windows, dtype)
-    if radius is None:
+    chosen = _chosen(windows, dtype)
+    if chosen is None:
         return False
-    tiles = -(-view.columns * view.channels // _tile_outputs(dtype, view.channels, radius))
-    return view.planes * tiles * -(-view.rows // ROWS) <= MAX_BLOCKS
+    tile = _tile(dtype, view.channels, *chosen)
+    if tile.shared_bytes > shared_bytes_a_block():
+        return False
+    tiles = -(-view.columns * view.channels // tile.outputs)
+    return view.planes * tiles * -(-view.rows // MIN_BAND_ROWS) <= MAX_BLOCKS
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
     view = view_of(image.shape, windows)
     dtype = np.dtype(image.dtype)
-    radius = _radius(windows, dtype)
+    chosen = _chosen(windows, dtype)
     assert view is not None
-    assert radius is not None
+    assert chosen is not None
+    kind, radius = chosen
+    tile = _tile(dtype, view.channels, kind, radius)
     picture = picture_of(image, view, cval, out)
-    picture.aligned_in &= picture.centre_x % 4 == 0
-    blocks = _cut(picture, _tile_outputs(dtype, view.channels, radius), 4, 16 * radius)
-    entry = f"fused<{C_TYPES[dtype.name]}, {view.channels}, {radius}, {_kind(windows)}>"
-    args = (image, out, picture, _filter(view, radius, _kind(windows)))
-    kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=stream)
-
-
-def running_applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
-    view = view_of(shape, windows)
-    if view is None or dtype.kind == "f" or _kind(windows) != "BOX":
-        return False
-    outputs = _running_outputs(dtype, view)
-    if max(view.columns * view.channels, view.rows) > MAX_LENGTH or outputs < MIN_RUNNING_OUTPUTS:
-        return False
-    tiles = -(-view.columns * view.channels // outputs)
-    return (
-        view.planes * tiles * -(-view.rows // ROWS) <= MAX_BLOCKS
-        and exact_division(math.prod(window.taps for window in windows), 8 * dtype.itemsize) is not None
-    )
-
-
-def run_running(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    view = view_of(image.shape, windows)
-    assert view is not None
-    dtype, samples = np.dtype(image.dtype), math.prod(window.taps for window in windows)
-    picture, outputs = picture_of(image, view, cval, out), _running_outputs(dtype, view)
-    division = exact_division(samples, 8 * dtype.itemsize)
-    assert division is not None
-    before_y, taps_y = (0, 1) if view.down is None else (view.down.before, view.down.taps)
-    before_x, taps_x = (0, 1) if view.across is None else (view.across.before, view.across.taps)
-    blocks = _cut(picture, outputs, 2, 8 * taps_y)
-    mean = Mean(
-        before_y=before_y, taps_y=taps_y, before_x=before_x, taps_x=taps_x,
-        half=samples // 2, multiplier=division[0], shift=division[1], outputs=outputs,
-    )  # fmt: skip
-    entry = f"box_running<{C_TYPES[dtype.name]}, {view.channels}>"
-    kernel("smoothing", entry).launch((blocks,), (RUNNING_THREADS,), (image, out, picture, mean), stream=stream)
-
-
-def exact_division(divisor: int, bits: int) -> tuple[int, int] | None:
-    """(multiplier, shift) so that n // divisor == n * multiplier >> 32 + shift for every n < divisor * 2**bits.
-
-    The multiplier exceeds 2**(32 + shift) / divisor by error / divisor, which must not add up to 1 / divisor.
-    """
-    for shift in range(32):
-        multiplier = -(-(1 << 32 + shift) // divisor)
-        error = multiplier * divisor - (1 << 32 + shift)
-        if multiplier < 1 << 32 and error * (divisor << bits) < 1 << 32 + shift:
-            return multiplier, shift
-    return None
-
-
-def _running_outputs(dtype: np.dtype[Any], view: View) -> int:
-    distance = view.channels * (1 if view.across is None else view.across.taps)
-    sector = SECTOR_BYTES // dtype.itemsize
-    return (4 * RUNNING_THREADS - distance - 3) // sector * sector
+    picture.aligned_in &= picture.centre_x * dtype.itemsize % VECTOR_BYTES == 0
+    blocks = _cut(picture, tile, 16 * radius)
+    entry = f"fused<{C_TYPES[dtype.name]}, {view.channels}, {radius}, {kind}>"
+    args = (image, out, picture, _filter(view, dtype, kind, radius))
+    kernel("smoothing", entry).launch((blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream)
 
 
 def _kind(windows: Sequence[Window]) -> str:
     return "BOX" if windows[0].half_weights is None else "GAUSS"
 
 
-def _radius(windows: Sequence[Window], dtype: np.dtype[Any]) -> int | None:
-    """The reach of the kernel for these windows; None where there is none."""
-    reaches = [max(window.before, window.after) for window in windows]
-    kind = _kind(windows)
+def _chosen(windows: Sequence[Window], dtype: np.dtype[Any]) -> tuple[str, int] | None:
+    """Kind and reach of the kernel for these windows; None where there is none."""
+    kind, reaches = _kind(windows), [max(window.before, window.after) for window in windows]
     if kind == "GAUSS" and dtype == np.float32 and (len(windows) < 2 or reaches[0] != reaches[1]):
         return None
-    return next((radius for radius in _radii(kind, dtype.name) if radius >= max(reaches)), None)
+    square = len(windows) == 2 and len({reach for window in windows for reach in (window.before, window.after)}) == 1
+    if kind == "BOX" and square and reaches[0] in _radii("SQUARE", dtype.name):
+        return "SQUARE", reaches[0]
+    radius = next((radius for radius in _radii(kind, dtype.name) if radius >= max(reaches)), None)
+    return None if radius is None else (kind, radius)
 
 
-def _tile_outputs(dtype: np.dtype[Any], channels: int, radius: int) -> int:
-    halo = -(-radius * channels // 4) * 4
-    sector = SECTOR_BYTES // dtype.itemsize
-    return (4 * THREADS - 2 * halo) // sector * sector
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """What a block of `fused` works on: struct Fused of tiles.cuh."""
+
+    step: int  # rows it goes down at a time
+    outputs: int  # samples of a row that it writes
+    shared_bytes: int
+    resident: int  # blocks on a multiprocessor
+    rounds: tuple[int, ...]  # how often blocks should fill the device, best first (measured on an H200)
+
+
+def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int) -> Tile:
+    size, floats, far = dtype.itemsize, dtype.kind == "f", radius > 4
+    step = 8 if floats or far else 16
+    stages = 2 if floats and not far else 1
+    sector = SECTOR_BYTES // size
+    halo = _up_to(radius * channels, VECTOR_BYTES // size if size == 1 else sector)
+    paired = kind == "SQUARE" and size == 1
+    a_word, segment = 2 if paired else 1, 4 * step
+    places = WIDTH + 2 * halo + 8
+    pitch = _up_to(places // segment * (segment // a_word + 4) + places % segment // a_word, 4)
+    few = far and (size == 2 or (floats and channels > 1))
+    shared_bytes = step * (stages * WIDTH * size + pitch * 4) + (3 + WIDTH) * 4
+    return Tile(
+        step=step,
+        outputs=(WIDTH - 2 * halo) // sector * sector,
+        shared_bytes=shared_bytes,
+        resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
+        rounds=(12, 4, 3, 2, 1) if paired else (4, 3, 2, 1),
+    )
+
+
+def _up_to(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def picture_of(image: Any, view: View, cval: float, out: Any) -> Picture:
@@ -243,24 +218,24 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
     return int(np.array(value, dtype).view(f"u{dtype.itemsize}"))
 
 
-def _cut(picture: Picture, outputs: int, resident: int, tall: int) -> int:
-    """Cuts the output into tiles of so many samples and bands of rows; returns the number of blocks.
+def _cut(picture: Picture, tile: Tile, tall: int) -> int:
+    """Cuts the output into the tile's columns and bands of rows; returns the number of blocks.
 
     Bands are tall, since each also reads the rows of its halo (`tall` makes that negligible), but there are enough of
-    them to fill the device in whole rounds of `resident` blocks a multiprocessor.
+    them to fill the device in whole rounds.
     """
-    picture.tiles = -(-picture.out_row_samples // outputs)
+    picture.tiles = -(-picture.out_row_samples // tile.outputs)
     bands = 1
-    for rounds in (12, 8, 6, 4, 3, 2, 1):
-        bands = max(rounds * resident * multiprocessors() // (picture.tiles * picture.planes), 1)
+    for rounds in tile.rounds:
+        bands = max(rounds * tile.resident * multiprocessors() // (picture.tiles * picture.planes), 1)
         if picture.out_rows // bands >= tall:
             break
-    picture.band_rows = max(-(-picture.out_rows // (bands * ROWS)) * ROWS, 4 * ROWS)
+    picture.band_rows = max(_up_to(-(-picture.out_rows // bands), tile.step), MIN_BAND_ROWS)
     picture.bands = -(-picture.out_rows // picture.band_rows)
     return int(picture.planes) * int(picture.tiles) * int(picture.bands)
 
 
-def _filter(view: View, radius: int, kind: str) -> Filter:
+def _filter(view: View, dtype: np.dtype[Any], kind: str, radius: int) -> Filter:
     samples = 1
     parameters = Filter(taps_y=1, taps_x=1)
     for window, weights, axis in ((view.down, parameters.y, "y"), (view.across, parameters.x, "x")):
@@ -274,4 +249,9 @@ def _filter(view: View, radius: int, kind: str) -> Filter:
             samples *= before + after + 1
     parameters.scale = float(np.float32(1) / np.float32(samples))
     parameters.bias = 0.5 if samples % 2 == 0 else 0.0
+    if dtype.kind == "u" or (dtype.kind == "i" and kind != "GAUSS"):
+        parameters.y[:] = [weight * TINY for weight in parameters.y]
+        parameters.bias *= 2.0**-23
+        if kind == "SQUARE":
+            parameters.scale *= TINY
     return parameters

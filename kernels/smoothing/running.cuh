@@ -1,197 +1,324 @@
 // Boxes of any size along both axes at once, for whole numbers. Part of smoothing.cu.
 #pragma once
 
-#include "bands.cuh"
+#include "strips.cuh"
 
-// box_running: boxes of any size over whole numbers, in time that does not depend on the size. A block walks down a band
-// of rows; each thread keeps the sums down its four columns, adding the row that enters the window and subtracting the one
-// that leaves (again from L2). Along a row each warp then makes prefix sums, and a window is the difference of two.
-constexpr int RUNNING_THREADS = 256;  // a warp for each of ROWS rows
-constexpr int CHUNK = 32;             // samples of a row that a lane sums
+// box_running: a warp filters a row or two of a strip at a time, in time that does not depend on the window. With
+//   D[x] = entering row - leaving row,  the window of row y is that of row y - 1 plus W[x], the sum of D across,
+//   and W[x] = W[x - pixel] + D[right edge] - D[left edge]:
+// four samples, paired by a byte permutation and added up by dp2a (dp4a), give each output, and only the lanes' totals are
+// exchanged, by a scan. The warps of a block (teams of one) take turns down one strip: each has its own ring of rows, which
+// the copy engine fills, and gets the sums of the row above through shared memory. So many warps hide latency, yet a device
+// walks few columns at once, and for windows up to some 60 rows of 16 bits those that leave are still in L2.
+//
+// Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
+// a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
+//   bytes         2 N b                                     192 us, 98 us (3 N b where the leaving rows are not in L2)
+//   instructions  19 N, 16 N issued (nvcc 13, counted)      115 us, 95 us
+//   of these      4 N on the multiplier: dp2a, high word    48 us, 48 us
+//   shared        (8 b + 4) N bytes                         120 us, 72 us
+constexpr int STAGES = 2;
+constexpr int MAX_TEAMS = 12;  // at most 14, for named barriers
 
 struct Mean {
     int before_y, taps_y, before_x, taps_x;
-    unsigned half, multiplier, shift;  // (sum + half) * multiplier >> 32 + shift is the mean, exactly (checked in fused.py)
-    int outputs;                       // samples of a row that a block writes
+    unsigned initial;            // the sum of an empty window: 1/2 of a unit, and the bias of signed samples
+    unsigned multiplier, shift;  // sum * multiplier >> 32 + shift is the mean, exactly (checked in running.py)
+    int outputs;                 // samples of a row that a block writes
+    int pitch;                   // bytes of a row in shared memory
+    int edge_band_rows;          // rows that a block at the left or right edge writes: those have more to do for each
 };
 
-// Four samples added to their columns' sums, or with SIGN -1 subtracted.
-template <int SIGN, typename Sample>
-__device__ inline void accumulate(unsigned (&sum)[4], const Packed<Sample>& packed) {
-    if constexpr (sizeof(Sample) == 1) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[j] += SIGN * __byte_perm(packed.word[0], 0, 0x4440 | j);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const unsigned word = same<Sample, short> ? packed.word[j] ^ 0x80008000u : packed.word[j];
-            sum[2 * j] += SIGN * (word & 0xFFFFu);
-            sum[2 * j + 1] += SIGN * (word >> 16);
-        }
-    }
-}
+// A lane's share of a row: an odd number of words where it can be, so that lanes read from different banks.
+template <typename Sample, int CHANNELS, int WORDS_WANTED>
+struct Lane {
+    static constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
+    static constexpr int WORDS = WORDS_WANTED - (BYTES == 2 && CHANNELS == 4 ? 1 : 0), SAMPLES = WORDS * A_WORD;
+    static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
+};
 
-// Word of a warp's row where sample `at` stands: 4 free words after each chunk keep the banks apart.
-template <int WORDS>
-__device__ inline int padded(int at) { return at + at / WORDS * 4; }
-
-// Inclusive sums along the row over the samples of each channel, from each lane's chunk on its own to the whole row.
-template <int CHANNELS>
-__device__ inline void prefix_sums(unsigned (&sum)[CHUNK], int lane) {
-#pragma unroll
-    for (int j = CHANNELS; j < CHUNK; ++j) sum[j] += sum[j - CHANNELS];
-    // Sample j of the lane belongs to channel (phase + j) % CHANNELS.
-    const int phase = lane * CHUNK % CHANNELS;
-    unsigned before[CHANNELS];
-#pragma unroll
-    for (int channel = 0; channel < CHANNELS; ++channel) {
-        unsigned total = 0;
-#pragma unroll
-        for (int j = CHUNK - CHANNELS; j < CHUNK; ++j)
-            if ((phase + j) % CHANNELS == channel) total = sum[j];
-        unsigned scanned = total;
-#pragma unroll
-        for (int reach = 1; reach < 32; reach *= 2) {
-            const unsigned other = __shfl_up_sync(~0u, scanned, reach);
-            if (lane >= reach) scanned += other;
-        }
-        before[channel] = scanned - total;
-    }
-    unsigned mine[CHANNELS];
-#pragma unroll
-    for (int j = 0; j < CHANNELS; ++j) {
-        mine[j] = before[0];
-#pragma unroll
-        for (int channel = 1; channel < CHANNELS; ++channel)
-            if ((phase + j) % CHANNELS == channel) mine[j] = before[channel];
-    }
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum[j] += mine[j % CHANNELS];
-}
-
-// The chunk's means: differences to the prefix sums that begin SHIFT words after `quads[0]`.
-template <int SHIFT, typename Sample>
-__device__ inline void means(Packed<Sample> (&done)[CHUNK / 4], const unsigned (&sum)[CHUNK], const uint4 (&quads)[9],
-                             const Mean& mean) {
-    unsigned right[36];
-#pragma unroll
-    for (int i = 0; i < 9; ++i)
-        right[4 * i] = quads[i].x, right[4 * i + 1] = quads[i].y, right[4 * i + 2] = quads[i].z, right[4 * i + 3] = quads[i].w;
-#pragma unroll
-    for (int i = 0; i < CHUNK; i += 4) {
-        unsigned bits[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            bits[j] = __umulhi(right[i + j + SHIFT] - sum[i + j] + mean.half, mean.multiplier) >> mean.shift;
-        done[i / 4] = pack<Sample>(bits);
-        if constexpr (same<Sample, short>) done[i / 4].word[0] ^= 0x80008000u, done[i / 4].word[1] ^= 0x80008000u;
-    }
-}
-
-// Moves a lane's packed samples `skip` (0 … 3) places to the front; what follows comes from the next lane.
+// sum + the products of the two (four) samples of `word` with the signed bytes of `weights`.
 template <typename Sample>
-__device__ inline void skip_samples(Packed<Sample> (&done)[CHUNK / 4], int skip) {
-    constexpr int WORDS = CHUNK * sizeof(Sample) / 4, PER = sizeof(Sample);
-    unsigned word[WORDS + 2];
+__device__ inline unsigned dot(unsigned word, unsigned weights, unsigned sum) {
+    unsigned result;
+    if constexpr (sizeof(Sample) == 1)
+        asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(word), "r"(weights), "r"(sum));
+    else if constexpr (same<Sample, short>)
+        asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(word), "r"(weights), "r"(sum));
+    else
+        asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(word), "r"(weights), "r"(sum));
+    return result;
+}
+
+// Which half of a word a lane's samples begin with at an edge of its windows; ANY: not known, or not with a half.
+enum Halves { EVEN, ODD, ANY };
+
+template <int VALUE>
+struct Known {
+    static constexpr int value = VALUE;
+};
+
+// The samples of an entering and of a leaving row at one edge of a lane's windows, in pairs.
+template <typename Sample, int SAMPLES, int HALVES>
+struct Pairs {
+    static constexpr int A_WORD = 4 / sizeof(Sample), WORDS = SAMPLES / A_WORD;
+    unsigned entering[WORDS + 1], leaving[WORDS + 1];
+
+    __device__ Pairs(const unsigned char* from_entering, const unsigned char* from_leaving) {
+        load(entering, from_entering);
+        load(leaving, from_leaving);
+    }
+    __device__ static void load(unsigned (&word)[WORDS + 1], const unsigned char* from) {
+        const unsigned byte = shared_address(from) & 3, choice = 0x3210 + 0x1111 * byte;
+        const unsigned* words = reinterpret_cast<const unsigned*>(from - byte);
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) word[i] = done[i / PER].word[i % PER];
-    word[WORDS] = __shfl_down_sync(~0u, word[0], 1);
-    word[WORDS + 1] = __shfl_down_sync(~0u, word[1], 1);
-    const int bytes = skip * sizeof(Sample);
+        for (int i = 0; i < WORDS + (HALVES != EVEN); ++i) word[i] = words[i];
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-        const unsigned low = bytes & 4 ? word[i + 1] : word[i], high = bytes & 4 ? word[i + 2] : word[i + 1];
-        done[i / PER].word[i % PER] = __funnelshift_r(low, high, 8 * (bytes & 3));
+        for (int i = 0; HALVES == ANY && i < WORDS; ++i) word[i] = __byte_perm(word[i], word[i + 1], choice);
+    }
+    // Of samples j and, where a word has four, j + 1: j is a multiple of half the samples of a word.
+    __device__ unsigned at(int j) const {
+        const int place = j + (HALVES == ODD), word = place / A_WORD;
+        const bool upper = place % A_WORD >= A_WORD / 2;
+        return __byte_perm(entering[word], leaving[word], sizeof(Sample) == 1 ? (upper ? 0x7362 : 0x5140) : (upper ? 0x7632 : 0x5410));
+    }
+};
+
+// By how much each window's change exceeds that of the pixel before, added up over the lane; `total` gets the sums.
+// weights: of (entering, leaving) at the right edge; opposite: at the left.
+template <typename Sample, int CHANNELS, int RIGHT, int LEFT, int SAMPLES>
+__device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&total)[CHANNELS], const unsigned char* entering,
+                                      const unsigned char* leaving, int distance, unsigned weights, unsigned opposite) {
+    constexpr int PAIRED = 2 / sizeof(Sample);
+    const Pairs<Sample, SAMPLES, RIGHT> right(entering + distance, leaving + distance);
+    const Pairs<Sample, SAMPLES, LEFT> left(entering, leaving);
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) total[c] = 0;
+#pragma unroll
+    for (int j = 0; j < SAMPLES; ++j) {
+        unsigned& sum = total[j % CHANNELS];
+        sum = dot<Sample>(right.at(j / PAIRED * PAIRED), weights << 16 * (j % PAIRED), sum);
+        sum = dot<Sample>(left.at(j / PAIRED * PAIRED), opposite << 16 * (j % PAIRED), sum);
+        change[j] = sum;
     }
 }
 
-template <typename Sample, int CHANNELS>
-__global__ void __launch_bounds__(RUNNING_THREADS, 2)
-box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
-    constexpr int WIDTH = 4 * RUNNING_THREADS, PITCH = WIDTH + WIDTH / CHUNK * 4, VECTOR = 16 / sizeof(Sample);
-    constexpr int RESULT_WORDS = CHUNK * sizeof(Sample) / 4;  // of a lane
-    __shared__ __align__(16) unsigned sums[ROWS][PITCH];
-    const Place place = place_of(blockIdx.x, picture);
-    const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
-    Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
-    const int x = place.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
-    const int y_begin = place.band * picture.band_rows, y_end = min(y_begin + picture.band_rows, picture.out_rows);
-    // Prefix sum s is the one just before the window of output x + s - skip; `skip` makes the loads aligned.
-    const int before = (mean.before_x + 1) * CHANNELS - picture.centre_x, skip = (4 - before % 4) % 4;
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32, column = 4 * static_cast<int>(threadIdx.x);
-    const Columns columns = columns_at<CHANNELS>(x - before - skip + column, picture);
-    const int distance = mean.taps_x * CHANNELS;  // from the prefix sum before a window to its last
-
-    unsigned sum[4] = {0, 0, 0, 0};
-    Packed<Sample> entering[ROWS], leaving[ROWS];
-    const int first = y_begin + picture.centre_y - mean.before_y - 1;  // of the window before the band's first
-    for (int i = 0; i < mean.taps_y; i += ROWS) {
-        load_rows<ROWS>(entering, in_plane, first + i, columns, picture);
+// The sums over all lanes before this one.
+template <int COUNT>
+__device__ inline void scan(unsigned (&before)[COUNT], const unsigned (&own)[COUNT]) {
 #pragma unroll
-        for (int k = 0; k < ROWS; ++k)
-            if (i + k < mean.taps_y) accumulate<1>(sum, entering[k]);
+    for (int i = 0; i < COUNT; ++i) before[i] = own[i];
+#pragma unroll
+    for (int reach = 1; reach < 32; reach *= 2)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            asm("{\n.reg .pred p;\n.reg .u32 other;\nshfl.sync.up.b32 other|p, %0, %1, 0, 0xffffffff;\n@p add.u32 %0, %0, other;\n}"
+                : "+r"(before[i])
+                : "r"(reach));
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) before[i] -= own[i];
+}
+
+__device__ inline int warp_sum(int value) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(~0u, value);
+#else
+    for (int reach = 16; reach > 0; reach /= 2) value += __shfl_xor_sync(~0u, value, reach);
+    return value;
+#endif
+}
+
+// The means of a word's windows, packed. BYTEWISE: the shift is by whole bytes, and packing does it.
+template <typename Sample, bool BYTEWISE>
+__device__ inline unsigned packed_means(const unsigned* sum, const Mean& mean) {
+    const unsigned byte = BYTEWISE ? mean.shift / 8 : 0;
+    unsigned bits[4];
+#pragma unroll
+    for (int k = 0; k < 4 / static_cast<int>(sizeof(Sample)); ++k) {
+        bits[k] = __umulhi(sum[k], mean.multiplier);
+        if (!BYTEWISE) bits[k] >>= mean.shift;
     }
-    load_rows<ROWS>(entering, in_plane, first + mean.taps_y, columns, picture);
-    load_rows<ROWS>(leaving, in_plane, first, columns, picture);
-#pragma unroll 1
-    for (int y = y_begin; y < y_end; y += ROWS) {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            accumulate<1>(sum, entering[i]);
-            accumulate<-1>(sum, leaving[i]);
-            *reinterpret_cast<uint4*>(&sums[i][padded<CHUNK>(column)]) = make_uint4(sum[0], sum[1], sum[2], sum[3]);
-        }
-        if (y + ROWS < y_end) {
-            const int next = first + y - y_begin + ROWS;
-            load_rows<ROWS>(entering, in_plane, next + mean.taps_y, columns, picture);
-            load_rows<ROWS>(leaving, in_plane, next, columns, picture);
-        }
-        __syncthreads();
+    if constexpr (sizeof(Sample) == 2)
+        return __byte_perm(bits[0], bits[1], 0x5410 + 0x1111 * byte) ^ (same<Sample, short> ? 0x80008000u : 0u);
+    else
+        return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040 + 0x0011 * byte),
+                           __byte_perm(bits[2], bits[3], 0x0040 + 0x0011 * byte), 0x5410);
+}
 
-        uint4* chunk = reinterpret_cast<uint4*>(&sums[row][padded<CHUNK>(lane * CHUNK)]);
-        unsigned prefix[CHUNK];
-#pragma unroll
-        for (int i = 0; i < CHUNK / 4; ++i) {
-            const uint4 quad = chunk[i];
-            prefix[4 * i] = quad.x, prefix[4 * i + 1] = quad.y, prefix[4 * i + 2] = quad.z, prefix[4 * i + 3] = quad.w;
-        }
-        prefix_sums<CHANNELS>(prefix, lane);
-#pragma unroll
-        for (int i = 0; i < CHUNK / 4; ++i)
-            chunk[i] = make_uint4(prefix[4 * i], prefix[4 * i + 1], prefix[4 * i + 2], prefix[4 * i + 3]);
+// Writes a warp's samples of a row.
+template <typename Sample>
+__device__ inline void store_row(Sample* line, const unsigned* results, int samples, bool aligned, int lane) {
+    constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
+    if (aligned) {
+#pragma unroll 4
+        for (int i = lane; i < samples * BYTES / 16; i += 32)
+            __stcs(reinterpret_cast<uint4*>(line) + i, reinterpret_cast<const uint4*>(results)[i]);
+        return;
+    }
+    const bool words = reinterpret_cast<unsigned long long>(line) % 4 == 0;
+    const int whole = words ? samples / A_WORD : 0;
+#pragma unroll 1
+    for (int i = lane; i < whole; i += 32) __stcs(reinterpret_cast<unsigned*>(line) + i, results[i]);
+#pragma unroll 1
+    for (int i = whole * A_WORD + lane; i < samples; i += 32) __stcs(line + i, reinterpret_cast<const Sample*>(results)[i]);
+}
+
+__device__ inline void pass_turn(int team, int teams) {
+    asm volatile("bar.arrive %0, 64;" ::"r"(team + 1 == teams ? 1 : team + 2) : "memory");
+}
+__device__ inline void await_turn(int team) { asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory"); }
+
+// Which part of the image a block filters: as in place_of, but that bands have a height of their own at the edges.
+struct Part {
+    int tile, y_begin, y_end;
+    long long plane;
+};
+
+__device__ inline Part part_of(unsigned block, const Picture& picture, int edge_band_rows) {
+    const unsigned edge_bands = (picture.out_rows + edge_band_rows - 1) / edge_band_rows, edges = min(picture.tiles, 2);
+    const unsigned outer = edges * edge_bands * picture.planes;
+    const bool at_edge = block < outer;
+    const unsigned across = at_edge ? edges : picture.tiles - edges, bands = at_edge ? edge_bands : picture.bands;
+    const unsigned rest = at_edge ? block : block - outer;
+    const int height = at_edge ? edge_band_rows : picture.band_rows, y = rest / across % bands * height;
+    const int tile = static_cast<int>(rest % across) + (at_edge ? 0 : 1);
+    return {at_edge && tile == 1 ? picture.tiles - 1 : tile, y, min(y + height, picture.out_rows), rest / across / bands};
+}
+
+template <typename Sample, int CHANNELS, int WORDS_WANTED>
+__global__ void __launch_bounds__(32 * MAX_TEAMS, 1)
+box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
+    using Mine = Lane<Sample, CHANNELS, WORDS_WANTED>;
+    constexpr int RUNNING_ROWS = Strip<Sample>::ROWS, SLOTS = Strip<Sample>::SLOTS;
+    constexpr int WORDS = Mine::WORDS, SAMPLES = Mine::SAMPLES, QUADS = (SAMPLES + 3) / 4, BYTES = Mine::BYTES, VECTOR = 16 / BYTES;
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ __align__(8) unsigned long long arrivals[MAX_TEAMS][STAGES];
+    __shared__ __align__(16) uint4 passed[QUADS][32];  // each lane's sums, from team to team
+    __shared__ Beyond beyond;
+    const int teams = blockDim.x / 32, team = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Part part = part_of(blockIdx.x, picture, mean.edge_band_rows);
+    const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
+    const int y_begin = part.y_begin, y_end = part.y_end;
+    Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
+    const int distance = mean.taps_x * CHANNELS;
+    const Strip<Sample> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
+                                x + picture.centre_x - (mean.before_x + 1) * CHANNELS, x_end - x + distance,
+                                y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
+    const int steps = strip.warm + (y_end - y_begin + RUNNING_ROWS - 1) / RUNNING_ROWS;
+    const bool at_edge = strip.left < VECTOR || strip.left + strip.span > picture.row_samples - VECTOR;
+    // Of the team: its ring of rows and the results of a step.
+    unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + RUNNING_ROWS * 128 * WORDS);
+    unsigned* results = reinterpret_cast<unsigned*>(ring + STAGES * SLOTS * mean.pitch);
+
+    if (threadIdx.x == 0) beyond.useless = (picture.row_samples | strip.skew_of_rows()) % VECTOR != 0;
+    __syncthreads();
+    if (at_edge) beyond.fill<CHANNELS>(strip, picture);
+    if (lane < STAGES) init_arrival(&arrivals[team][lane], SLOTS);
+    fence_bulk_copies();
+    for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
+    __syncthreads();
+    // Where in a word a lane's samples begin at the left and at the right edge of its windows, where that is so in all rows.
+    const bool alike = picture.row_samples % Mine::A_WORD == 0;
+    const int left_byte = strip.skew(0) * BYTES % 4, right_byte = (left_byte + distance * BYTES) % 4;
+
+    int row, skew, next_row = 0, next_skew = 0;  // of this turn and the next, in lane i < SLOTS for row i
+    const auto fetch_turn = [&](unsigned turn) {
+        const int step = turn * teams + team;
+        if (step >= steps) return;
+        next_row = strip.row(step, lane % SLOTS, picture), next_skew = strip.skew(next_row);
+        fetch(ring + turn % STAGES * SLOTS * mean.pitch, mean.pitch, &arrivals[team][turn % STAGES], strip, next_row, next_skew,
+              at_edge, lane, picture);
+    };
+    fetch_turn(0);
+#pragma unroll 1
+    for (unsigned turn = 0;; ++turn) {
+        const int step = turn * teams + team;
+        if (step >= steps) break;
+        const bool warming = step < strip.warm;
+        unsigned char* slots = ring + turn % STAGES * SLOTS * mean.pitch;
+        row = next_row, skew = next_skew;
+        wait_for_arrival(&arrivals[team][turn % STAGES], turn / STAGES);
+#if __CUDA_ARCH__ < 900
+        wait_for_copies();
+#endif
         __syncwarp();
-        uint4 quads[9];
-#pragma unroll
-        for (int i = 0; i < 9; ++i) {
-            const int at = min(lane * CHUNK + distance / 4 * 4 + 4 * i, WIDTH - 4);
-            quads[i] = *reinterpret_cast<const uint4*>(&sums[row][padded<CHUNK>(at)]);
+        fetch_turn(turn + 1);
+        if (at_edge) {
+            if (beyond.useless) patch<CHANNELS>(slots, mean.pitch, strip, row, skew, lane, picture);
+            else beyond.patch(slots, mean.pitch, strip, row, skew, lane, picture);
+            __syncwarp();
         }
-        Packed<Sample> done[CHUNK / 4];
-        switch (distance % 4) {
-            case 0: means<0>(done, prefix, quads, mean); break;
-            case 1: means<1>(done, prefix, quads, mean); break;
-            case 2: means<2>(done, prefix, quads, mean); break;
-            default: means<3>(done, prefix, quads, mean);
+        unsigned change[RUNNING_ROWS][SAMPLES], total[RUNNING_ROWS * CHANNELS], before[RUNNING_ROWS * CHANNELS];
+        int first_window[RUNNING_ROWS * CHANNELS];  // the change of the window before the tile's first output
+        const unsigned weights = warming ? 0x0101u : 0xFF01u, opposite = warming ? 0xFFFFu : 0x01FFu;
+#pragma unroll
+        for (int k = 0; k < RUNNING_ROWS; ++k) {
+            const unsigned char* entering = slots + 2 * k * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k);
+            const unsigned char* leaving = slots + (2 * k + 1) * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k + 1);
+            unsigned(&sums)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]);
+            const int own = lane * SAMPLES * BYTES;
+            const auto changes = [&](auto right, auto left) {
+                window_changes<Sample, CHANNELS, right.value, left.value>(change[k], sums, entering + own, leaving + own,
+                                                                          distance * BYTES, weights, opposite);
+            };
+            constexpr int OTHER = BYTES == 2 ? ODD : ANY;
+            if (BYTES == 2 && !alike) changes(Known<ANY>(), Known<ANY>());
+            else if (alike && right_byte == 0 && left_byte == 0) changes(Known<EVEN>(), Known<EVEN>());
+            else if (alike && right_byte == 0) changes(Known<EVEN>(), Known<OTHER>());
+            else if (alike && left_byte == 0) changes(Known<OTHER>(), Known<EVEN>());
+            else changes(Known<OTHER>(), Known<OTHER>());
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) first_window[k * CHANNELS + c] = 0;
+            const int sign = warming ? 1 : -1;
+#pragma unroll 1
+            for (int tap = lane * CHANNELS; tap < distance; tap += 32 * CHANNELS)
+#pragma unroll
+                for (int c = 0; c < CHANNELS; ++c)
+                    first_window[k * CHANNELS + c] += reinterpret_cast<const Sample*>(entering)[tap + c] +
+                                                      sign * reinterpret_cast<const Sample*>(leaving)[tap + c];
         }
-        skip_samples(done, skip);
-        __syncwarp();
-        unsigned* staged = &sums[row][padded<RESULT_WORDS>(lane * RESULT_WORDS)];
+        scan(before, total);
 #pragma unroll
-        for (int i = 0; i < RESULT_WORDS; ++i) staged[i] = done[i / sizeof(Sample)].word[i % sizeof(Sample)];
-        __syncwarp();
-        if (y + row < y_end) {
-            Sample* line = out_plane + (y + row) * static_cast<long long>(picture.out_row_samples);
+        for (int i = 0; i < RUNNING_ROWS * CHANNELS; ++i) before[i] += warp_sum(first_window[i]);
+
+        // The sums go from team to team: all that can be added before the turn comes is, since the others wait for it.
 #pragma unroll
-            for (int i = 0; i < WIDTH / VECTOR / 32; ++i) {
-                const int at = (lane + 32 * i) * VECTOR;
-                const unsigned* from = &sums[row][padded<RESULT_WORDS>(at * sizeof(Sample) / 4)];
-                if (picture.aligned_out && x + at + VECTOR <= x_end)
-                    *reinterpret_cast<uint4*>(line + x + at) = *reinterpret_cast<const uint4*>(from);
-                else
-                    for (int j = 0; x + at + j < x_end && j < VECTOR; ++j)
-                        line[x + at + j] = reinterpret_cast<const Sample*>(from)[j];
+        for (int k = 0; k < RUNNING_ROWS; ++k)
+#pragma unroll
+            for (int j = 0; j < SAMPLES; ++j)
+                change[k][j] += before[k * CHANNELS + j % CHANNELS] + (k > 0 ? change[max(k - 1, 0)][j] : 0);
+        if (teams > 1 && step > 0) await_turn(team);
+        uint4 held[QUADS], next[QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i) next[i] = held[i] = passed[i][lane];
+        const unsigned(&sum)[SAMPLES] = reinterpret_cast<unsigned(&)[SAMPLES]>(held);
+        unsigned(&next_sum)[SAMPLES] = reinterpret_cast<unsigned(&)[SAMPLES]>(next);
+#pragma unroll
+        for (int j = 0; j < SAMPLES; ++j) next_sum[j] = sum[j] + change[RUNNING_ROWS - 1][j];
+#pragma unroll
+        for (int i = 0; i < QUADS; ++i) passed[i][lane] = next[i];
+        if (teams > 1 && step + 1 < steps) pass_turn(team, teams);
+        if (warming) continue;
+
+        __syncwarp();  // the results of the turn before have been read
+#pragma unroll
+        for (int k = 0; k < RUNNING_ROWS; ++k) {
+            unsigned* mine = results + (32 * k + lane) * WORDS;
+#pragma unroll
+            for (int j = 0; j < SAMPLES; ++j) change[k][j] = k + 1 < RUNNING_ROWS ? sum[j] + change[k][j] : next_sum[j];
+            if (mean.shift % 8 == 0) {
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&change[k][i * Mine::A_WORD], mean);
+            } else {
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&change[k][i * Mine::A_WORD], mean);
             }
         }
-        __syncthreads();
+        __syncwarp();
+        const int y = (step - strip.warm) * RUNNING_ROWS;
+#pragma unroll 1
+        for (int k = 0; k < min(RUNNING_ROWS, y_end - y_begin - y); ++k)
+            store_row(out_tile + (y + k) * static_cast<long long>(picture.out_row_samples),
+                      results + 32 * k * WORDS, x_end - x, picture.aligned_out, lane);
     }
 }

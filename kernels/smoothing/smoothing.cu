@@ -12,17 +12,21 @@
 // Kernels, naive to fast:
 //   box_gather, gauss_gather        one thread a result, every tap from global memory
 //   box_direct                      the same over all axes at once (whole numbers)
+//   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder.cuh)
 //   box_separable, gauss_separable  one axis a pass, taps from a tile in shared memory
 //   box_columns, box_rows           boxes of floats, one axis a pass at the speed of memory (streamed.cuh)
-//   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running and prefix sums
+//   tree (tree.cuh)                square boxes of float32: both axes at once, by doubling sums in registers
+//   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running sums
 //   wide (wide.cuh)                 Gaussians of middling reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
 #include "borders.cuh"
 #include "fused.cuh"
+#include "ladder.cuh"
 #include "running.cuh"
 #include "samples.cuh"
+#include "tree.cuh"
 #include "wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127

@@ -3,7 +3,7 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
-#include "fused.cuh"
+#include "windows.cuh"
 
 // wide: a block walks along a strip of 32 rows, STEP positions at a time; the next step's samples are on their way to
 // shared memory meanwhile. Each thread sums 16 outputs down a column from registers; the sums of each channel wait on
@@ -13,7 +13,7 @@ constexpr int WIDE_RUN = 16;    // outputs that a thread sums along a row, or do
 constexpr int WIDE_STRIP = 32;  // rows of a block: a lane each
 
 struct Reach {
-    float y[33], x[33];  // weight at distance 0 … reach, then 0
+    float y[33], x[33];  // weight at distance 0 … reach, then 0; y 2^126 times as large where samples are TINY
     int reach_y, reach_x;
     int band;  // positions of a row that a block writes
 };
@@ -58,9 +58,8 @@ __device__ inline void weighed_run(float (&sum)[COUNT], const float (&x)[COUNT +
 template <typename Sample, int COUNT, int RADIUS>
 __device__ inline void weighed(float (&sum)[COUNT], const float (&x)[COUNT + 2 * RADIUS], const float* weights,
                                int reach) {
-    if constexpr (!same<Sample, float>) weighed_run<4, COUNT, RADIUS>(sum, x, weights, reach);
-    else if (reach == RADIUS) weighed_run<RADIUS, COUNT, RADIUS>(sum, x, weights, reach);
-    else weighed_run<1, COUNT, RADIUS>(sum, x, weights, reach);
+    if (reach == RADIUS) weighed_run<RADIUS, COUNT, RADIUS>(sum, x, weights, reach);
+    else weighed_run<same<Sample, float> ? 1 : 4, COUNT, RADIUS>(sum, x, weights, reach);
 }
 
 // Fetches a step's samples: SEEN_ROWS rows (`offsets` says where they begin, -1: beyond the edge) from position `x` on.
@@ -146,6 +145,12 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
             to[j] = reinterpret_cast<const Sample*>(from + i * Shape::RESULT_PITCH)[j];
 }
 
+template <typename Sample>
+__device__ inline float entered(Sample sample) {
+    if constexpr (TINY<GAUSS, Sample>) return __uint_as_float(sample);
+    else return static_cast<float>(sample);
+}
+
 template <typename Sample, int CHANNELS, int RADIUS>
 __global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS>::THREADS, Wide<Sample, CHANNELS, RADIUS>::BLOCKS)
 wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights) {
@@ -192,7 +197,7 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
             float column[COLUMN + 2 * RADIUS];
 #pragma unroll
             for (int i = 0; i < COLUMN + 2 * RADIUS; ++i)
-                column[i] = static_cast<float>(samples[(part + i) * SPAN + sample]);
+                column[i] = entered(samples[(part + i) * SPAN + sample]);
             weighed<Sample, COLUMN, RADIUS>(sum, column, weights.y, weights.reach_y);
         }
         const int wrapped = written + place - (written + place >= RING ? RING : 0);

@@ -10,14 +10,23 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.fused import C_TYPES, MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
+from kernels.smoothing.fused import (
+    C_TYPES,
+    MAX_BLOCKS,
+    MAX_CHANNELS,
+    MAX_LENGTH,
+    SHARED_BYTES,
+    TINY,
+    View,
+    picture_of,
+    view_of,
+)
 from kernels.smoothing.window import Window
 
 RADII = (16, 32)  # compiled for these reaches: a shorter window takes the next
 STRIP = 32  # rows that a block filters together
 RUN = 16  # samples that a thread filters along a row
 STEPS = (64, 64, 32, 32)  # positions that a block goes on at a time, for 1 … 4 channels
-SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
 ENTRIES = tuple(
@@ -62,7 +71,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
     steps = _steps(view.planes * picture.bands, out_columns, step, radius, resident)
-    reach = _reach(view, steps * step - 2 * radius)
+    reach = _reach(view, dtype, steps * step - 2 * radius)
     picture.tiles = -(-out_columns // reach.band)
     entry = f"wide<{C_TYPES[dtype.name]}, {view.channels}, {radius}>"
     kernel("smoothing", entry).launch(
@@ -105,10 +114,12 @@ def _pitch(width: int, apart: int) -> int:
     return (width - apart + 31) // 32 * 32 + apart
 
 
-def _reach(view: View, band: int) -> Reach:
+def _reach(view: View, dtype: np.dtype[Any], band: int) -> Reach:
     reach = Reach(band=band)
     for window, weights, axis in ((view.down, reach.y, "y"), (view.across, reach.x, "x")):
         half = (1.0,) if window is None or window.half_weights is None else window.half_weights
         weights[: len(half)] = half
         setattr(reach, f"reach_{axis}", len(half) - 1)
+    if dtype.kind == "u":
+        reach.y[:] = [weight * TINY for weight in reach.y]
     return reach

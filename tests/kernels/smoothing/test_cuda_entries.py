@@ -20,15 +20,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_kernels")]
 
 ROWS = 67
 COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # for so many channels: a prime, whole vectors
-SIZES = ((2, 2), (3, 3), (8, 9), (31, 30), (64, 127), (255, 5))
+SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5))
+SQUARES = (11, 15, 21, 25, 31, 51, 63, 127)  # of floats: kernels are compiled for some sizes
 REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (20, 32), (40, 33))
 VOLUMES = (
     {"shape": (7, 11, 13), "axes": (0, 1, 2), "sizes": (3, 4, 5)},
     {"shape": (3, 2, 5), "axes": (0, 1, 2), "sizes": (41, 42, 43)},  # sums of 64 bits
     {"shape": (5, 4, 7, 6), "axes": (0, 1, 2, 3), "sizes": (2, 3, 4, 5)},
-    {"shape": (3, 2, 5, 2), "axes": (0, 1, 2, 3), "sizes": (19, 20, 21, 16)},
+    {"shape": (3, 2, 5, 2), "axes": (0, 1, 2, 3), "sizes": (63, 64, 65, 66)},
     {"shape": (7, 11, 13), "axes": (0, 1, 2), "sigmas": (0.5, 1.0, 1.5)},
     {"shape": (89, 11), "axes": (0,), "sizes": (5,)},
+    {"shape": (11, 2043), "axes": (1,), "sizes": (5,)},
+    {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
+    {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
     {"shape": (89, 11), "axes": (0,), "sigmas": (1.0,)},
 )
 SLOW_TAPS = 1200  # what a thread of the variants that read every tap from memory may be asked for
@@ -52,6 +56,7 @@ def _listed() -> Iterator[Case]:
 
     for dtype, channels in product(DTYPES, COLUMNS):
         filters = [{"sizes": sizes} for sizes in SIZES]
+        filters += [{"sizes": (size, size)} for size in SQUARES if dtype == "float32"]
         filters += [{"sigmas": tuple(reach / 4 for reach in reaches)} for reaches in REACHES]
         for what in filters:
             mode = next(number)
@@ -89,10 +94,18 @@ def test_every_kernel_is_launched_and_right(cupy: Any, variant: str, monkeypatch
             windows, dtype = case.windows(), np.dtype(case.dtype)
             if not VARIANTS[variant].applies(case.shape, dtype, windows) or _is_too_slow(variant, case):
                 continue
-            result = smooth(cupy.asarray(case.image()), windows, case.cval, None, variant=variant)
+            image = _ending_with_its_allocation(cupy, case.image(), place // 2 % 2)
+            result = smooth(image, windows, case.cval, None, variant=variant)
             np.testing.assert_array_equal(cupy.asnumpy(result), _expected(place), err_msg=case.name, strict=True)
     missing = {entry for entry in VARIANTS[variant].entries if not _cannot_be_launched(entry)} - launched
     assert not missing, "no case launches them: give one, or do not compile them"
+
+
+def _ending_with_its_allocation(cupy: Any, values: Any, offset: int) -> Any:
+    """A copy on the device that begins `offset` samples into its memory."""
+    copy = cupy.empty(offset + values.size, values.dtype)[offset:].reshape(values.shape)
+    copy[...] = cupy.asarray(values)
+    return copy
 
 
 def _is_too_slow(variant: str, case: Case) -> bool:
@@ -101,7 +114,9 @@ def _is_too_slow(variant: str, case: Case) -> bool:
 
 
 def _cannot_be_launched(entry: str) -> bool:
-    """A window along one axis never sums past 32 bits."""
-    name, _, types = entry.partition("<")
-    first, *_, last = types.rstrip(">").split(", ")
-    return name.startswith("box_") and "unsigned long long" in types and first == last != "unsigned long long"
+    """From whole numbers to whole numbers in one pass: windows along one axis never need sums of 64 bits, and `naive`
+    takes up to three axes at once."""
+    name, _, types = entry.rstrip(">").partition("<")
+    samples = ("unsigned char", "unsigned short", "short")
+    sums = {"box_gather": ("unsigned", "unsigned long long"), "box_separable": ("unsigned long long",)}
+    return types in [f"{sample}, {total}, {sample}" for sample in samples for total in sums.get(name, ())]

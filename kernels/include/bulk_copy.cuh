@@ -1,0 +1,46 @@
+// Copies of whole rows from global to shared memory that one thread asks for (sm_90 on). Addresses and sizes are
+// multiples of 16 bytes. Rows that will be read once more stay in L2 before all that passes through.
+#pragma once
+
+__device__ inline unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
+
+// What was written to shared memory so far is there for bulk copies, and what they will overwrite has been read.
+__device__ inline void fence_bulk_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// A barrier on which bytes arrive: `count` threads say how many to expect, each time anew.
+__device__ inline void init_arrival(unsigned long long* arrival, int count) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(count) : "memory");
+#endif
+}
+
+__device__ inline void wait_for_arrival(unsigned long long* arrival, int phase) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(
+            shared_address(arrival)),
+        "r"(phase & 1)
+        : "memory");
+#endif
+}
+
+// keep: whether the bytes will be wanted again.
+__device__ inline void bulk_load(void* shared, const void* global, int bytes, unsigned long long* arrival, bool keep) {
+#if __CUDA_ARCH__ >= 900
+    const unsigned barrier = shared_address(arrival);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    if (bytes == 0) return;
+    unsigned long long last, first;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(barrier), "l"(keep ? last : first)
+        : "memory");
+#endif
+}

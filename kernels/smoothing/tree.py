@@ -1,0 +1,125 @@
+"""Square boxes over float32, both axes in one kernel, `tree` of smoothing.cu: which it takes, and its launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.fused import picture_of, view_of
+from kernels.smoothing.window import Window
+
+# A tree's rings are registers, so the compiler must know the window. Other sizes are left to `streamed`.
+SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
+ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
+CHUNK, GROUP = 32, 4
+MAX_BAND_ROWS = 1376
+MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
+MAX_BLOCKS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """struct TreeShape of tree.cuh."""
+
+    taps: int
+    period: int
+    column_threads: int
+    row_warps: int
+    batch: int
+    groups: int
+    buffers: int
+    pitch: int
+
+    @property
+    def threads(self) -> int:
+        return self.column_threads + 32 * self.row_warps
+
+    @property
+    def span(self) -> int:
+        return 2 * self.column_threads
+
+    @property
+    def linked(self) -> bool:
+        return self.taps > 63
+
+    @property
+    def lead_rows(self) -> int:
+        return _whole(self.taps - 1, self.period)
+
+    @property
+    def outputs(self) -> int:
+        """Samples of a row that a block writes."""
+        runs = 32 // self.batch
+        if self.linked:
+            return (runs - 1) * self._ring
+        return (self.span - _whole(self.taps - 1, self.period)) // runs // CHUNK * CHUNK * runs
+
+    @property
+    def shared_bytes(self) -> int:
+        words = self.buffers * self.batch * self.pitch + self.row_warps * 32 * CHUNK + self.groups * GROUP * self.span
+        words += self._ring * self.span if self.linked else 0
+        return 4 * (words + MAX_BAND_ROWS + self.lead_rows + self.period + 4 * GROUP)
+
+    @property
+    def _ring(self) -> int:
+        return self.taps // 2 + self.taps % 2
+
+
+def _whole(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def shape_of(taps: int) -> Shape:
+    if taps > 63:
+        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=4, groups=4, buffers=3, pitch=616)
+    if taps > 31:
+        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=8, groups=4, buffers=6, pitch=612)
+    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, groups=4, buffers=6, pitch=740)
+
+
+def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
+    view = view_of(shape, windows)
+    if dtype != np.float32 or view is None or view.down is None or view.across is None or view.channels > 1:
+        return False
+    taps = view.down.taps
+    if view.down.half_weights is not None or view.across.taps != taps or taps not in SIZES:
+        return False
+    block = shape_of(taps)
+    if max(view.rows, view.columns) > MAX_LENGTH or block.shared_bytes > shared_bytes_a_block():
+        return False
+    return view.planes * -(-view.columns // block.outputs) * -(-view.rows // block.period) <= MAX_BLOCKS
+
+
+def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    view = view_of(image.shape, windows)
+    assert view is not None
+    taps = windows[0].taps
+    block, picture = shape_of(taps), picture_of(image, view, cval, out)
+    picture.tiles = -(-picture.out_row_samples // block.outputs)
+    picture.band_rows = band_rows(picture.out_rows, picture.tiles * picture.planes, block, multiprocessors())
+    picture.bands = -(-picture.out_rows // picture.band_rows)
+    scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
+    kernel("smoothing", f"tree<{taps}>").launch(
+        (picture.planes * picture.tiles * picture.bands,), (block.threads,), (image, out, picture, scale),
+        shared_bytes=block.shared_bytes, stream=stream,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def band_rows(out_rows: int, columns: int, block: Shape, resident: int) -> int:
+    """Rows of a band: `resident` blocks at a time then go down the fewest rows, one after another."""
+    fewest = -(-out_rows // MAX_BAND_ROWS)
+    most = max(-(-out_rows // (4 * block.period)), fewest)
+
+    def rows_in_turn(bands: int) -> int:
+        rows = _whole(-(-out_rows // bands), block.period)
+        return -(-columns * -(-out_rows // rows) // resident) * (rows + block.lead_rows)
+
+    bands = min(range(fewest, min(most, fewest + 64) + 1), key=rows_in_turn)
+    return _whole(-(-out_rows // bands), block.period)
