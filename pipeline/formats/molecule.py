@@ -96,7 +96,7 @@ class Still(Trajectory):
 class FrameRange:
     """Which frames of a trajectory: `begin:step:end`, from 0, `end` not included, negative ends from the last frame.
 
-    100:10:500 takes frames 100, 110, … 490; ::10 every tenth; -100:: the last hundred; 7 the eighth alone.
+    100:10:500 takes frames 100, 110, … 490; :10: every tenth; -100:: the last hundred; 7 the eighth alone.
     """
 
     begin: int | None = None
@@ -110,7 +110,7 @@ class FrameRange:
         if found is None:
             raise ValueError(
                 f"'{text}' is no range of frames: write begin:step:end, as 100:10:500 for frames 100, 110, … 490, "
-                "::10 for every tenth, or one number"
+                ":10: for every tenth, or one number"
             )
         if found["one"] is not None:
             only = int(found["one"])
