@@ -97,7 +97,8 @@ def test_the_cpu_and_cuda_agree(cupy: Any, name: str, by_distance: bool) -> None
     on_device = potential(cupy.asarray(atoms), grid, scheme).get()
     np.testing.assert_array_equal(on_device == 0, on_cpu == 0)
     differs = np.abs(on_device - on_cpu) > 1e-5 * np.abs(on_cpu).max()
-    assert differs.mean() <= (1e-5 if name == "truncate" else 0)  # pairs on the very edge
+    # "truncate": of 1e8 pairs a few lie so near the cutoff (a relative 1e-7) that rounding decides: 5 on an H200.
+    assert differs.mean() <= (1e-4 if name == "truncate" else 0)
     assert np.linalg.norm((on_device - on_cpu)[~differs]) <= 2e-6 * np.linalg.norm(on_cpu)
 
 

@@ -1,0 +1,225 @@
+"""Potential maps of boxes of water, on the CPU or, with --device cuda, on a GPU: every variant, side by side.
+
+Beside the time: useful pairs a second (a point and an atom within the cutoff), and how many of the inverse square roots
+that the same device does alone in the same rounds those would be.
+
+Usage: scripts/bench coulomb [--device cuda] [--repeats N] [--only NAME] [--workers N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rounds import Rival, band, host_seconds, measure, ratio
+from kernels.coulomb import Grid, Scheme, potential
+from kernels.coulomb.cases import useful_pairs, water_box
+
+SAMPLE = 4000  # atoms, and tiles, from which pairs are estimated where there are many (to about 0.3 %)
+RATE = "inverse roots"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One row of the table: a box of water, 0.0937 atoms/Å3, points every 0.5 Å."""
+
+    side_angstrom: float
+    atoms: int
+    shape: tuple[int, int, int]
+    scheme: Scheme
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheme.name}, {self.atoms} atoms in {self.side_angstrom:g} Å"
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(origin=(0, 0, 0), spacing=(0.5, 0.5, 0.5), shape=self.shape)
+
+    def pairs(self, atoms: Any) -> float:
+        """Useful pairs."""
+        if self.scheme.name == "direct" or len(atoms) <= SAMPLE:
+            return float(useful_pairs(atoms, self.grid, self.scheme))
+        some = np.random.default_rng(1).choice(atoms, SAMPLE, replace=False)
+        return useful_pairs(some, self.grid, self.scheme) * len(atoms) / SAMPLE
+
+
+def _cutoff(side: float, atoms: int, shape: tuple[int, int, int], scheme: str, *devices: str) -> Workload:
+    return Workload(side_angstrom=side, atoms=atoms, shape=shape, scheme=Scheme(name=scheme), devices=devices)
+
+
+WORKLOADS = [
+    _cutoff(40, 5943, (80, 80, 80), "shift", "cpu"),
+    _cutoff(20, 750, (40, 40, 40), "direct", "cpu"),
+    _cutoff(101, 96_603, (192, 204, 204), "shift", "cuda"),
+    _cutoff(101, 96_603, (192, 204, 204), "taylor2", "cuda"),
+    _cutoff(101, 96_603, (192, 204, 204), "truncate", "cuda"),
+    _cutoff(202, 772_824, (393, 406, 406), "shift", "cuda"),
+    _cutoff(101, 20_000, (192, 208, 208), "direct", "cuda"),
+]
+
+
+def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
+    out = np.ones(work.shape, np.float32)
+    for count in dict.fromkeys((workers, 1)):
+
+        def run(count: int = count) -> object:
+            return potential(atoms, work.grid, work.scheme, out=out, workers=count)
+
+        yield Rival(name=f"{count} threads", device="cpu", run=run)
+
+
+def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
+    """The variants, fastest first; then the whole way from and to host memory, and the device's inverse roots alone."""
+    import cupy
+
+    from kernels.coulomb.cuda import VARIANTS
+    from kernels.coulomb.cuda import potential as on_cuda
+
+    atoms, out = cupy.asarray(host_atoms), cupy.ones(work.shape, cupy.float32)
+    for name, variant in reversed(VARIANTS.items()):
+        if not variant.applies(work.scheme) or name == "scatter":
+            continue  # atomics alone: minutes
+
+        def run(name: str = name) -> object:
+            return on_cuda(atoms, work.grid, work.scheme, None, out, variant=name)
+
+        yield Rival(name=name, device="cuda", run=run, clock=host_seconds if name == "classic" else _event_seconds)
+    yield Rival(name="host to host", device="cuda", run=_host_to_host(work, host_atoms))
+    yield Rival(name=RATE, device="cuda", run=inverse_roots()[1], clock=_event_seconds)
+
+
+def _host_to_host(work: Workload, atoms: Any) -> Callable[[], object]:
+    """Pinned atoms to a pinned map, allocated beforehand as the engine's slots are."""
+    import cupy
+
+    def pinned(like: Any) -> Any:
+        memory = cupy.cuda.alloc_pinned_memory(like.nbytes)
+        return np.frombuffer(memory, like.dtype, like.size).reshape(like.shape)
+
+    source, target = pinned(atoms), pinned(np.empty(work.shape, np.float32))
+    source[...] = atoms
+    on_device, out = cupy.empty(atoms.shape, atoms.dtype), cupy.empty(work.shape, cupy.float32)
+
+    def run() -> None:
+        on_device.set(source)
+        potential(on_device, work.grid, work.scheme, out=out)
+        out.get(out=target)
+        cupy.cuda.get_current_stream().synchronize()
+
+    return run
+
+
+def inverse_roots() -> tuple[int, Callable[[], object]]:
+    """How many inverse roots a run does, and the run."""
+    import cupy
+
+    from kernels.coulomb.cuda import RATE_ENTRY, RATE_ROOTS_A_ROUND
+    from kernels.launch import kernel, multiprocessors
+
+    blocks, threads, rounds = 32 * multiprocessors(), 256, 1000
+    out, stream = cupy.empty(blocks * threads, cupy.float32), cupy.cuda.get_current_stream()
+    args = (out, ctypes.c_int(rounds))
+    run = lambda: kernel("coulomb", RATE_ENTRY).launch((blocks,), (threads,), args, stream=stream)  # noqa: E731
+    return blocks * threads * rounds * RATE_ROOTS_A_ROUND, run
+
+
+def _event_seconds(run: Callable[[], object]) -> float:
+    import cupy
+
+    calls = 5
+    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
+    began.record()
+    for _ in range(calls):
+        run()
+    ended.record()
+    ended.synchronize()
+    return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
+
+
+def tested_to_useful(work: Workload, atoms: Any) -> float:
+    """Pairs that `tiles` computes for each useful one: all of a 4 × 4 × 4 box with each atom within reach of it."""
+    rng = np.random.default_rng(2)
+    cutoff, step, half = work.scheme.cutoff_angstrom, np.array(work.grid.spacing), 1.5 * np.array(work.grid.spacing)
+    offsets = np.stack(np.meshgrid(*(np.arange(4) - 1.5,) * 3), -1).reshape(-1, 3) * step
+    tested = useful = 0
+    for corner in rng.integers(0, np.array(work.shape) // 4, (SAMPLE // 40, 3)) * 4:
+        away = atoms[:, :3] - ((corner + 1.5) * step)
+        hit = away[(np.maximum(np.abs(away) - half, 0) ** 2).sum(1) <= cutoff**2]
+        tested += 64 * len(hit)
+        useful += int((((hit[:, None] - offsets) ** 2).sum(2) <= cutoff**2).sum())
+    return tested / useful
+
+
+def main() -> None:
+    options = _options()
+    results = []
+    for work in WORKLOADS:
+        if options.only not in work.name or options.device not in work.devices:
+            continue
+        atoms = water_box(work.side_angstrom, work.atoms)
+        cuda = options.device == "cuda"
+        rivals = list(cuda_rivals(work, atoms) if cuda else cpu_rivals(work, atoms, options.workers))
+        result = _result(work, atoms, measure(rivals, options.repeats), cuda)
+        _print(result)
+        results.append(result)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench coulomb", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads")
+    parser.add_argument("--only", default="", help="only the rows whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return parser.parse_args()
+
+
+def _result(work: Workload, atoms: Any, rivals: list[Rival], cuda: bool) -> dict[str, Any]:
+    pairs = work.pairs(atoms)
+    alone = next((rival for rival in rivals if rival.name == RATE), None)
+    roots_per_s = inverse_roots()[0] / alone.median_s if alone else None
+    rows = {}
+    for rival in rivals:
+        if rival is alone:
+            continue
+        rows[rival.name] = {
+            "milliseconds": 1e3 * rival.median_s,
+            "band": [1e3 * seconds for seconds in band(rival.seconds)],
+            "pairs_per_s": pairs / rival.median_s,
+            "fraction_of_roots": pairs / rival.median_s / roots_per_s if roots_per_s else None,
+            "first_is_faster_by": ratio(rivals[0], rival),
+        }
+    tested = tested_to_useful(work, atoms) if cuda and work.scheme.name != "direct" else None
+    return {"work": work.name, "pairs": pairs, "roots_per_s": roots_per_s, "tested_to_useful": tested, "rows": rows}
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(f"\n{result['work']}: {result['pairs'] / 1e9:.3g} G useful pairs")
+    if result["roots_per_s"]:
+        print(f"  {result['roots_per_s'] / 1e12:.2f} T inverse roots/s alone")
+    if result["tested_to_useful"]:
+        print(f"  {result['tested_to_useful']:.2f} pairs computed by tiles for each useful one")
+    for name, row in result["rows"].items():
+        low, high = row["band"]
+        line = f"  {name:13} {row['milliseconds']:9.3f} ms ({low:.3f} – {high:.3f})"
+        line += f"  {row['pairs_per_s'] / 1e9:8.3g} G pairs/s"
+        if row["fraction_of_roots"]:
+            line += f"  {row['fraction_of_roots']:.3f} of the roots"
+        median, least, most = row["first_is_faster_by"]
+        print(f"{line}  ×{median:.2f} ({least:.2f} – {most:.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

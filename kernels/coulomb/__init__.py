@@ -1,0 +1,149 @@
+"""Electrostatic potential of point charges on a regular grid, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+
+    V(p) = 1 / dielectric × sum over atoms of q f(r),    f as `Scheme` names it, r from the atom to the point p
+
+Units    : positions and lengths in angstrom, charges in units of e; the result in e/Å (times 14.39964 for volts).
+Atoms    : array [n, 4] of x, y, z, q, float32 or float64, n >= 0.
+Result   : float32 array [x, y, z], C-contiguous: z runs fastest, as OpenDX files want it.
+Nearness : r stands for sqrt(r² + (1e-4 Å)²) throughout, so that no value is infinite: a point right on an atom has that
+           atom's q f(1e-4 Å), about 10⁴ q. Beyond 1 Å from an atom this changes its term by less than 1e-8.
+Exclusion: with `exclude_radius_angstrom` all points closer than that to any atom, charged or not, are zero.
+Periodic : with a `Cell` the sum runs over all atoms and all their images within the cutoff: at most one image of each,
+           since the cutoff may not pass half the cell's shortest width. Atoms may lie outside the cell.
+Precision: coordinates are taken relative to the grid in float64 before they become float32; sums are float32.
+           Beyond 1 Å of any atom the relative L2 error is below 2e-6.
+           "truncate" jumps at the cutoff: a pair within a relative 1e-6 of it may count or not.
+
+A part of a grid (`Grid.slab`) has the same bits as that part of the whole grid, on the same kind of device: atoms are
+sorted into cells, and points into tiles, that are counted from the whole grid's origin; a point adds up its atoms on
+one thread, in an order that only cells, tile and the atoms' places decide, without atomic additions; and a part sees
+every atom of each cell that its tiles reach. On the CPU the bits do not depend on the number of workers either, nor on
+the CPU's kind.
+
+Sources: Stone et al., "Accelerating molecular modeling applications with graphics processors", J. Comput. Chem. 28
+(2007); Rodrigues et al., "GPU acceleration of cutoff pair potentials for molecular modeling applications" (2008).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
+
+__all__ = ["DTYPES", "SCHEMES", "SOFTENING_ANGSTROM", "Cell", "Grid", "Scheme", "cutoff", "direct", "potential"]
+
+DTYPES = ("float32", "float64")
+MAX_ATOMS = (1 << 31) - 1
+
+
+def direct(
+    atoms: Any,
+    grid: Grid,
+    *,
+    dielectric: float = 1.0,
+    distance_dependent: bool = False,
+    exclude_radius_angstrom: float = 0.0,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """The potential of all atoms in all points; `potential` with the scheme "direct"."""
+    scheme = Scheme(
+        name="direct",
+        dielectric=dielectric,
+        distance_dependent=distance_dependent,
+        exclude_radius_angstrom=exclude_radius_angstrom,
+    )
+    return potential(atoms, grid, scheme, out=out, workers=workers, stream=stream)
+
+
+def cutoff(
+    atoms: Any,
+    grid: Grid,
+    scheme: Scheme | None = None,
+    *,
+    cell: Cell | None = None,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """The potential of the atoms within a cutoff; `potential` with a scheme that has one (default: `Scheme()`)."""
+    scheme = Scheme() if scheme is None else scheme
+    if isinstance(scheme, Scheme) and scheme.name == "direct":
+        raise ValueError('scheme "direct" has no cutoff: call direct, or choose shift, taylor2 or truncate')
+    return potential(atoms, grid, scheme, cell=cell, out=out, workers=workers, stream=stream)
+
+
+def potential(
+    atoms: Any,
+    grid: Grid,
+    scheme: Scheme,
+    *,
+    cell: Cell | None = None,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """The potential map of `atoms` on `grid`.
+
+    atoms   : NumPy or CuPy array [n, 4] of x, y, z in angstrom and q in e, float32 or float64, any strides. NumPy
+              arrays are checked for values that are not finite; CuPy arrays are not: that would wait for the device.
+    scheme  : what an atom adds to a point
+    cell    : the periodic cell; None: there is none. Not with the scheme "direct", whose sum over images has no limit.
+    out     : array for the result, of the atoms' kind: float32, of the grid's shape, C-contiguous
+    workers : CPU threads; default one a core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that with
+              a cell the number of images is read back once.
+
+    Returns the map: float32 [x, y, z], an array of the atoms' kind.
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+    _check_types(grid, scheme, cell)
+    _check_atoms(atoms)
+    if cell is not None:
+        if scheme.name == "direct":
+            raise ValueError('scheme "direct" cannot be periodic: choose shift, taylor2 or truncate, or leave out cell')
+        check_cell(cell, scheme)
+    _check_out(atoms, grid, out)
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    if isinstance(atoms, np.ndarray):
+        from kernels.coulomb import cpu
+
+        return cpu.potential(atoms, grid, scheme, cell, out, workers=workers)
+    from kernels.coulomb import cuda
+
+    return cuda.potential(atoms, grid, scheme, cell, out, stream=stream)
+
+
+def _check_types(grid: Any, scheme: Any, cell: Any) -> None:
+    if not isinstance(grid, Grid):
+        raise TypeError(f"grid must be a Grid; got {type(grid).__name__}")
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme must be a Scheme; got {type(scheme).__name__}")
+    if cell is not None and not isinstance(cell, Cell):
+        raise TypeError(f"cell must be a Cell or None; got {type(cell).__name__}")
+
+
+def _check_atoms(atoms: Any) -> None:
+    if not isinstance(atoms, np.ndarray) and type(atoms).__module__.partition(".")[0] != "cupy":
+        raise TypeError(f"atoms must be a NumPy or CuPy array; got {type(atoms).__name__}")
+    if np.dtype(atoms.dtype).newbyteorder("=").name not in DTYPES:
+        raise TypeError(f"atoms has dtype {atoms.dtype}; supported are {', '.join(DTYPES)}")
+    if atoms.ndim != 2 or atoms.shape[1] != 4 or atoms.shape[0] > MAX_ATOMS:
+        raise ValueError(f"atoms must be an array [n, 4] of x, y, z, q, n at most {MAX_ATOMS}; got shape {atoms.shape}")
+    if isinstance(atoms, np.ndarray) and not np.isfinite(atoms).all():
+        row, column = np.argwhere(~np.isfinite(atoms))[0]
+        raise ValueError(f"atoms: {'xyzq'[column]} of atom {row} is {atoms[row, column]}")
+
+
+def _check_out(atoms: Any, grid: Grid, out: Any) -> None:
+    if out is None:
+        return
+    kind = np.ndarray if isinstance(atoms, np.ndarray) else type(atoms)
+    if not isinstance(out, kind) or out.shape != grid.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {grid.shape} and dtype float32")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only")

@@ -1,0 +1,56 @@
+"""The cells that atoms are sorted into: boxes of fixed edges, counted from the whole grid's origin.
+
+So an atom's cell, and its place among the sorted atoms, are the same for the whole grid and for any part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernels.coulomb.geometry import Cell, Grid, Scheme, images, reach_box
+
+# Cells a cutoff along x, y, z: cubes of 4 Å at the default cutoff, 6.4 atoms of water; or thin slices of them, which
+# cost nothing where cells are visited by columns, and leave fewer atoms to test at both ends.
+CUBES, SLICES = (3, 3, 3), (3, 3, 12)
+POINTS_A_CUTOFF = (
+    12  # an edge has at least so many points divided by its cells a cutoff: never many more cells than points
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Which cells there are around a grid, and which periodic images of the atoms can lie in them."""
+
+    edge: tuple[float, float, float]  # angstrom
+    first: tuple[int, int, int]
+    shape: tuple[int, int, int]
+    images: np.ndarray  # [n, 3] int32: multiples of the periodic cell's vectors
+
+    def box(self) -> tuple[np.ndarray, np.ndarray]:
+        """Corners of all cells together, in angstrom from the grid's origin, with a hair's breadth around."""
+        first, edge = np.array(self.first), np.array(self.edge)
+        return (first - 1e-6) * edge, (first + np.array(self.shape) + 1e-6) * edge
+
+    @property
+    def size(self) -> int:
+        return int(np.prod([float(n) for n in self.shape]))
+
+
+def cells_around(
+    grid: Grid, scheme: Scheme, cell: Cell | None, tile: tuple[int, int, int], cut: tuple[int, int, int] = CUBES
+) -> Cells:
+    """The cells within the cutoff of a grid whose points are computed in tiles."""
+    reach = scheme.cutoff_angstrom
+    edge = np.maximum(reach, POINTS_A_CUTOFF * np.array(grid.spacing)) / np.array(cut)
+    low, high = reach_box(grid, reach, tile)
+    first = np.floor(low / edge - 1e-3).astype(np.int64)
+    last = np.floor(high / edge + 1e-3).astype(np.int64)
+    cells = Cells(
+        edge=(float(edge[0]), float(edge[1]), float(edge[2])),
+        first=(int(first[0]), int(first[1]), int(first[2])),
+        shape=(int(last[0] - first[0] + 1), int(last[1] - first[1] + 1), int(last[2] - first[2] + 1)),
+        images=np.zeros((1, 3), np.int32),
+    )
+    return cells if cell is None else replace(cells, images=images(cell, *cells.box()))
