@@ -165,7 +165,6 @@ def _run(
     from pipeline.cluster.place import open_place
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunEvents, RunOptions, check_preview, plan_job, run_job
-    from pipeline.formats.preview import write_preview
     from pipeline.terminal import plan_lines, progress_bar, result_line
     from pipeline.workloads import JobSpec
 
@@ -196,7 +195,7 @@ def _run(
             receipt = run_job(job, options, events=events, stream=place.stream)
     if preview is not None:
         try:
-            write_preview(output, preview)
+            job.workload.write_preview(preview)
         except MillraceError as error:
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json:

@@ -39,12 +39,14 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     chunk = " × ".join(map(str, plan["chunk_shape"]))
     halos = zip(image["axes"], plan["halo"], strict=True)
     halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
+    further = [f"{name} {_value(value)}" for name, value in image.items() if name not in ("shape", "axes", "dtype")]
     ring = f"{plan['slots']} slots, {format_bytes(plan['ring_bytes'])} in all"
     asked = ", ".join(f"{name} {_value(value)}" for name, value in plan["parameters"].items())
     return [
         f"{plan['workload']} {plan['input']} → {plan['output']}",
         f"  parameters   {asked}",
         f"  image        {shape} ({image['axes']}), {image['dtype']}",
+        *([f"               {', '.join(further)}"] if further else []),
         f"  device       {device['name']} ({device['model']})",
         f"  chunks       {plan['chunks']:,} of {chunk}, halo {halo}",
         f"  reads        {format_bytes(plan['read_bytes'])}",

@@ -24,6 +24,11 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     with formats.open_image(image) as reader:
         small = _averaged(reader, longest_side)
         pixels = _as_bytes(small, reader.header)
+    write_pixels(preview, pixels)
+
+
+def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
+    """Rows × columns (× channels) as a PNG."""
     axes = "YXC" if pixels.ndim == 3 else "YX"
     header = ImageHeader(shape=pixels.shape, axes=axes, dtype=np.dtype(np.uint8))
     writer = formats.create_image(preview, header)

@@ -182,7 +182,14 @@ class Workload(ABC):
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """The input and output in words and numbers, for the plan and the receipt."""
+        """The input and output in words and numbers, for the plan and the receipt: shape, axes and dtype of the output,
+        and whatever else there is to say."""
+
+    def write_preview(self, preview: Path) -> None:
+        """Draw the published output as a small PNG; called last, when all else is closed."""
+        from pipeline.formats.preview import write_preview
+
+        write_preview(self.spec.output, preview)
 
 
 def receipt_path(output: Path) -> Path:
