@@ -5,6 +5,10 @@ MillraceError                 ours to answer for: exit code 1
 ├── DeviceError               a GPU failed, or the CUDA toolkit under it
 │   └── OutOfDeviceMemory     the chunk did not fit; the engine halves it and tries again
 ├── ClusterError              workers died too often, or the scheduler went away
+│   └── CommunicatorError     the ranks of a gang did not come to a collective's end; the communicator is of no more use
+│       ├── RankLost          a rank's process or host is gone
+│       ├── DeadlineExceeded  a rank did not come to the collective, or did not finish it, in time
+│       └── Aborted           another rank or the service gave up
 ├── AuditError                a result was checked and found wrong
 └── UserError                 the user can mend it: exit code 2
     ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
@@ -38,6 +42,22 @@ class OutOfDeviceMemory(DeviceError):
 
 class ClusterError(MillraceError):
     """The Dask cluster failed under a job."""
+
+
+class CommunicatorError(ClusterError):
+    """A collective did not come to its end, or its ranks disagree about it."""
+
+
+class RankLost(CommunicatorError):
+    """The process of a rank, or the way to it, is gone."""
+
+
+class DeadlineExceeded(CommunicatorError):
+    """A collective was not finished in its time."""
+
+
+class Aborted(CommunicatorError):
+    """Another rank or the service gave the communicator up."""
 
 
 class AuditError(MillraceError):

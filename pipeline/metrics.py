@@ -13,6 +13,10 @@ stage_seconds = Counter("millrace_stage_seconds", "Seconds that each stage of th
 stage_bytes = Counter("millrace_stage_bytes", "Bytes that went through each stage of the pipeline.", ["stage"])
 pipeline_wall_seconds = Counter("millrace_pipeline_wall_seconds", "Seconds from a run's first read to its last write.")
 audit_error_ratio = Gauge("millrace_audit_error_ratio", "Worst audited error, over its tolerance.", ["workload"])
+collective_bytes = Counter("millrace_collective_bytes", "Bytes that this process gave to collectives.", ["op"])
+collective_seconds = Counter("millrace_collective_seconds", "Seconds in collectives, waiting for others too.", ["op"])
+communicator_aborts = Counter("millrace_communicator_aborts", "Communicators given up, as seen here.", ["reason"])
+communicator_epoch = Gauge("millrace_communicator_epoch", "The newest epoch of ranks: above 1, a rank was lost.")
 build_info = Gauge("millrace_build_info", "Always 1; the label says which version runs.", ["version"])
 build_info.labels(__version__).set(1)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pipeline.cluster.worker_specs import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.engine.planned import PlannedDevice
 from pipeline.engine.run import Stream, open_device, stream_on_device
 from pipeline.errors import ParameterError
-
-if TYPE_CHECKING:
-    from pipeline.cluster.workers import WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +49,6 @@ def open_place(settings: Settings) -> Iterator[Place]:
 
 def worker_specs(settings: Settings) -> list[WorkerSpec]:
     """One worker process for each GPU that the settings name, or as many as they say on the CPU."""
-    from pipeline.cluster.workers import cpu_workers, gpu_workers
-
     if settings.device in ("auto", "all"):
         gpus = usable_gpus() if settings.workers is None else []
     else:

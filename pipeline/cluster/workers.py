@@ -10,19 +10,22 @@ import logging
 import os
 import queue
 import secrets
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from concurrent.futures import Future as ThreadFuture
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, Future, KilledWorker, Nanny, Scheduler, SpecCluster
+from distributed import Client, Future, KilledWorker, Nanny, Scheduler, SpecCluster, get_worker
 from distributed.security import Security
 
 from pipeline import __version__
+from pipeline.cluster.communicator import Deadline
 from pipeline.cluster.segments import (
     ClusterJob,
     DeviceProfile,
@@ -34,13 +37,12 @@ from pipeline.cluster.segments import (
     profile,
     run_segment,
 )
+from pipeline.cluster.worker_specs import WorkerSpec
 from pipeline.engine.device import good_chunk_bytes
-from pipeline.engine.discovery import cuda_properties
 from pipeline.engine.ledger import Ledger
-from pipeline.engine.placement import near_interface
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError
+from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
 from pipeline.workloads import Chunk, Plan
 
 # Two segments at a time on each worker: while one is written, the next is read.
@@ -63,39 +65,6 @@ _CONFIG = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """One worker process of this machine.
-
-    device      : what it opens
-    environment : besides ours
-    interface   : the network interface on which it serves other hosts; None: whichever leads to the scheduler
-    """
-
-    device: WorkerDevice
-    environment: dict[str, str]
-    interface: str | None = None
-
-
-def gpu_workers(ordinals: Sequence[int]) -> list[WorkerSpec]:
-    """One worker for each GPU, which sees no other."""
-    found = [cuda_properties(ordinal) for ordinal in ordinals]
-    return [
-        WorkerSpec(
-            device=WorkerDevice(device="cuda:0", threads=None),
-            environment={"CUDA_VISIBLE_DEVICES": gpu["uuid"]},
-            interface=near_interface(gpu["pci"]),
-        )
-        for gpu in found
-    ]
-
-
-def cpu_workers(count: int, threads: int | None = None) -> list[WorkerSpec]:
-    """Worker processes that share the cores evenly, unless told how many threads each computes with."""
-    each = threads or max(1, len(os.sched_getaffinity(0)) // count)
-    return [WorkerSpec(device=WorkerDevice(device="cpu", threads=each), environment={})] * count
-
-
 class DaskWorkers:
     """The workers of a Dask cluster as one device: what planning asks of it, and `stream` for the engine."""
 
@@ -107,7 +76,8 @@ class DaskWorkers:
         self._profiles = self._checked_profiles()
         hosts = Counter(each.host for each in self._profiles)
         self._ring_depth = max(each.ring_depth for each in self._profiles)
-        self.name = f"{len(self._profiles)} × {self._profiles[0].description['name']}"
+        kind = self._profiles[0].description["name"].partition(":")[0]
+        self.name = f"{len(self._profiles)} × {kind}"
         # The memory that a user allows is a host's, and its workers share it.
         self.ring_depth = self._ring_depth * max(hosts.values())
 
@@ -152,6 +122,57 @@ class DaskWorkers:
                     on_written(by_index[index])
         return record
 
+    # For gangs
+
+    @property
+    def cluster(self) -> str:
+        """The same for all that use the same workers."""
+        return str(self._client.scheduler.address)
+
+    def last_heard(self) -> Mapping[str, float]:
+        """The workers that are there now, by address, and when the scheduler last heard of each, by its clock."""
+        if self._client.status != "running":
+            raise ClusterError(f"{self._where} went away")
+        try:
+            # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
+            identity = self._client.sync(
+                self._client.scheduler.identity, n_workers=-1, callback_timeout=CONNECT_SECONDS
+            )
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(f"{self._where} went away: {error}") from error
+        return {address: worker["last_seen"] for address, worker in identity["workers"].items()}
+
+    def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
+        """Run a function on one worker, on a thread of its own. RankLost comes out of it where that worker is gone.
+
+        A task bound to a worker would wait for ever for one that has died: it may run elsewhere, and refuses to.
+        """
+        future = self._client.submit(
+            _on_gang_thread, address, function, args,
+            workers=[address], allow_other_workers=True, pure=False, retries=0, priority=1,
+        )  # fmt: skip
+        future.add_done_callback(lambda _: on_done())
+        return GangCall(self._client, future, self._where)
+
+    def tell(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> None:
+        """Run `function(*args, address)`, which must not wait, on workers' event loops, as far as they are there.
+
+        wait_s : until they have heard, but no longer
+        """
+
+        def tell_one(address: str) -> None:
+            with suppress(Exception):  # one that is gone needs no telling
+                self._client.run(function, *args, address, workers=[address], on_error="ignore")
+
+        tellers = [
+            threading.Thread(target=tell_one, args=(address,), name="gang-tell", daemon=True) for address in addresses
+        ]
+        for teller in tellers:
+            teller.start()
+        deadline = Deadline(wait_s)
+        for teller in tellers:
+            teller.join(deadline.left_s)
+
     def _new_record(self) -> StageRecord:
         record = StageRecord()
         for totals in record.totals.values():
@@ -159,7 +180,7 @@ class DaskWorkers:
         return record
 
     def _checked_profiles(self) -> list[DeviceProfile]:
-        workers = list(self._client.scheduler_info(n_workers=-1)["workers"])
+        workers = list(self.last_heard())
         if not workers:
             raise DeviceUnavailable(f"{self._where} has no workers: start some, then run again")
         for address, version in self._on_each(workers, _version).items():
@@ -184,6 +205,30 @@ class DaskWorkers:
             raise DeviceUnavailable(f"a worker of {self._where} lacks Millrace or what it needs: {error}") from error
         except Exception as error:
             raise ClusterError(f"a worker of {self._where} does not answer: {type(error).__name__}: {error}") from error
+
+
+class GangCall:
+    """A function under way on one worker."""
+
+    def __init__(self, client: Client, future: Future, where: str) -> None:
+        self._client = client
+        self._future = future
+        self._where = where
+
+    def result(self) -> Any:
+        """What the function returned or raised; RankLost where its worker is gone. Only once it is done."""
+        if self._future.cancelled() or self._client.status != "running":
+            raise ClusterError(f"{self._where} went away")
+        try:
+            return self._future.result()
+        except MillraceError:
+            raise
+        except (OSError, CancelledError) as error:
+            raise ClusterError(f"{self._where} went away") from error
+        except KilledWorker as error:
+            raise RankLost(f"a worker of {self._where} died") from error
+        except Exception as error:
+            raise ClusterError(f"a worker of {self._where} failed: {type(error).__name__}: {error}") from error
 
 
 class _ClusterRun:
@@ -284,7 +329,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "protocol": "tls",
         "security": security,
         "dashboard": False,
-        "dashboard_address": None,
+        "dashboard_address": f"{LOOPBACK}:0",
         "silence_logs": logging.CRITICAL,
     }
     workers = {
@@ -295,7 +340,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "cls": Scheduler,
         "options": {
             "host": LOOPBACK, "port": 0, "protocol": "tls", "security": security,
-            "dashboard": False, "dashboard_address": None,
+            "dashboard": False, "dashboard_address": f"{LOOPBACK}:0",
         },
     }  # fmt: skip
     with dask.config.set(_CONFIG):
@@ -359,6 +404,24 @@ def _quiet_dask() -> None:
     if not os.environ.get("MILLRACE_DEBUG"):
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
             logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+async def _on_gang_thread(address: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Neither the event loop nor the threads of Dask's tasks wait for a gang; what never ends holds up no exit."""
+    if get_worker().address != address:
+        raise RankLost(f"the worker {address} is gone")
+    outcome: ThreadFuture[Any] = ThreadFuture()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except Exception as error:
+            outcome.set_exception(error)
+        except BaseException as error:
+            outcome.set_exception(ClusterError(f"a gang's function ended its thread: {error!r}"))
+
+    threading.Thread(target=work, name="gang", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def _version() -> str:

@@ -1,0 +1,308 @@
+"""Ordered ranks that combine arrays: the contract, and the rank that is alone.
+
+Every rank calls the same collectives in the same order. A collective ends on each rank in one of two ways: with the
+result, or with a CommunicatorError, at the latest when its deadline has passed. After an error the communicator is of
+no more use: the caller makes another over the ranks that are left. `in_process`, `tcp` and `nccl` hold this contract,
+and one test suite holds them to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+
+from pipeline import metrics
+from pipeline.errors import Aborted, CommunicatorError, DeadlineExceeded, RankLost
+
+Array = Any  # of NumPy, or of CuPy where the communicator is of GPUs
+Op = Literal["sum", "prod", "min", "max"]
+AbortReason = Literal["requested", "rank_lost", "deadline", "error"]
+
+# What NCCL can reduce; complex numbers are twice as many reals, which only a sum allows.
+REDUCED = tuple(map(np.dtype, ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")))
+OPS: tuple[Op, ...] = get_args(Op)
+COLLECTIVE_SECONDS = 120.0
+
+
+class Deadline:
+    """A moment by which something must have happened."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; never below 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    def check(self, what: str) -> None:
+        """DeadlineExceeded, which says what was waited for, where nothing is left."""
+        if self.left_s == 0.0:
+            raise DeadlineExceeded(f"{what} did not come within {self.timeout_s:g} s")
+
+
+class Communicator(ABC):
+    """One rank's part in `size` ordered ranks.
+
+    Arrays are C-contiguous, of any shape (also of no elements), and alike in shape and dtype on every rank. Results are
+    complete when a call returns; an array on a GPU is taken in the order of the caller's current stream. One thread
+    makes the calls; `abort` may come from any. No call changes its input, except `broadcast`, which fills it.
+
+    Reductions take int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, complex64 and complex128.
+    Integers wrap modulo 2ⁿ. A sum or product rounds once for each rank but the first, in an order that is the same in
+    each call with the same size; every rank gets the same bits. Complex numbers have a sum only. Whether `min` and
+    `max` pass a NaN on or drop it is left open: count NaNs by a sum where they matter.
+
+    Raises
+    ------
+    TypeError, ValueError : a wrong dtype, op, shape, layout or root. Nothing was sent.
+    RankLost              : a rank's process or the way to it is gone.
+    DeadlineExceeded      : some rank did not come or finish within the deadline.
+    Aborted               : `abort` was called, here or on another rank, or an earlier call failed.
+    CommunicatorError     : the above, and ranks that called different collectives, where that can be noticed.
+    """
+
+    def __init__(self, rank: int, size: int, *, epoch: int = 1, timeout_s: float = COLLECTIVE_SECONDS) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not one of {size}")
+        self.rank = rank
+        self.size = size
+        self.epoch = epoch
+        self.timeout_s = timeout_s
+        self._given_up: Aborted | None = None
+        self._giving_up = threading.Lock()
+        metrics.communicator_epoch.set(epoch)
+
+    # What a caller uses
+
+    def allreduce(self, array: Array, op: Op = "sum", *, out: Array = None, timeout_s: float | None = None) -> Array:
+        """The arrays of all ranks combined element by element, on every rank.
+
+        out : where the result goes, alike in shape and dtype and apart from `array`; None: a new array
+        """
+        _check_reduced(array, op)
+        out = _output(array, array.shape, out)
+        with self._collective("allreduce", array.nbytes, timeout_s) as deadline:
+            self._allreduce(array, op, out, deadline)
+        return out
+
+    def reduce(
+        self, array: Array, op: Op = "sum", *, root: int = 0, out: Array = None, timeout_s: float | None = None
+    ) -> Array | None:
+        """As `allreduce`, but only `root` has the result; None on the others, which need no `out`."""
+        _check_reduced(array, op)
+        self._check_root(root)
+        out = _output(array, array.shape, out) if self.rank == root else None
+        with self._collective("reduce", array.nbytes, timeout_s) as deadline:
+            self._reduce(array, op, root, out, deadline)
+        return out
+
+    def broadcast(self, array: Array, *, root: int = 0, timeout_s: float | None = None) -> Array:
+        """Fill `array` on every rank with what it holds on `root`, bit for bit, and return it. Any numeric dtype."""
+        _check_moved(array)
+        self._check_root(root)
+        if self.rank != root and not getattr(array.flags, "writeable", True):
+            raise ValueError("broadcast needs an array that can be written on every rank but the root")
+        with self._collective("broadcast", array.nbytes, timeout_s) as deadline:
+            self._broadcast(array, root, deadline)
+        return array
+
+    def allgather(self, array: Array, *, out: Array = None, timeout_s: float | None = None) -> Array:
+        """The arrays of all ranks, bit for bit, in one of shape (size, \\*array.shape). Any numeric dtype."""
+        _check_moved(array)
+        out = _output(array, (self.size, *array.shape), out)
+        with self._collective("allgather", array.nbytes, timeout_s) as deadline:
+            self._allgather(array, out, deadline)
+        return out
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Wait until every rank has come here."""
+        with self._collective("barrier", 0, timeout_s) as deadline:
+            self._barrier(deadline)
+
+    def check(self) -> None:
+        """CommunicatorError where the others need not be waited for. For between two pieces of work; never waits."""
+        if self._given_up is not None:
+            raise Aborted(str(self._given_up))
+        with self._failing():
+            self._check()
+
+    def abort(self, reason: AbortReason = "requested") -> None:
+        """Give up: calls that wait on this rank fail at once, those of the others at the latest at their deadlines.
+
+        From any thread; the first reason counts. Never waits.
+        """
+        with self._giving_up:
+            if self._given_up is not None:
+                return
+            self._given_up = Aborted(f"rank {self.rank} of {self.size} gave up: {reason}")
+        metrics.communicator_aborts.labels(reason).inc()
+        self._abort()
+
+    @property
+    def aborted(self) -> bool:
+        return self._given_up is not None
+
+    def close(self, *, wait: bool = True) -> None:
+        """Give everything back. Every rank calls it last: one that comes early waits for the rest.
+
+        wait : False where the caller knows that every rank is through
+        """
+        if wait and self._given_up is None:
+            with suppress(CommunicatorError):  # the others have closed already, or are gone
+                self._barrier(Deadline(self.timeout_s))
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort("error")
+        self.close()
+
+    # What a transport provides. The arguments have been checked; waiting ends at the deadline or at `_abort`.
+
+    @abstractmethod
+    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _barrier(self, deadline: Deadline) -> None: ...
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise what is wrong with the others, as far as it shows without waiting."""
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """Wake what waits here, and let the others know if that takes no time. On any thread, once."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give back what is held; harmless when called again."""
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root} is not one of {self.size} ranks")
+
+    @contextmanager
+    def _collective(self, name: str, nbytes: int, timeout_s: float | None) -> Iterator[Deadline]:
+        if self._given_up is not None:
+            raise Aborted(str(self._given_up))
+        started = time.perf_counter()
+        with self._failing():
+            yield Deadline(self.timeout_s if timeout_s is None else timeout_s)
+        metrics.collective_bytes.labels(name).inc(nbytes)
+        metrics.collective_seconds.labels(name).inc(time.perf_counter() - started)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever goes wrong inside ends the communicator."""
+        try:
+            yield
+        except BaseException as error:
+            if self._given_up is not None and isinstance(error, CommunicatorError):
+                raise Aborted(str(self._given_up)) from error
+            self.abort(_reason(error))
+            raise
+
+
+class SoloCommunicator(Communicator):
+    """The rank that is alone: every collective is a copy."""
+
+    def __init__(self, *, epoch: int = 1) -> None:
+        super().__init__(0, 1, epoch=epoch)
+
+    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
+        out[...] = array
+
+    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
+        assert out is not None
+        out[...] = array
+
+    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
+        pass
+
+    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
+        out[0] = array
+
+    def _barrier(self, deadline: Deadline) -> None:
+        pass
+
+    def _check(self) -> None:
+        pass
+
+    def _abort(self) -> None:
+        pass
+
+    def _close(self) -> None:
+        pass
+
+
+_UFUNCS: dict[Op, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def combine(op: Op, left: Array, right: Array, out: Array) -> None:
+    """One node of a reduction's tree. Overflow and NaN are results, not warnings."""
+    with np.errstate(all="ignore"):
+        _UFUNCS[op](left, right, out=out)
+
+
+def _reason(error: BaseException) -> AbortReason:
+    if isinstance(error, RankLost):
+        return "rank_lost"
+    return "deadline" if isinstance(error, DeadlineExceeded) else "error"
+
+
+def _check_reduced(array: Array, op: str) -> None:
+    if op not in OPS:
+        raise ValueError(f"op {op!r} is not one of {', '.join(OPS)}")
+    if array.dtype not in REDUCED:
+        raise TypeError(f"{array.dtype} cannot be reduced: convert to one of {', '.join(map(str, REDUCED))}")
+    if array.dtype.kind == "c" and op != "sum":
+        raise TypeError(f"{op} of {array.dtype} is not defined here: complex numbers have a sum only")
+    _check_moved(array)
+
+
+def _check_moved(array: Array) -> None:
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+        raise TypeError(f"an array of {array.dtype.str} cannot be sent: booleans and native numbers can")
+    if not array.flags.c_contiguous:
+        raise ValueError("the array must be C-contiguous")
+
+
+def _output(array: Array, shape: tuple[int, ...], out: Array) -> Array:
+    if out is None:
+        return np.empty_like(array, shape=shape)  # CuPy's arrays answer this with one of their own
+    if type(out) is not type(array) or out.shape != shape or out.dtype != array.dtype:
+        raise ValueError(
+            f"out must be of shape {shape} and {array.dtype}, where the input is, not of {out.shape} and {out.dtype}"
+        )
+    if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
+        raise ValueError("out must be C-contiguous and writable")
+    start, other = _address(array), _address(out)
+    if start < other + out.nbytes and other < start + array.nbytes:
+        raise ValueError("out must lie apart from the input, which a later try may need")
+    return out
+
+
+def _address(array: Array) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    address: int = interface["data"][0]
+    return address

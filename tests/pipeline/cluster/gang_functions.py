@@ -1,0 +1,84 @@
+"""What the ranks of the tests' gangs run: importable on every worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+ELEMENTS = 20_011
+
+
+def partial_of(shard):
+    """Sums of which every order but one gives other bits."""
+    return np.random.default_rng(shard).standard_normal(ELEMENTS).astype(np.float32) * 10.0 ** (shard % 5)
+
+
+def mark(folder, *words):
+    """A file whose name tells the test where a rank is."""
+    (Path(folder) / ".".join(map(str, words))).touch()
+
+
+def marking_transport(folder):
+    """The TCP communicator again, with a word about every rank's coming here, and a while in which to be killed."""
+
+    def transport(control):
+        mark(folder, "init", control.rank, control.epoch, os.getpid())
+        for _ in range(200):
+            control.barrier()
+        return control
+
+    return transport
+
+
+def summed(member, folder=None, work=0, rounds=0):
+    """Shards computed, `rounds` all-reduces, and the deterministic sum: its bytes, and what was computed here."""
+    if folder:
+        mark(folder, "compute", member.rank, member.epoch, os.getpid())
+
+    def compute(shard):
+        for _ in range(work):
+            np.sort(np.random.default_rng(shard).standard_normal(100_000))
+        if folder:
+            mark(folder, "shard", shard, os.getpid())
+        return partial_of(shard)
+
+    member.compute(compute)
+    if folder:
+        mark(folder, "reduce", member.rank, member.epoch, os.getpid())
+    ones = np.ones(500_000)
+    for _ in range(rounds):
+        assert (member.communicator.allreduce(ones) == member.size).all()
+    return member.reduce(deterministic=True).tobytes()
+
+
+def place(member):
+    return member.rank, member.size, member.epoch, member.shards, os.getpid()
+
+
+def fails(member, ranks, error):
+    """An error of its own on some ranks, while the others wait."""
+    if member.rank in ranks:
+        raise error
+    member.control.barrier()
+
+
+def forgets(member):
+    member.compute(partial_of)
+    if member.rank == 0:
+        del member.partials[member.shards[0]]
+    return member.reduce()
+
+
+def doubles(member):
+    member.compute(partial_of)
+    if member.rank == 1:
+        member.partials[0] = partial_of(0)
+    return member.reduce()
+
+
+def never_comes(member):
+    """Rank 1 stays away from a collective."""
+    if member.rank != 1:
+        member.control.barrier()
