@@ -9,33 +9,6 @@ struct Packed {
     unsigned word[sizeof(Sample)];
 };
 
-template <typename Sample>
-__device__ inline Packed<Sample> load_packed(const Sample* aligned) {
-    if constexpr (sizeof(Sample) == 1) return {{__ldg(reinterpret_cast<const unsigned*>(aligned))}};
-    else if constexpr (sizeof(Sample) == 2) {
-        const uint2 pair = __ldg(reinterpret_cast<const uint2*>(aligned));
-        return {{pair.x, pair.y}};
-    } else {
-        const uint4 quad = __ldg(reinterpret_cast<const uint4*>(aligned));
-        return {{quad.x, quad.y, quad.z, quad.w}};
-    }
-}
-
-// The bits of one sample, in the low end of a word.
-template <typename Sample>
-__device__ inline unsigned bits_of(Sample sample) {
-    if constexpr (same<Sample, float>) return __float_as_uint(sample);
-    else if constexpr (sizeof(Sample) == 2) return static_cast<unsigned short>(sample);
-    else return sample;
-}
-
-template <typename Sample>
-__device__ inline void put(Packed<Sample>& packed, int place, unsigned bits) {
-    constexpr int A_WORD = 4 / sizeof(Sample);
-    if (place % A_WORD == 0) packed.word[place / A_WORD] = bits;
-    else packed.word[place / A_WORD] |= bits << (place % A_WORD * 8 * sizeof(Sample));
-}
-
 // BIASED: 32768 is added to signed samples, so that all are at least 0.
 template <bool BIASED, typename Sample>
 __device__ inline void unpack(const Packed<Sample>& packed, float (&value)[4]) {
