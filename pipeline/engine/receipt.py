@@ -19,7 +19,7 @@ from pipeline.formats.partial import PartialFile
 from pipeline.workloads.base import receipt_path
 
 # Whose versions can change a result.
-RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "tifffile", "zarr", "imagecodecs")
+RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "tifffile", "zarr", "imagecodecs", "MDAnalysis")
 
 
 def to_json(value: Any) -> str:

@@ -114,8 +114,8 @@ def _ring_bytes(workload: Workload, memory_bytes: int) -> int:
     held = workload.hold_at_most(memory_bytes // 4)
     if held > memory_bytes // 2:
         raise ParameterError(
-            f"{workload.spec.input} can only be decoded whole, which takes {format_bytes(held)} of memory; "
-            f"raise --memory to {format_bytes(2 * held)}, or convert it to .tif or .npy"
+            f"{workload.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "
+            f"raise --memory to {format_bytes(2 * held)}, or give it in a format that can be read in parts"
         )
     return memory_bytes - held
 

@@ -172,7 +172,7 @@ MISTAKES = [
     (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, samples (0, 0) to (5, 7): image contains NaN"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "some"), "--chunk-bytes: 'some' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
-    (("large.png", "out.tif", "--memory", "1MiB"), "large.png can only be decoded whole, which takes 2.0 MiB"),
+    (("large.png", "out.tif", "--memory", "1MiB"), "large.png must be held whole, which takes 2.0 MiB"),
     (("wide.npy", "out.npy", "--memory", "1MiB", "--size", "255"), "--memory is too small for one chunk of wide.npy"),
 ]
 
