@@ -19,6 +19,8 @@ FilePath = click.Path(path_type=Path)
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The outputs of this process that stand under their final names.
 _published: list[Path] = []
+# The outputs that this process was told to make.
+_begun: list[Path] = []
 # What a run that failed has kept, for whoever reads why it failed.
 _kept: list[str] = []
 
@@ -168,6 +170,7 @@ def _run(
     from pipeline.terminal import plan_lines, progress_bar, result_line
     from pipeline.workloads import JobSpec
 
+    _begun.append(output)
     settings = load_settings(flags, file=config)
     spec = JobSpec(workload=name, input=input, output=output, parameters=_parameters(name, parameters))
     if preview is not None:
@@ -249,13 +252,24 @@ def main() -> NoReturn:
     except MillraceError as error:
         _leave("; ".join([str(error), *_kept]), error.exit_code)
     except _Stopped as stop:
-        what = f"{_published[-1]} is complete" if _published else "nothing was published"
-        _leave("; ".join([f"stopped by {stop.signal.name}", what, *_kept]), 128 + stop.signal)
+        _leave("; ".join([f"stopped by {stop.signal.name}", *_left_behind()]), 128 + stop.signal)
     except Exception as error:
         if os.environ.get("MILLRACE_DEBUG"):
             raise
         _leave(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
     sys.exit(0)
+
+
+def _left_behind() -> list[str]:
+    """What there is of the output of a run that was stopped."""
+    from pipeline.workloads.base import ledger_path
+
+    if _published:
+        return [f"{_published[-1]} is complete"]
+    found = ["nothing was published"] if _begun else []
+    if not _kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun):
+        _kept.append("what an earlier run has kept is still there for --resume")
+    return [*found, *_kept]
 
 
 class _Stopped(BaseException):

@@ -18,10 +18,11 @@ from typing import Any
 
 from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Entry, Ledger
 from pipeline.engine.placement import near_cores, stay_on
 from pipeline.engine.run import open_device
-from pipeline.errors import MillraceError
+from pipeline.errors import InputError, MillraceError, UserError
 from pipeline.formats.partial import Opening
 from pipeline.workloads import Chunk, JobSpec, Plan, workloads
 
@@ -138,21 +139,32 @@ class _OpenJob:
     """A job's workload, joined to its output, and a running pipeline."""
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
+        """Raises UserError that names this host, where it does not see what the others see."""
         self.device = device
-        self.workload = workloads()[job.spec.workload](job.spec)
+        try:
+            _refuse_other_input(job)
+            self.workload = workloads()[job.spec.workload](job.spec)
+        except UserError as error:
+            raise type(error)(f"{_here()}: {error}") from error
         try:
             plan = self.workload.plan(job.cut.budget_bytes, job.cut.target_bytes)
             self.chunks: Sequence[Chunk] = plan.chunks
             if len(plan.chunks) != job.ledger_identity["chunks"]:
                 raise MillraceError(f"{_here()} cuts the job into {len(plan.chunks)} chunks, unlike the others")
             self.workload.hold_at_most(job.held_bytes)
-            self.workload.start(Opening.JOIN)
+            self._join()
             slots = min(device.ring_depth, len(plan.chunks))
             self.pipeline = DevicePipeline(device, self.workload, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
         except BaseException:
             self.workload.discard()
             raise
+
+    def _join(self) -> None:
+        try:
+            self.workload.start(Opening.JOIN)
+        except UserError as error:
+            raise type(error)(f"{_here()}: {error}") from error
 
     def close(self) -> None:
         self.pipeline.__exit__(None, None, None)
@@ -181,6 +193,18 @@ def _device(worker_device: WorkerDevice) -> Device:
     if pci_address is not None:
         stay_on(near_cores(pci_address))
     return device
+
+
+def _refuse_other_input(job: ClusterJob) -> None:
+    """InputError where another file stands under the input's name here; times are compared as coarsely as any file
+    system keeps them."""
+    path, expected = job.spec.input, job.ledger_identity["input"]
+    found = input_version(path) if path.exists() else expected  # its absence is the reader's to tell
+    seconds = [version["mtime_ns"] // 10**9 for version in (found, expected)]
+    if (found["bytes"], found["files"]) != (expected["bytes"], expected["files"]) or abs(seconds[0] - seconds[1]) > 2:
+        raise InputError(
+            f"{path}: is not the input that the job was started with; every worker must see the same files"
+        )
 
 
 def _here() -> str:

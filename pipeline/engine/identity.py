@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,24 @@ HASHED_UP_TO_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
 
 
+def input_version(path: Path) -> dict[str, Any]:
+    """What tells an input from a changed one: a file's size and time; of a folder, all sizes and times in it."""
+    paths = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    listing, total, newest = hashlib.sha256(), 0, 0
+    for each in paths:
+        found = each.stat()
+        listing.update(f"{each.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+        total, newest = total + found.st_size, max(newest, found.st_mtime_ns)
+    return {"bytes": total, "files": len(paths), "mtime_ns": newest, "listing_sha256": listing.hexdigest()}
+
+
 class InputIdentity:
     """Starts hashing on a thread of its own at once; `result` waits for it."""
 
     def __init__(self, path: Path, *, always_hash: bool = False) -> None:
         self._path = path
         self._stat = path.stat()
+        self._version = input_version(path)
         self._digest: str | None = None
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
@@ -34,8 +45,7 @@ class InputIdentity:
 
     def check(self) -> None:
         """InputError where the file is no longer the one that the job began with."""
-        now = self._path.stat() if self._path.exists() else None
-        if now is not None and _version(now) != _version(self._stat):
+        if self._path.exists() and input_version(self._path) != self._version:
             raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
 
     def result(self) -> dict[str, Any]:
@@ -60,7 +70,3 @@ class InputIdentity:
         except OSError:
             return  # the job itself reads the same file and reports what is wrong with it
         self._digest = digest.hexdigest()
-
-
-def _version(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_ino, found.st_size, found.st_mtime_ns)

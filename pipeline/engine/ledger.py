@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline import __version__
+from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.formats.partial import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
@@ -24,6 +26,8 @@ from pipeline.workloads.base import JobSpec, Plan, ledger_path
 _JOB = "job.json"
 _ENTRY = "chunks-{first:08d}.json"
 _MISSING_KEY = "absent"
+# Every name that a ledger's folder holds, while entries are being written too.
+_OURS = re.compile(r"\.?(job|chunks-\d+)\.json(\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +49,12 @@ class Entry:
 
 def job_identity(spec: JobSpec, cut: Cut, plan: Plan) -> dict[str, Any]:
     """What must be the same for a ledger's chunks to be of use: the job, its input as it is now, and the cut."""
-    found = spec.input.stat()
     regions = hashlib.sha256(repr([(chunk.region, chunk.halo) for chunk in plan.chunks]).encode()).hexdigest()
     return {
         "millrace": __version__,
         "workload": spec.workload,
         "parameters": json.loads(json.dumps(spec.parameters.in_force())),
-        "input": {
-            "path": os.path.realpath(spec.input),
-            "bytes": found.st_size,
-            "mtime_ns": found.st_mtime_ns,
-            "inode": found.st_ino,
-        },
+        "input": {"path": os.path.realpath(spec.input), **input_version(spec.input)},
         "cut": vars(cut),
         "chunks": len(plan.chunks),
         "regions_sha256": regions,
@@ -74,10 +72,10 @@ class Ledger:
     def recorded_cut(output: Path) -> Cut | None:
         """How the job of an earlier ledger was cut; None where there is no ledger that can be read."""
         job = _read(ledger_path(Path(os.path.realpath(output))) / _JOB)
-        try:
-            return None if job is None else Cut(**job["cut"])
-        except (KeyError, TypeError):
+        cut = job.get("cut") if job is not None else None
+        if not isinstance(cut, dict) or cut.keys() != {"budget_bytes", "target_bytes"}:
             return None
+        return Cut(**cut) if all(type(value) is int and value > 0 for value in cut.values()) else None
 
     @classmethod
     def resumed(cls, output: Path, identity: Mapping[str, Any]) -> Self:
@@ -96,7 +94,7 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        return self.folder.is_dir()
+        return self.folder.is_dir() and not self.folder.is_symlink()
 
     def create(self) -> None:
         """Make the folder now, in place of an older one."""
@@ -116,23 +114,26 @@ class Ledger:
             _write(self.folder / _ENTRY.format(first=entry.chunks[0]), vars(entry))
 
     def entries(self) -> list[Entry]:
-        """Every entry, in the order of their first chunks."""
-        found = [_entry(path) for path in sorted(self.folder.glob("chunks-*.json"))]
+        """Every entry, in the order of their first chunks. One that is damaged counts for nothing: its chunks are
+        computed again, and it is replaced."""
+        read = [_entry(path, self.identity["chunks"]) for path in sorted(self.folder.glob("chunks-*.json"))]
+        found = [entry for entry in read if entry is not None]
         _refuse_doubles(self.folder, (chunk for entry in found for chunk in entry.chunks))
         return found
 
     def entry(self, first: int) -> Entry | None:
         """The entry that begins with this chunk, if there is one."""
-        path = self.folder / _ENTRY.format(first=first)
-        return _entry(path) if path.exists() else None
+        return _entry(self.folder / _ENTRY.format(first=first), self.identity["chunks"])
 
     def remove(self) -> None:
-        """Harmless where there is none."""
-        if self.folder.exists():
-            if not (self.folder / _JOB).is_file() and any(self.folder.iterdir()):
-                raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
-            with writing(self.folder):
-                shutil.rmtree(self.folder)
+        """Harmless where there is none. OutputError where something else has its name, which is left alone."""
+        if not os.path.lexists(self.folder):
+            return
+        ours = self.exists and all(_OURS.fullmatch(path.name) for path in self.folder.iterdir())
+        if not ours:
+            raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
+        with writing(self.folder):
+            shutil.rmtree(self.folder)
 
 
 def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:
@@ -143,14 +144,15 @@ def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:
         seen.add(chunk)
 
 
-def _entry(path: Path) -> Entry:
-    found = _read(path)
-    try:
-        if found is not None:
-            return Entry(chunks=tuple(found["chunks"]), notes=found["notes"], device=found["device"])
-    except (KeyError, TypeError):
-        pass
-    raise StorageError(f"{path}: cannot be read; run again without --resume")
+def _entry(path: Path, chunk_count: int) -> Entry | None:
+    """None where there is no entry, or none that can be right."""
+    found = _read(path) or {}
+    chunks, notes, device = (found.get(name) for name in ("chunks", "notes", "device"))
+    if not isinstance(chunks, list) or not isinstance(notes, dict) or not isinstance(device, str) or not chunks:
+        return None
+    if not all(type(chunk) is int and 0 <= chunk < chunk_count for chunk in chunks):
+        return None
+    return Entry(chunks=tuple(chunks), notes=notes, device=device)
 
 
 def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:

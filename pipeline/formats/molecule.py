@@ -140,6 +140,8 @@ class FrameRange:
         return chosen
 
     def __str__(self) -> str:
+        if self.begin is not None and self.step == 1 and (self.begin + 1 or None) == self.end:
+            return str(self.begin)
         begin, end = ("" if value is None else str(value) for value in (self.begin, self.end))
         return f"{begin}:{self.step}:{end}"
 

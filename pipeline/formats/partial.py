@@ -324,7 +324,8 @@ def _existing(path: Path, flags: int, *, claim: bool) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as exc:
-        raise OutputError(f"{path}: is not there any more: run the job again without --resume") from exc
+        way_out = "run the job again without --resume" if claim else "a worker needs the folder under the same path"
+        raise OutputError(f"{path}: is not there: {way_out}") from exc
     try:
         if claim:
             _lock(descriptor, path)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
+from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, run_segment
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
+from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
@@ -181,16 +183,109 @@ def test_entries_of_many_writers_come_back_in_order(folder):
     assert left_over(plan, [Entry(chunks=tuple(range(len(plan.chunks))), notes={}, device="cpu")]) is None
 
 
-def test_doubles_and_damage_are_refused(folder):
+def test_a_chunk_in_two_entries_is_refused(folder):
     ledger, _ = ledger_of(folder)
     ledger.add(Entry(chunks=(3, 4), notes={}, device="cpu"))
     ledger.add(Entry(chunks=(4, 5), notes={}, device="cpu"))
     with pytest.raises(StorageError, match="chunk 4 stands in two entries"):
         ledger.entries()
-    (ledger.folder / "chunks-00000004.json").write_text("{")
-    with pytest.raises(StorageError, match="cannot be read"):
-        ledger.entries()
-    (ledger.folder / "job.json").write_text(json.dumps({"cut": 3}))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "{",
+        "[]",
+        '{"chunks": [4]}',
+        '{"chunks": [99999], "notes": {}, "device": "cpu"}',
+        '{"chunks": [-1], "notes": {}, "device": "cpu"}',
+        '{"chunks": ["a"], "notes": {}, "device": "cpu"}',
+        '{"chunks": [[1]], "notes": {}, "device": "cpu"}',
+        '{"chunks": [], "notes": {}, "device": "cpu"}',
+        '{"chunks": [4], "notes": [1], "device": "cpu"}',
+    ],
+)
+def test_a_damaged_entry_counts_for_nothing(folder, damaged):
+    ledger, _ = ledger_of(folder)
+    ledger.add(Entry(chunks=(3,), notes={}, device="cpu"))
+    ledger.add(Entry(chunks=(4,), notes={}, device="cpu"))
+    (ledger.folder / "chunks-00000004.json").write_text(damaged)
+    assert [entry.chunks for entry in ledger.entries()] == [(3,)]
+    assert ledger.entry(4) is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{", "3", '{"cut": 3}', '{"cut": {"budget_bytes": 5}}', '{"cut": {"budget_bytes": 5, "target_bytes": -5}}',
+     '{"cut": {"budget_bytes": 5, "target_bytes": "x"}}'],
+)  # fmt: skip
+def test_a_damaged_job_is_not_resumed(folder, damaged):
+    fail(folder, DeviceError("gone"))
+    (folder / "out.npy.ledger" / "job.json").write_text(damaged)
     assert Ledger.recorded_cut(folder / "out.npy") is None
+    with pytest.raises(ParameterError, match="run again without --resume"):
+        run_job(*job_in(folder, resume=True))
+    run_job(*job_in(folder))
+
+
+def test_the_recorded_cut_comes_back(folder):
+    ledger, _ = ledger_of(folder)
     (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))
     assert Ledger.recorded_cut(folder / "out.npy") == Cut(budget_bytes=5, target_bytes=4)
+
+
+def make_file(path, _):
+    path.write_text("precious")
+
+
+def make_link(path, elsewhere):
+    elsewhere.mkdir()
+    (elsewhere / "job.json").write_text("precious")
+    path.symlink_to(elsewhere)
+
+
+def make_dangling_link(path, elsewhere):
+    path.symlink_to(elsewhere)
+
+
+def make_mixed(path, _):
+    path.mkdir()
+    (path / "job.json").write_text("{}")
+    (path / "thesis.doc").write_text("precious")
+
+
+@pytest.mark.parametrize("make", [make_file, make_link, make_dangling_link, make_mixed])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_no_ledger_is_refused_and_left_alone(folder, make, resume):
+    make(folder / "out.npy.ledger", folder / "elsewhere")
+    before = sorted(str(path) for path in folder.rglob("*"))
+    with pytest.raises((OutputError, ParameterError), match=r"out\.npy\.ledger"):
+        run_job(*job_in(folder, resume=resume))
+    assert sorted(str(path) for path in folder.rglob("*")) == before
+
+
+def test_a_folder_changed_in_place_is_another_input(folder):
+    samples = np.random.default_rng(2).integers(0, 65536, (ROWS, 301)).astype(np.uint16)
+    write_image(folder / "in.zarr", samples, "YX")
+    before = input_version(folder / "in.zarr")
+    assert before == input_version(folder / "in.zarr")
+    chunk = next(path for path in (folder / "in.zarr").rglob("*") if path.is_file() and path.parent.name.isdecimal())
+    chunk.write_bytes(chunk.read_bytes())
+    os.utime(chunk, ns=(1, before["mtime_ns"] + 1))
+    assert before != input_version(folder / "in.zarr")
+
+
+def test_a_worker_that_sees_another_input_refuses(folder):
+    job, _ = job_in(folder)
+    job.workload.discard()
+    identity = job_identity(job.spec, job.cut, job.plan)
+    task = ClusterJob(
+        name="one", spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=identity,
+        worker_device=WorkerDevice(device="cpu", threads=1),
+    )  # fmt: skip
+    os.utime(folder / "in.npy", (1, 1))
+    with pytest.raises(InputError, match=r"the worker process .* is not the input that the job was started with"):
+        run_segment(task, Segment(chunks=(0,)))
+    (folder / "in.npy").unlink()
+    with pytest.raises(InputError, match=r"the worker process .* no such file"):
+        run_segment(task, Segment(chunks=(0,)))

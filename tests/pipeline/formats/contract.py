@@ -330,7 +330,7 @@ class FormatContract:
         path = tmp_path / f"image{self.cases[0].suffix}"
         with pytest.raises(OutputError) as caught:
             self.format.create(path, self.cases[0].header, opening)
-        one_line(caught.value, path.name, "--resume")
+        one_line(caught.value, path.name, "--resume" if opening is Opening.RESUME else "under the same path")
         assert list(tmp_path.iterdir()) == []
 
     def test_a_cut_off_worker_cannot_touch_a_new_run(self, tmp_path: Path) -> None:
