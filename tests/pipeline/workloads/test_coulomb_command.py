@@ -105,7 +105,7 @@ MISTAKES = [
     (("three.npy", "out.dx"), "three.npy: has the shape (5, 3)"),
     (("in.pqr", "out.dx", "--select", "resname XYZ"), "--select 'resname XYZ': chooses none of the 60 atoms"),
     (("in.pqr", "out.dx", "--select", "((("), "--select '((('"),
-    (("in.pqr", "out.dx", "--frames", "1"), "--frames 1:1:2: in.pqr has 1 frames"),
+    (("in.pqr", "out.dx", "--frames", "1"), "--frames 1: in.pqr has 1 frames"),
     (("in.pqr", "out.dx", "--frames", "1-2"), "--frames: '1-2' is no range of frames"),
     (("a.pqr", "out.dx", *TRAJECTORY, "--frames", "4"), "has 3 frames, numbered from 0"),
     (("a.pqr", "out.dx", *TRAJECTORY, "--combine", "none"), "--combine none: 3 frames are chosen"),
