@@ -130,7 +130,7 @@ class FrameRange:
     def of(self, n_frames: int, path: Path) -> range:
         """The frames chosen of so many. ParameterError where there are none, or one named lies beyond the last."""
         if self.end is not None and self.end > n_frames:
-            raise ParameterError(f"--frames {self}: {path} has {n_frames:,} frames, numbered from 0: choose among those")
+            raise ParameterError(f"--frames {self}: {path} has {n_frames:,} frames, numbered from 0; choose of those")
         chosen = range(n_frames)[slice(self.begin, self.end, self.step)]
         beyond = self.begin is not None and not -n_frames <= self.begin < n_frames
         if beyond or not chosen:
