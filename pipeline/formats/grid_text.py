@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
-from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.fixed_decimals import NumberStyle, encode
+from pipeline.formats.gathered_writer import GatheredWriter
 from pipeline.formats.gzip_bands import gzipped_bands
-from pipeline.formats.partial import Opening, PartialFile, samples_path
+from pipeline.formats.partial import Opening, PartialFile
 from pipeline.formats.region_fit import require_fit
 
 # Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
@@ -98,22 +98,12 @@ class TextGridWriter(ImageWriter):
             done += length
 
 
-class GzipTextWriter(ImageWriter):
-    """Values gather beside the output in any order; `publish` turns them into text and compresses it, first to last."""
+class GzipTextWriter(GatheredWriter):
+    """Values are turned into text and compressed, first to last."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
-        self.path = path
-        self.header = header
+        super().__init__(path, header, opening)
         self._layout = layout
-        # Compressed anew by whoever publishes, however far an interrupted run had come.
-        self._file = None if opening is Opening.JOIN else PartialFile(path)
-        try:
-            self._scratch = PartialFile(samples_path(path), header.nbytes, opening)
-        except BaseException:
-            if self._file is not None:
-                self._file.discard()
-            raise
-        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
@@ -121,34 +111,11 @@ class GzipTextWriter(ImageWriter):
         if not finite.all():
             within = np.unravel_index(np.argmin(finite), samples.shape)
             raise _has_no_text(self.path, np.add(region.start, within), samples[within])
-        self._samples.write(self._scratch, region, samples)
+        super().write(region, samples)
 
-    def flush(self) -> None:
-        self._scratch.flush()
-
-    def publish(self) -> None:
-        if self._file is None:
-            raise ValueError(f"{self.path}: is another process's to publish")
-        position = 0
-        bands = [
-            (first, min(first + _BAND_VALUES, self._layout.values))
-            for first in range(0, self._layout.values, _BAND_VALUES)
-        ]
-        for piece in gzipped_bands(self._text, bands):
-            self._file.write_at(position, piece)
-            position += len(piece)
-        self._file.publish()
-        self._scratch.discard()
-
-    def keep(self) -> None:
-        self._scratch.keep()
-        if self._file is not None:
-            self._file.discard()
-
-    def discard(self) -> None:
-        self._scratch.discard()
-        if self._file is not None:
-            self._file.discard()
+    def _encoded(self) -> Iterator[bytes]:
+        starts = range(0, self._layout.values, _BAND_VALUES)
+        return gzipped_bands(self._text, [(first, min(first + _BAND_VALUES, self._layout.values)) for first in starts])
 
     def _text(self, first: int, stop: int) -> bytes:
         values = np.empty(stop - first, self.header.dtype)

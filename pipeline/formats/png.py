@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
-from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.decoded import DecodedReader
 from pipeline.formats.deflate import deflated_bands
-from pipeline.formats.partial import Opening, PartialFile, samples_path
+from pipeline.formats.gathered_writer import GatheredWriter
+from pipeline.formats.partial import Opening
 from pipeline.formats.positional import PositionalFile, memory_of
-from pipeline.formats.region_fit import require_fit
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _IHDR = struct.Struct(">IIBBBBB")
@@ -75,48 +74,8 @@ class Png(ImageFormat):
         return PngWriter(path, header, opening)
 
 
-class PngWriter(ImageWriter):
-    """Samples gather beside the output in any order; `publish` encodes them, from the first row to the last."""
-
-    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
-        self.path = path
-        self.header = header
-        # Encoded anew by whoever publishes, however far an interrupted run had come.
-        self._file = None if opening is Opening.JOIN else PartialFile(path)
-        try:
-            self._scratch = PartialFile(samples_path(path), header.nbytes, opening)
-        except BaseException:
-            if self._file is not None:
-                self._file.discard()
-            raise
-        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
-
-    def write(self, region: Region, samples: NDArray[Any]) -> None:
-        require_fit(self.header, region, samples)
-        self._samples.write(self._scratch, region, samples)
-
-    def flush(self) -> None:
-        self._scratch.flush()
-
-    def publish(self) -> None:
-        if self._file is None:
-            raise ValueError(f"{self.path}: is another process's to publish")
-        position = 0
-        for piece in self._encoded():
-            self._file.write_at(position, piece)
-            position += len(piece)
-        self._file.publish()
-        self._scratch.discard()
-
-    def keep(self) -> None:
-        self._scratch.keep()
-        if self._file is not None:
-            self._file.discard()
-
-    def discard(self) -> None:
-        self._scratch.discard()
-        if self._file is not None:
-            self._file.discard()
+class PngWriter(GatheredWriter):
+    """Encoded in bands of rows, from the first to the last."""
 
     def _encoded(self) -> Iterator[bytes]:
         height, width, channels = (*self.header.shape, 1)[:3]
