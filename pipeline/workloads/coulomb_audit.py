@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 from kernels.compiled import compiled
 from kernels.coulomb import SCHEMES, SOFTENING_ANGSTROM, Cell, Scheme
 from pipeline.errors import AuditError
-from pipeline.formats.base import Region
 from pipeline.formats.grid_map import GridHeader
 from pipeline.formats.molecule import Array
+from pipeline.workloads.audited_places import AuditedPlaces
 from pipeline.workloads.coulomb_frames import ChosenFrames
 from pipeline.workloads.coulomb_parameters import Combination
 
@@ -48,7 +47,7 @@ class Expectation:
     counted: Array
 
 
-class CoulombAudit:
+class CoulombAudit(AuditedPlaces):
     """Keeps the written values at a few random points, and afterwards compares each with the definition."""
 
     def __init__(self, header: GridHeader, scheme: Scheme, how: Combination, frames: ChosenFrames) -> None:
@@ -58,29 +57,7 @@ class CoulombAudit:
         self._frames = frames
         affordable = MOST_PAIRS // (frames.n_atoms * len(frames))
         count = min(SAMPLES, max(FEWEST_SAMPLES, affordable))
-        places = np.random.default_rng(0).integers(0, header.shape, (count, 3))
-        self._places: NDArray[np.int64] = np.unique(places, axis=0)
-        self._written: dict[int, float] = {}
-        self._lock = threading.Lock()
-
-    def note(self, region: Region, values: NDArray[Any]) -> None:
-        """Remember the values of a chunk at the audited points inside it."""
-        inside = np.all((self._places >= region.start) & (self._places < region.stop), axis=1)
-        found = {
-            int(which): float(values[tuple(self._places[which] - region.start)]) for which in np.flatnonzero(inside)
-        }
-        with self._lock:
-            self._written.update(found)
-
-    def notes(self) -> Mapping[str, float]:
-        """The value at each point written so far, under the point's number."""
-        with self._lock:
-            return {str(which): value for which, value in self._written.items()}
-
-    def add_notes(self, notes: Mapping[str, float]) -> None:
-        """Values that another process wrote."""
-        with self._lock:
-            self._written.update({int(which): value for which, value in notes.items()})
+        super().__init__(header.shape, count)
 
     def verdict(self) -> Mapping[str, Any]:
         """Worst and rms error; AuditError where the worst passes the tolerance."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from kernels.smoothing.window import Window
 from pipeline.errors import AuditError
 from pipeline.formats.base import ImageHeader, ImageReader, Region
+from pipeline.workloads.audited_places import AuditedPlaces
 from pipeline.workloads.halo import read_with_borders
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 FLOAT_TOLERANCE = 256
 
 
-class SmoothingAudit:
+class SmoothingAudit(AuditedPlaces):
     """Keeps the written values at a few random places, and afterwards compares each with the definition."""
 
     def __init__(
@@ -36,29 +36,7 @@ class SmoothingAudit:
         self._windows = windows
         self._sigmas = sigmas
         self._parameters = parameters
-        places = np.random.default_rng(0).integers(0, header.shape, (SAMPLES, len(header.shape)))
-        self._places: NDArray[np.int64] = np.unique(places, axis=0)
-        self._written: dict[int, float] = {}
-        self._lock = threading.Lock()
-
-    def note(self, region: Region, samples: NDArray[Any]) -> None:
-        """Remember the values of a chunk at the audited places inside it."""
-        inside = np.all((self._places >= region.start) & (self._places < region.stop), axis=1)
-        found = {
-            int(which): float(samples[tuple(self._places[which] - region.start)]) for which in np.flatnonzero(inside)
-        }
-        with self._lock:
-            self._written.update(found)
-
-    def notes(self) -> Mapping[str, float]:
-        """The value at each place written so far, under the place's number."""
-        with self._lock:
-            return {str(which): value for which, value in self._written.items()}
-
-    def add_notes(self, notes: Mapping[str, float]) -> None:
-        """Values that another process wrote."""
-        with self._lock:
-            self._written.update({int(which): value for which, value in notes.items()})
+        super().__init__(header.shape, SAMPLES)
 
     def verdict(self, reader: ImageReader) -> Mapping[str, Any]:
         """The worst error; AuditError where it passes the tolerance."""
