@@ -98,7 +98,7 @@ __device__ inline void fetch_rows(Sample* samples, const Sample* plane, int posi
     const int warp = threadIdx.x / 32, left = sources->left, right = sources->right, count = sources->count;
     int rows[OF_A_WARP];
 #pragma unroll
-    for (int i = 0; i < OF_A_WARP; ++i) rows[i] = source_row(warp + i * WARPS);
+    for (int i = 0; i < OF_A_WARP; ++i) rows[i] = source_row(min(warp + i * WARPS, COUNT - 1));
 #pragma unroll 1
     for (int k = threadIdx.x % 32; k < count; k += 32) {
         const int place = k < left ? k : right + k - left, source = sources->source[place];
