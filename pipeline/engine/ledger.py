@@ -20,7 +20,7 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError, StorageError
-from pipeline.formats.partial import writing
+from pipeline.formats.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
 _JOB = "job.json"

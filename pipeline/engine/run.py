@@ -21,7 +21,15 @@ from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
 from pipeline.engine.planned import PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import AuditError, DeviceUnavailable, OutOfDeviceMemory, OutputError, ParameterError, UserError
+from pipeline.errors import (
+    AuditError,
+    DeviceUnavailable,
+    OutOfDeviceMemory,
+    OutputError,
+    ParameterError,
+    StorageError,
+    UserError,
+)
 from pipeline.formats.partial import Opening, PartialFile, partial_path
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
 
@@ -200,7 +208,12 @@ def _stream(
 ) -> tuple[PlannedJob, StageRecord]:
     """Every chunk that is not in; with chunks of half the size, from the start, where they do not fit the device."""
     for entry in entries:
-        job.workload.add_audit_notes(entry.notes)
+        try:
+            job.workload.add_audit_notes(entry.notes)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StorageError(
+                f"{ledger.folder}: the entry of chunk {entry.chunks[0]} is damaged; run again without --resume"
+            ) from error
         for index in entry.chunks:
             on_written(job.plan.chunks[index])
     plan = left_over(job.plan, entries)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.base import Region
-from pipeline.formats.partial import WritableFile
 from pipeline.formats.positional import PositionalFile, memory_of
+from pipeline.formats.writable import WritableFile
 
 # Bytes pass through a scratch block that stays in the processor's cache when they are swapped or cut out of wider rows:
 # on an AMD EPYC guest 4 to 7 GB/s, against 1.8 GB/s when swapped in the caller's array after reading. A multiple of

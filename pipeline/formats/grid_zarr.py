@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.formats.base import ImageWriter
 from pipeline.formats.grid_map import AXES, GridFormat, GridHeader
-from pipeline.formats.partial import Opening, PartialFolder, writing
+from pipeline.formats.partial import Opening, PartialFolder
+from pipeline.formats.writable import writing
 from pipeline.formats.zarr_writer import ZarrWriter, _is_an_earlier_result
 
 # 1 MiB, thin along x: slabs of a few planes shall hold whole chunks.

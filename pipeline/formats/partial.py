@@ -10,35 +10,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 import shutil
 import stat
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
+from pipeline.errors import OutputError
+from pipeline.formats.writable import WritableFile, writing
 
-from pipeline.errors import OutputError, StorageError
-from pipeline.formats.positional import PositionalFile, reason
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_FOLDER_FAULTS = {
-    errno.ENOENT: "does not exist; create it, or choose another",
-    errno.ENOTDIR: "is not a folder; choose another",
-    errno.EACCES: "may not be written to by this user; change its permissions, or choose another",
-    errno.EPERM: "may not be written to by this user; change its permissions, or choose another",
-    errno.EROFS: "is on a read-only file system; choose another",
-    errno.ENAMETOOLONG: "does not take a name this long; use a shorter one",
-    errno.ELOOP: "holds a symbolic link under that name; remove the link",
-}
-_NOTHING = np.empty(0, np.uint8)
-_TMPFS_MAGIC = 0x01021994
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -49,104 +31,6 @@ class Opening(Enum):
     NEW = "new"  # owns a fresh one; what an interrupted run left is replaced
     RESUME = "resume"  # owns what an interrupted run left, as it is
     JOIN = "join"  # another process owns it: only writes its share, and never publishes or removes
-
-
-@contextmanager
-def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Translate what the operating system says about writing `final`: OutputError for its folder, else StorageError."""
-    try:
-        yield
-    except OSError as exc:
-        folder = final.parent
-        if exc.errno in _NO_SPACE:
-            raise StorageError(_no_space(final, needed_bytes, exc)) from exc
-        if exc.errno == errno.EFBIG:
-            raise StorageError(
-                f"{final}: larger than its file system or this user's limit (ulimit -f) allows; choose another folder"
-            ) from exc
-        if exc.errno in _FOLDER_FAULTS:
-            raise OutputError(f"{final}: the folder {folder} {_FOLDER_FAULTS[exc.errno]}") from exc
-        raise StorageError(f"{final}: writing failed: {reason(exc)}; check the disk, then run again") from exc
-
-
-class WritableFile(PositionalFile):
-    """An open file that is written (and read back) by position, from any thread."""
-
-    def __init__(self, path: Path, descriptor: int, final: Path) -> None:
-        super().__init__(path, descriptor)
-        self.final = final
-        self._reserved_bytes = 0
-        self._map: NDArray[np.uint8] | None = None
-
-    def reserve(self, nbytes: int) -> None:
-        """Make the file `nbytes` long and claim the space now, so that a full disk is found before any work starts.
-
-        Where the file system cannot allocate ahead, the file only gets its length. StorageError where space is short.
-        """
-        with self._in_use() as descriptor, writing(self.final, nbytes):
-            disk = os.fstatvfs(descriptor)
-            # Asked first: an allocation that fails late would fill the disk for everybody else meanwhile.
-            if disk.f_blocks and nbytes > disk.f_bfree * disk.f_frsize:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.ftruncate(descriptor, nbytes)
-            if nbytes == 0:
-                return
-            try:
-                os.posix_fallocate(descriptor, 0, nbytes)
-                self._reserved_bytes = nbytes
-            except OSError as exc:
-                if exc.errno not in _CANNOT_RESERVE:
-                    raise
-
-    def write_at(self, offset: int, data: memoryview | bytes) -> None:
-        """Store all of `data` (of bytes) from `offset`. StorageError where the disk is full or fails."""
-        self.write_runs([(offset, memoryview(data))])
-
-    def write_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
-        """`write_at` for many offsets at the price of one."""
-        with self._in_use() as descriptor, writing(self.final):
-            mapped = self._mapped(descriptor)
-            for offset, data in runs:
-                if offset + len(data) <= len(mapped):
-                    # NumPy copies without holding the interpreter's lock.
-                    mapped[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-                    continue
-                done = os.pwrite(descriptor, data, offset)
-                while done < len(data):
-                    done += os.pwrite(descriptor, data[done:], offset + done)
-
-    def close(self) -> None:
-        self._map = _NOTHING
-        super().close()
-
-    def _mapped(self, descriptor: int) -> NDArray[np.uint8]:
-        """The bytes reserved so far as memory, where the file lives in memory; elsewhere nothing.
-
-        Writing to one file takes its lock, and threads would pass it one at a time; copying into its memory does not.
-        """
-        if self._map is None:
-            size = self._reserved_bytes if _lives_in_memory(descriptor) else 0
-            self._map = np.frombuffer(mmap.mmap(descriptor, size), np.uint8) if size else _NOTHING
-        return self._map
-
-    def flush(self) -> None:
-        """Make durable what has been written so far."""
-        with self._in_use() as descriptor, writing(self.final):
-            os.fdatasync(descriptor)
-
-
-class ScratchFile(WritableFile):
-    """Room for samples beside `final`: without a name of its own, gone when closed or when the process dies."""
-
-    def __init__(self, final: Path, nbytes: int) -> None:
-        with writing(final, nbytes):
-            handle, name = _unnamed_file(final.parent)
-        super().__init__(Path(name), handle, final)
-        try:
-            self.reserve(nbytes)
-        except BaseException:
-            self.close()
-            raise
 
 
 class PartialFile(WritableFile):
@@ -280,16 +164,6 @@ def samples_path(final: Path) -> Path:
     return final.with_name(final.name + ".samples")
 
 
-def _no_space(final: Path, needed_bytes: int | None, exc: OSError) -> str:
-    needed = "" if needed_bytes is None else f"{needed_bytes:,} bytes are needed"
-    free = ""
-    with suppress(OSError):
-        free = f"{shutil.disk_usage(final.parent).free:,} bytes are free in {final.parent}"
-    quota = "the user's quota is used up" if exc.errno == errno.EDQUOT else ""
-    found = ", ".join(part for part in (needed, free, quota) if part)
-    return f"{final}: no space: {found}; free some, or choose another folder"
-
-
 def _refuse_unless_file(final: Path) -> None:
     try:
         mode = final.stat().st_mode
@@ -299,24 +173,6 @@ def _refuse_unless_file(final: Path) -> None:
         raise OutputError(f"{final}: is a folder; name a file in it")
     if not stat.S_ISREG(mode):
         raise OutputError(f"{final}: is not a regular file and would be replaced; choose another name")
-
-
-def _lives_in_memory(descriptor: int) -> bool:
-    """Whether the file is on tmpfs, as /dev/shm is."""
-    fstatfs = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
-    found = (ctypes.c_long * 32)()  # struct statfs, whose first word is the file system's type
-    return fstatfs is not None and fstatfs(descriptor, found) == 0 and found[0] == _TMPFS_MAGIC
-
-
-def _unnamed_file(folder: Path) -> tuple[int, str]:
-    try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600), str(folder / "(samples)")
-    except OSError as exc:
-        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".partial")
-    Path(name).unlink()
-    return descriptor, name
 
 
 def _existing(path: Path, flags: int, *, claim: bool) -> int:

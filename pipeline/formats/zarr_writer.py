@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
-from pipeline.formats.partial import Opening, PartialFolder, writing
+from pipeline.formats.partial import Opening, PartialFolder
 from pipeline.formats.region_fit import require_fit
+from pipeline.formats.writable import writing
 
 _ARRAY = "0"
 _STORED_ORDER = "CZYX"

@@ -37,6 +37,9 @@ class AuditedPlaces:
             return {str(which): value for which, value in self._written.items()}
 
     def add_notes(self, notes: Mapping[str, float]) -> None:
-        """Values that another process wrote."""
+        """Values that another process wrote. ValueError or TypeError where these are no such notes."""
+        written = {int(which): float(value) for which, value in notes.items()}
+        if not all(0 <= which < len(self._places) for which in written):
+            raise ValueError("notes of other places")
         with self._lock:
-            self._written.update({int(which): value for which, value in notes.items()})
+            self._written.update(written)

@@ -228,6 +228,16 @@ def test_a_damaged_job_is_not_resumed(folder, damaged):
     run_job(*job_in(folder))
 
 
+@pytest.mark.parametrize("notes", [{"x": 1.0}, {"99999": 1.0}, {"-1": 1.0}, {"1": "z"}, {"1": None}])
+def test_notes_that_no_run_wrote_are_named(folder, notes):
+    fail(folder, DeviceError("gone"))
+    path = min(folder.glob("out.npy.ledger/chunks-*"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "notes": notes}))
+    job, options = job_in(folder, resume=True, chunk_bytes=None)
+    with pytest.raises(StorageError, match=r"out\.npy\.ledger: the entry of chunk \d+ is damaged; run again without"):
+        run_job(job, options)
+
+
 def test_the_recorded_cut_comes_back(folder):
     ledger, _ = ledger_of(folder)
     (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))

@@ -14,8 +14,8 @@ from pipeline.errors import InputError
 from pipeline.formats import contiguous
 from pipeline.formats.base import ImageHeader, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import ScratchFile
 from pipeline.formats.positional import PositionalFile
+from pipeline.formats.writable import ScratchFile
 from tests.pipeline.formats.contract import QUICK, assert_same_bits, one_line, regions_of, samples
 
 OFFSET = 37

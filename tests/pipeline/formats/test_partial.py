@@ -19,7 +19,8 @@ import pytest
 
 from pipeline.errors import MillraceError, OutputError, StorageError
 from pipeline.formats import partial
-from pipeline.formats.partial import Opening, PartialFile, PartialFolder, ScratchFile
+from pipeline.formats.partial import Opening, PartialFile, PartialFolder
+from pipeline.formats.writable import ScratchFile
 from tests.pipeline.formats.contract import one_line
 
 
