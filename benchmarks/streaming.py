@@ -80,7 +80,7 @@ def streamed(device: CudaDevice, workload: InPinnedMemory, chunks: Sequence[Chun
     """A warm stream of the chunks; each slot's result is checked against the CPU's when box 3×3 is computed."""
     with DevicePipeline(device, workload, slot_bytes(chunks)) as pipeline:
         rng = np.random.default_rng(0)
-        slots = list(pipeline._free.queue)
+        slots = list(pipeline._free.slots)
         for slot in slots:
             slot.host_input[...] = rng.integers(0, 100, len(slot.host_input), np.uint8)
         pipeline.stream(chunks[: 2 * len(slots)])

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from queue import LifoQueue, SimpleQueue
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -45,6 +45,30 @@ class _Item:
     chunk: Chunk
     passage: _Passage
     slot: Slot
+
+
+class _FreeSlots:
+    """The slots that nobody holds. The one freed last goes out first: it is still in the caches."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        # As many as there are slots, or one more once none will come. It is written in C, which a LifoQueue is not.
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+
+    def put(self, slot: Slot) -> None:
+        self.slots.append(slot)
+        self._tokens.put(True)
+
+    def end(self) -> None:
+        """No slot will come any more: whoever waits for one gets none."""
+        self._tokens.put(False)
+
+    def get(self) -> Slot | None:
+        """Waits for a slot; None after the end."""
+        if self._tokens.get():
+            return self.slots.pop()
+        self.end()  # for the next
+        return None
 
 
 # What goes from stage to stage; None ends the thread that takes it.
@@ -88,8 +112,7 @@ class DevicePipeline:
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._filled: _Line = SimpleQueue()
         self._started: _Line = SimpleQueue()
-        # The slot freed last is the one still in the caches. None: the pipeline failed, no slot will come.
-        self._free: LifoQueue[Slot | None] = LifoQueue()
+        self._free = _FreeSlots()
         self._error: BaseException | None = None
         self._passages: set[_Passage] = set()
         self._lock = threading.Lock()
@@ -176,7 +199,7 @@ class DevicePipeline:
                 self._error = error
             for passage in self._passages:
                 passage.ended.set()
-        self._free.put(None)
+        self._free.end()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -198,7 +221,6 @@ class DevicePipeline:
         for chunk, passage, is_last in self._going(self._waiting):
             slot = self._free.get()
             if slot is None:
-                self._free.put(None)  # for the next reader
                 continue
             with self._failing():
                 began = time.perf_counter()
