@@ -1,0 +1,1 @@
+"""The long-running service: jobs that outlive the process that accepted them."""

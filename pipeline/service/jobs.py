@@ -1,0 +1,317 @@
+"""A job's life as a pure state machine: `handle` takes an event and gives the job after it, and what is now to be done.
+
+No I/O, clock or thread in here. An event of a run carries the epoch of that run's claim: what an earlier run still has
+to say is not heard, so that it can neither publish nor fail a job that another run has taken over.
+
+    queued ─Claimed▶ planning ─Planned▶ running ─Computed▶ publishing ─Published▶ succeeded
+       ▲                 │                 │                    │
+       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed where another
+       │                                                        │   attempt may help
+       └─RetryRequested─ failed, cancelled ◀──Failed, Stopped───┘   Stopped after CancelRequested
+    queued ─CancelRequested▶ cancelled                queued ─DependencyFailed▶ failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+__all__ = [
+    "ACTIVE",
+    "MOST_ATTEMPTS",
+    "TERMINAL",
+    "Action",
+    "CancelRequested",
+    "Claimed",
+    "Computed",
+    "DependencyFailed",
+    "DependencySucceeded",
+    "Discard",
+    "Event",
+    "Failed",
+    "IllegalTransition",
+    "Job",
+    "LeaseLost",
+    "Planned",
+    "Progressed",
+    "Published",
+    "RetryRequested",
+    "Start",
+    "State",
+    "Stop",
+    "Stopped",
+    "TellDependents",
+    "handle",
+    "submitted",
+]
+
+# A run that ends for no fault of the job is followed by another, so many in all.
+MOST_ATTEMPTS = 3
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    RUNNING = "running"
+    PUBLISHING = "publishing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ACTIVE = frozenset({State.PLANNING, State.RUNNING, State.PUBLISHING})
+TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the machine knows of a job; what the job computes is not its business."""
+
+    id: str
+    state: State = State.QUEUED
+    epoch: int = 0  # of the newest claim; 0 before the first
+    attempts: int = 0  # claims since it was submitted or retried
+    waiting_for: frozenset[str] = frozenset()  # jobs that have to succeed first
+    cancelling: bool = False  # the run has been asked to stop for good
+    chunks: int | None = None  # once planned
+    chunks_done: int = 0
+    error: str | None = None  # why it failed
+    story: tuple[str, ...] = ()  # every event that changed its state, with the state that it led to
+
+    @property
+    def claimable(self) -> bool:
+        return self.state is State.QUEUED and not self.waiting_for
+
+
+# Events from outside
+
+
+@dataclass(frozen=True)
+class DependencySucceeded:
+    """A job that this one waits for has succeeded."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class DependencyFailed:
+    """A job that this one waits for has failed or was cancelled."""
+
+    job: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A runner takes the job, under an epoch above all before."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class CancelRequested:
+    """The user wants it no more."""
+
+
+@dataclass(frozen=True)
+class RetryRequested:
+    """The user wants it again; finished chunks are kept. `waiting_for`: what it comes after and is not there yet."""
+
+    waiting_for: frozenset[str] = frozenset()
+
+
+# Events of a run, each with its claim's epoch
+
+
+@dataclass(frozen=True)
+class Planned:
+    epoch: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Progressed:
+    epoch: int
+    chunks_done: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Every chunk is in, and the audit has passed."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Published:
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`transient`: another attempt may help, since it was not the user's mistake nor a wrong result."""
+
+    epoch: int
+    error: str
+    transient: bool
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run has ended because it was asked to: for a cancellation, or for a drain of the server."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """The runner has not been heard of for too long, or its process is gone."""
+
+    epoch: int
+
+
+Event = (
+    DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested
+    | Planned | Progressed | Computed | Published | Failed | Stopped | LeaseLost
+)  # fmt: skip
+
+
+# Actions
+
+
+@dataclass(frozen=True)
+class Start:
+    """Plan the job and run it, under this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask the run of this epoch to stop."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Remove the partial output and the ledger: nobody will go on with them."""
+
+
+@dataclass(frozen=True)
+class TellDependents:
+    """Jobs that wait for this one are to be told how it ended."""
+
+    state: State
+
+
+Action = Start | Stop | Discard | TellDependents
+Outcome = tuple[Job, tuple[Action, ...]]
+
+
+class IllegalTransition(Exception):
+    """An event that cannot happen in the job's state; the message tells the job's story."""
+
+    def __init__(self, job: Job, event: Event) -> None:
+        story = "; ".join(job.story) or "nothing yet"
+        super().__init__(f"job {job.id} is {job.state} and cannot take {event}. Its story: {story}")
+        self.job = job
+        self.event = event
+
+
+def submitted(job: str, *, after: frozenset[str] = frozenset()) -> Job:
+    """A new job, which waits for those `after` which it comes."""
+    return Job(id=job, waiting_for=after, story=("submitted → queued",))
+
+
+def handle(job: Job, event: Event) -> Outcome:
+    """The job after the event, and what is to be done now, in order.
+
+    An event of another epoch than the job's changes nothing. Raises IllegalTransition where the event cannot happen.
+    """
+    match event:
+        case DependencySucceeded() | DependencyFailed():
+            return _dependency(job, event)
+        case Claimed():
+            return _claimed(job, event)
+        case CancelRequested():
+            return _cancel_requested(job, event)
+        case RetryRequested():
+            return _retry_requested(job, event)
+        case _:
+            return _of_a_run(job, event)
+
+
+def _told(job: Job, event: Event, state: State, **changes: object) -> Job:
+    """The job in its new state, with the event in its story."""
+    return replace(job, state=state, story=(*job.story, f"{event} → {state}"), **changes)  # type: ignore[arg-type]
+
+
+def _dependency(job: Job, event: DependencySucceeded | DependencyFailed) -> Outcome:
+    if event.job not in job.waiting_for or job.state is not State.QUEUED:
+        return job, ()  # told twice, or cancelled meanwhile
+    if isinstance(event, DependencySucceeded):
+        return replace(job, waiting_for=job.waiting_for - {event.job}), ()
+    error = f"job {event.job}, which it comes after, was {event.state}" if event.state is State.CANCELLED else (
+        f"job {event.job}, which it comes after, {event.state}"
+    )  # fmt: skip
+    return _told(job, event, State.FAILED, error=error), (TellDependents(State.FAILED),)
+
+
+def _claimed(job: Job, event: Claimed) -> Outcome:
+    if not job.claimable or event.epoch <= job.epoch:
+        raise IllegalTransition(job, event)
+    changes = {"epoch": event.epoch, "attempts": job.attempts + 1, "error": None}
+    return _told(job, event, State.PLANNING, **changes), (Start(event.epoch),)
+
+
+def _cancel_requested(job: Job, event: CancelRequested) -> Outcome:
+    if job.state is State.QUEUED:
+        return _told(job, event, State.CANCELLED), (Discard(), TellDependents(State.CANCELLED))
+    if job.state in ACTIVE:
+        return (job, ()) if job.cancelling else (replace(job, cancelling=True), (Stop(job.epoch),))
+    if job.state is State.CANCELLED:
+        return job, ()
+    raise IllegalTransition(job, event)
+
+
+def _retry_requested(job: Job, event: RetryRequested) -> Outcome:
+    if job.state not in (State.FAILED, State.CANCELLED):
+        raise IllegalTransition(job, event)
+    changes = {"attempts": 0, "cancelling": False, "error": None, "waiting_for": event.waiting_for}
+    return _told(job, event, State.QUEUED, **changes), ()
+
+
+def _of_a_run(job: Job, event: Planned | Progressed | Computed | Published | Failed | Stopped | LeaseLost) -> Outcome:
+    if event.epoch != job.epoch or job.state not in ACTIVE:
+        if event.epoch <= job.epoch:
+            return job, ()  # an earlier run, or one that has ended, has still something to say
+        raise IllegalTransition(job, event)
+    match job.state, event:
+        case State.PLANNING, Planned(chunks=chunks):
+            return _told(job, event, State.RUNNING, chunks=chunks, chunks_done=0), ()
+        case State.RUNNING, Progressed(chunks_done=done):
+            return replace(job, chunks_done=max(job.chunks_done, done)), ()
+        case State.RUNNING, Computed():
+            return _told(job, event, State.PUBLISHING, chunks_done=job.chunks), ()
+        case State.PUBLISHING, Published():
+            # Too late for a cancellation: the result stands under its name.
+            return _told(job, event, State.SUCCEEDED, cancelling=False), (TellDependents(State.SUCCEEDED),)
+        case _, Failed(error=error, transient=transient):
+            return _failed(job, event, error, transient)
+        case _, Stopped() | LeaseLost():
+            return _cancelled(job, event) if job.cancelling else (_told(job, event, State.QUEUED), ())
+    raise IllegalTransition(job, event)
+
+
+def _failed(job: Job, event: Failed, error: str, transient: bool) -> Outcome:
+    if job.cancelling:
+        return _cancelled(job, event)
+    if transient and job.attempts < MOST_ATTEMPTS:
+        return _told(job, event, State.QUEUED, error=error), ()
+    return _told(job, event, State.FAILED, error=error), (TellDependents(State.FAILED),)
+
+
+def _cancelled(job: Job, event: Event) -> Outcome:
+    ended = _told(job, event, State.CANCELLED, cancelling=False)
+    return ended, (Discard(), TellDependents(State.CANCELLED))

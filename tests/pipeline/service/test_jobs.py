@@ -1,0 +1,285 @@
+"""The state machine of jobs: its whole transition table, and any sequence of events against a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pipeline.service.jobs import (
+    ACTIVE,
+    MOST_ATTEMPTS,
+    TERMINAL,
+    CancelRequested,
+    Claimed,
+    Computed,
+    DependencyFailed,
+    DependencySucceeded,
+    Discard,
+    Failed,
+    IllegalTransition,
+    Job,
+    LeaseLost,
+    Planned,
+    Progressed,
+    Published,
+    RetryRequested,
+    Start,
+    State,
+    Stop,
+    Stopped,
+    TellDependents,
+    handle,
+    submitted,
+)
+
+QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
+EPOCH = 3
+EVENTS = {
+    "claimed": Claimed(EPOCH + 1),
+    "planned": Planned(EPOCH, 7),
+    "progressed": Progressed(EPOCH, 4),
+    "computed": Computed(EPOCH),
+    "published": Published(EPOCH),
+    "failed": Failed(EPOCH, "in.npy: truncated", transient=False),
+    "failed, try again": Failed(EPOCH, "a worker died", transient=True),
+    "stopped": Stopped(EPOCH),
+    "lease lost": LeaseLost(EPOCH),
+    "cancel": CancelRequested(),
+    "retry": RetryRequested(),
+    "dependency in": DependencySucceeded("a"),
+    "dependency failed": DependencyFailed("a", FAILED),
+}
+RUN_EVENTS = list(EVENTS)[1:9]
+ILLEGAL = None
+_OUTSIDE = {"claimed": ILLEGAL, "retry": ILLEGAL}
+_ENDS = {"failed": FAILED, "failed, try again": QUEUED, "stopped": QUEUED, "lease lost": QUEUED}
+# Where an event leads from a state; the same state where it changes nothing but numbers.
+TABLE = {
+    QUEUED: {
+        **dict.fromkeys(RUN_EVENTS, QUEUED), "claimed": PLANNING, "cancel": CANCELLED, "retry": ILLEGAL,
+        "dependency in": QUEUED, "dependency failed": QUEUED,
+    },
+    PLANNING: {
+        **_OUTSIDE, **_ENDS, "planned": RUNNING, "progressed": ILLEGAL, "computed": ILLEGAL, "published": ILLEGAL,
+        "cancel": PLANNING, "dependency in": PLANNING, "dependency failed": PLANNING,
+    },
+    RUNNING: {
+        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": RUNNING, "computed": PUBLISHING, "published": ILLEGAL,
+        "cancel": RUNNING, "dependency in": RUNNING, "dependency failed": RUNNING,
+    },
+    PUBLISHING: {
+        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": ILLEGAL, "computed": ILLEGAL, "published": SUCCEEDED,
+        "cancel": PUBLISHING, "dependency in": PUBLISHING, "dependency failed": PUBLISHING,
+    },
+    SUCCEEDED: {
+        **dict.fromkeys(RUN_EVENTS, SUCCEEDED), **_OUTSIDE, "cancel": ILLEGAL,
+        "dependency in": SUCCEEDED, "dependency failed": SUCCEEDED,
+    },
+    FAILED: {
+        **dict.fromkeys(RUN_EVENTS, FAILED), "claimed": ILLEGAL, "cancel": ILLEGAL, "retry": QUEUED,
+        "dependency in": FAILED, "dependency failed": FAILED,
+    },
+    CANCELLED: {
+        **dict.fromkeys(RUN_EVENTS, CANCELLED), "claimed": ILLEGAL, "cancel": CANCELLED, "retry": QUEUED,
+        "dependency in": CANCELLED, "dependency failed": CANCELLED,
+    },
+}  # fmt: skip
+
+
+def job_in(state, **changes):
+    return Job(id="j", state=state, epoch=EPOCH, attempts=1, chunks=7, story=("it began",), **changes)
+
+
+def test_the_table_is_whole():
+    assert set(TABLE) == set(State)
+    assert all(set(row) == set(EVENTS) for row in TABLE.values())
+
+
+@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("state", State)
+def test_every_event_in_every_state(state, name):
+    job, event = job_in(state), EVENTS[name]
+    if TABLE[state][name] is ILLEGAL:
+        with pytest.raises(IllegalTransition, match=rf"job j is {state} and cannot take .* Its story: it began"):
+            handle(job, event)
+        return
+    after, actions = handle(job, event)
+    assert after.state is TABLE[state][name]
+    assert (TellDependents(after.state) in actions) == (after.state is not state and after.state in TERMINAL)
+    if after.state is not state:
+        assert after.story == ("it began", f"{event} → {after.state}")
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("name", RUN_EVENTS)
+def test_an_earlier_run_is_not_heard(state, name):
+    job = job_in(state)
+    assert handle(job, replace(EVENTS[name], epoch=EPOCH - 1)) == (job, ())
+
+
+@pytest.mark.parametrize("name", RUN_EVENTS)
+def test_a_run_that_nobody_started_cannot_speak(name):
+    with pytest.raises(IllegalTransition):
+        handle(job_in(RUNNING), replace(EVENTS[name], epoch=EPOCH + 1))
+
+
+@pytest.mark.parametrize("state", sorted(ACTIVE))
+@pytest.mark.parametrize("end", ["failed", "failed, try again", "stopped", "lease lost"])
+def test_a_run_asked_to_stop_for_good_ends_cancelled(state, end):
+    job, actions = handle(job_in(state), CancelRequested())
+    assert actions == (Stop(EPOCH),)
+    assert handle(job, CancelRequested()) == (job, ())
+    after, actions = handle(job, EVENTS[end])
+    assert (after.state, after.cancelling) == (CANCELLED, False)
+    assert actions == (Discard(), TellDependents(CANCELLED))
+
+
+def test_a_cancellation_that_comes_too_late_leaves_the_result():
+    job, _ = handle(job_in(PUBLISHING), CancelRequested())
+    after, actions = handle(job, Published(EPOCH))
+    assert (after.state, after.cancelling, actions) == (SUCCEEDED, False, (TellDependents(SUCCEEDED),))
+
+
+def test_attempts_end():
+    job = submitted("j")
+    for epoch in range(1, MOST_ATTEMPTS + 1):
+        job, actions = handle(job, Claimed(epoch))
+        assert actions == (Start(epoch),)
+        job, _ = handle(job, Failed(epoch, "a worker died", transient=True))
+    assert (job.state, job.error) == (FAILED, "a worker died")
+    job, _ = handle(job, RetryRequested())
+    assert (job.state, job.attempts, job.error) == (QUEUED, 0, None)
+
+
+def test_a_job_waits_for_all_that_it_comes_after():
+    job = submitted("j", after=frozenset("ab"))
+    with pytest.raises(IllegalTransition):
+        handle(job, Claimed(1))
+    for name in "ab":
+        assert not job.claimable
+        job, _ = handle(job, DependencySucceeded(name))
+    assert job.claimable
+
+
+@pytest.mark.parametrize(("state", "said"), [(FAILED, "b, which it comes after, failed"), (CANCELLED, "was cancelled")])
+def test_a_job_fails_with_what_it_comes_after(state, said):
+    job, actions = handle(submitted("j", after=frozenset("ab")), DependencyFailed("b", state))
+    assert (job.state, actions) == (FAILED, (TellDependents(FAILED),))
+    assert said in job.error
+    again, _ = handle(job, RetryRequested(frozenset("a")))
+    assert again.waiting_for == frozenset("a")
+
+
+class AnySequence(RuleBasedStateMachine):
+    """Events in any order, from a run that is alive, one that was, and users, against what a user may rely on."""
+
+    def __init__(self):
+        super().__init__()
+        self.job = submitted("j")
+        self.epoch = 0
+        self.told = []  # how dependents were told that it ended, since it was last queued
+        self.published = 0
+        self.started = set()
+        self.wanted = True  # no cancellation since it was submitted or retried
+
+    def take(self, event):
+        before = self.job
+        self.job, actions = handle(before, event)
+        assert self.job.epoch >= before.epoch
+        assert self.job.story[: len(before.story)] == before.story
+        self.told += [action.state for action in actions if isinstance(action, TellDependents)]
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.epoch not in self.started
+                self.started.add(action.epoch)
+            if isinstance(action, Discard):
+                assert self.job.state is CANCELLED
+        return actions
+
+    @precondition(lambda self: self.job.claimable)
+    @rule()
+    def claim(self):
+        self.epoch += 1
+        assert self.take(Claimed(self.epoch)) == (Start(self.epoch),)
+
+    @precondition(lambda self: self.job.state is PLANNING)
+    @rule(chunks=st.integers(1, 9))
+    def plan(self, chunks):
+        self.take(Planned(self.epoch, chunks))
+
+    @precondition(lambda self: self.job.state is RUNNING)
+    @rule(done=st.integers(0, 9))
+    def progress(self, done):
+        before = self.job.chunks_done
+        self.take(Progressed(self.epoch, min(done, self.job.chunks)))
+        assert self.job.chunks_done >= before
+
+    @precondition(lambda self: self.job.state is RUNNING)
+    @rule()
+    def compute(self):
+        self.take(Computed(self.epoch))
+
+    @precondition(lambda self: self.job.state is PUBLISHING)
+    @rule()
+    def publish(self):
+        self.take(Published(self.epoch))
+        self.published += 1
+
+    @precondition(lambda self: self.job.state in ACTIVE)
+    @rule(end=st.sampled_from(["failed", "failed, try again", "stopped", "lease lost"]))
+    def end(self, end):
+        self.take(replace(EVENTS[end], epoch=self.epoch))
+
+    @precondition(lambda self: self.epoch > 1)
+    @rule(name=st.sampled_from(RUN_EVENTS), data=st.data())
+    def hear_of_an_earlier_run(self, name, data):
+        before = self.job
+        assert self.take(replace(EVENTS[name], epoch=data.draw(st.integers(1, self.epoch - 1)))) == ()
+        assert self.job == before
+
+    @precondition(lambda self: self.job.state not in (SUCCEEDED, FAILED))
+    @rule()
+    def cancel(self):
+        self.take(CancelRequested())
+        self.wanted = False
+
+    @precondition(lambda self: self.job.state in (FAILED, CANCELLED))
+    @rule()
+    def retry(self):
+        self.take(RetryRequested())
+        self.told.clear()
+        self.wanted = True
+
+    @rule(event=st.sampled_from([DependencySucceeded("a"), DependencyFailed("a", FAILED)]))
+    def hear_of_what_it_does_not_wait_for(self, event):
+        before = self.job
+        assert self.take(event) == ()
+        assert self.job == before
+
+    @invariant()
+    def dependents_are_told_once(self):
+        assert self.told == ([self.job.state] if self.job.state in TERMINAL else [])
+
+    @invariant()
+    def it_is_published_at_most_once(self):
+        assert self.published == (self.job.state is SUCCEEDED)
+
+    @invariant()
+    def what_nobody_cancelled_is_not_cancelled(self):
+        assert not (self.wanted and (self.job.cancelling or self.job.state is CANCELLED))
+
+    @invariant()
+    def an_unwanted_job_is_not_run_again(self):
+        assert self.wanted or self.job.state is not QUEUED
+
+    @invariant()
+    def it_tries_no_more_than_it_may(self):
+        assert self.job.attempts <= len(self.started)
+
+
+TestAnySequence = AnySequence.TestCase
+TestAnySequence.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
