@@ -1,0 +1,98 @@
+-- Every statement of the store, each under its name.
+
+-- name: add_job
+INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, array_id, array_index, state, epoch, attempts,
+                  cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
+VALUES (:id, :owner, :workload, :input, :output, :parameters, :priority, :array_id, :array_index, :state, 0, 0,
+        0, NULL, 0, :error, :story, :at, :at);
+
+-- name: add_dependency
+INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);
+
+-- name: add_request
+INSERT INTO requests (owner, key, body_sha256, jobs, at) VALUES (:owner, :key, :body_sha256, :jobs, :at);
+
+-- name: request
+SELECT body_sha256, jobs FROM requests WHERE owner = :owner AND key = :key;
+
+-- name: forget_requests
+DELETE FROM requests WHERE at < :before;
+
+-- name: job
+SELECT * FROM jobs WHERE id = :id;
+
+-- name: waiting_for
+SELECT after FROM dependencies WHERE job = :job AND state = 'waiting';
+
+-- name: dependents
+SELECT job FROM dependencies WHERE after = :after AND state != 'succeeded' ORDER BY job;
+
+-- name: set_dependency
+UPDATE dependencies SET state = :state WHERE job = :job AND after = :after;
+
+-- name: reset_dependencies
+UPDATE dependencies SET state = CASE (SELECT state FROM jobs WHERE id = after)
+    WHEN 'succeeded' THEN 'succeeded' ELSE 'waiting' END
+WHERE job = :job;
+
+-- name: change_job
+-- The epoch that was read must still be there: of two that change a job at once, one finds nothing to change.
+UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, cancelling = :cancelling, chunks = :chunks,
+    chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
+    finished_at = :finished_at, runner = :runner, lease_until = :lease_until, receipt = :receipt
+WHERE id = :id AND epoch = :read_epoch;
+
+-- name: add_device_seconds
+UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id;
+
+-- name: renew_leases
+UPDATE jobs SET lease_until = :until WHERE runner = :runner AND state IN ('planning', 'running', 'publishing');
+
+-- name: expired_leases
+SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND lease_until < :now ORDER BY number;
+
+-- name: leases_of_others
+SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND runner != :runner ORDER BY number;
+
+-- name: claimable
+-- First by priority, then whose owner has used least of the devices, then by order of submission; owners at their cap wait.
+WITH busy AS (
+  SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
+)
+SELECT jobs.id, jobs.epoch FROM jobs
+LEFT JOIN shares ON shares.owner = jobs.owner
+LEFT JOIN busy ON busy.owner = jobs.owner
+WHERE jobs.state = 'queued' AND COALESCE(busy.jobs, 0) < :cap
+  AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
+LIMIT 1;
+
+-- name: active_of_owner
+SELECT COUNT(*) FROM jobs WHERE owner = :owner AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: add_share
+INSERT INTO shares (owner, device_seconds, at) VALUES (:owner, :seconds, :at)
+ON CONFLICT (owner) DO UPDATE SET
+  device_seconds = halved(device_seconds, :at - at) + :seconds, at = :at;
+
+-- name: list_jobs
+SELECT * FROM jobs
+WHERE (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
+  AND (:workload IS NULL OR workload = :workload) AND (:array_id IS NULL OR array_id = :array_id)
+  AND (:before IS NULL OR number < :before)
+ORDER BY number DESC LIMIT :limit;
+
+-- name: count_by_state
+SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
+
+-- name: oldest_queued
+SELECT MIN(changed_at) FROM jobs WHERE state = 'queued';
+
+-- name: add_event
+INSERT INTO events (job, at, kind, message) VALUES (:job, :at, :kind, :message);
+
+-- name: events_of_job
+SELECT number, at, kind, message FROM events WHERE job = :job AND number > :after ORDER BY number LIMIT :limit;
+
+-- name: output_in_use
+SELECT id FROM jobs WHERE output = :output AND state NOT IN ('succeeded', 'failed', 'cancelled');

@@ -1,0 +1,75 @@
+-- What the service keeps. Statements between "-- version N" lines bring a database from version N - 1 to N; a version
+-- that has been released is never edited. Times are seconds since 1970 (UTC); JSON stands in TEXT.
+
+-- version 1
+
+CREATE TABLE jobs (
+  number         INTEGER PRIMARY KEY AUTOINCREMENT,  -- order of submission
+  id             TEXT NOT NULL UNIQUE,
+  owner          TEXT NOT NULL,
+  workload       TEXT NOT NULL,
+  input          TEXT NOT NULL,
+  output         TEXT NOT NULL,
+  parameters     TEXT NOT NULL,                      -- JSON, as the user gave them
+  priority       INTEGER NOT NULL,
+  array_id       TEXT,                               -- of jobs submitted as one array
+  array_index    INTEGER,
+  -- The state machine's (pipeline/service/jobs.py)
+  state          TEXT NOT NULL,
+  epoch          INTEGER NOT NULL,
+  attempts       INTEGER NOT NULL,
+  cancelling     INTEGER NOT NULL,
+  chunks         INTEGER,
+  chunks_done    INTEGER NOT NULL,
+  error          TEXT,
+  story          TEXT NOT NULL,                      -- JSON list
+  -- Everybody else's
+  submitted_at   REAL NOT NULL,
+  changed_at     REAL NOT NULL,
+  started_at     REAL,                               -- first claim since it was submitted or retried
+  finished_at    REAL,
+  device_seconds REAL NOT NULL DEFAULT 0,
+  runner         TEXT,                               -- who holds the lease
+  lease_until    REAL,
+  receipt        TEXT                                -- JSON, once it has succeeded
+);
+CREATE INDEX jobs_by_state ON jobs (state, number);
+CREATE INDEX jobs_by_owner ON jobs (owner, number);
+CREATE INDEX jobs_by_array ON jobs (array_id, array_index) WHERE array_id IS NOT NULL;
+CREATE UNIQUE INDEX jobs_by_active_output ON jobs (output) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- What a job comes after. Rows stay when a dependency is in, so that a retry knows them.
+CREATE TABLE dependencies (
+  job   TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+  after TEXT NOT NULL,
+  state TEXT NOT NULL,                               -- waiting or succeeded
+  PRIMARY KEY (job, after)
+) WITHOUT ROWID;
+CREATE INDEX dependencies_by_after ON dependencies (after);
+
+-- Requests that may come again: the same key and body get the same answer.
+CREATE TABLE requests (
+  owner       TEXT NOT NULL,
+  key         TEXT NOT NULL,
+  body_sha256 TEXT NOT NULL,
+  jobs        TEXT NOT NULL,                         -- JSON list of ids
+  at          REAL NOT NULL,
+  PRIMARY KEY (owner, key)
+) WITHOUT ROWID;
+
+-- What happened to a job, in order: its log, and what listeners are sent.
+CREATE TABLE events (
+  number  INTEGER PRIMARY KEY AUTOINCREMENT,
+  job     TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+  at      REAL NOT NULL,
+  kind    TEXT NOT NULL,                             -- state, log
+  message TEXT NOT NULL
+);
+CREATE INDEX events_by_job ON events (job, number);
+
+-- Device-seconds that each owner has used, halved for every half-life since `at`: who used least goes first.
+CREATE TABLE shares (
+  owner          TEXT PRIMARY KEY,
+  device_seconds REAL NOT NULL,
+  at             REAL NOT NULL
+) WITHOUT ROWID;

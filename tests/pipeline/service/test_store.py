@@ -1,0 +1,288 @@
+"""Jobs on disk: what was accepted is there, whose turn it is, and that of two who change a job one is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import pytest
+
+from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.service.jobs import (
+    CancelRequested,
+    Computed,
+    Failed,
+    IllegalTransition,
+    LeaseLost,
+    Planned,
+    Progressed,
+    Published,
+    Start,
+    State,
+    Stop,
+)
+from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, Store
+
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Store(tmp_path / "state" / "jobs.sqlite")
+    yield opened
+    opened.close()
+
+
+def asked(output="/data/out.npy", **what):
+    return NewJob(
+        **{"owner": "ada", "workload": "smooth", "input": "/data/in.npy", "output": output, "parameters": {"size": "3"}}
+        | what
+    )
+
+
+def accept(store, count=1, now=0.0, **what):
+    return [
+        store.accept([asked(f"/data/{now}-{number}-{sorted(what.items())}", **what)], now=now)[0]
+        for number in range(count)
+    ]
+
+
+def claim(store, now=1.0, runner="r", cap=100):
+    return store.claim(runner, now=now, lease_s=LEASE_S, owner_cap=cap)
+
+
+def finish(store, job, now=2.0):
+    store.apply(job, Planned(1, 5), now=now)
+    store.apply(job, Computed(1), now=now)
+    store.apply(job, Published(1), now=now, facts=Facts(receipt={"chunks": 5}))
+
+
+def test_what_was_accepted_is_there_in_another_process(store):
+    (job,) = store.accept([asked(priority=3)], now=5.0)
+    again = Store(store.path)
+    found = again.job(job)
+    assert (found.asked, found.job.state, found.submitted_at) == (asked(priority=3), State.QUEUED, 5.0)
+    assert [event.message for event in again.events(job)] == ["queued"]
+    again.close()
+
+
+def test_every_commit_is_synced(store):
+    accept(store)
+    connection = store._read()
+    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+
+
+def test_all_of_an_array_or_nothing(store):
+    with pytest.raises(OutputError, match=r"/data/b: job .* writes it"):
+        store.accept([asked("/data/a"), asked("/data/b"), asked("/data/b")], now=0.0)
+    assert store.list_jobs() == []
+
+
+def test_the_same_key_and_body_give_the_same_job(store):
+    (first,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b") == [first]
+    assert len(store.list_jobs()) == 1
+    with pytest.raises(ParameterError, match="Idempotency-Key k"):
+        store.accept([asked("/data/other")], now=1.0, key="k", body_sha256="c")
+    (other,) = store.accept([asked("/data/other", owner="bob")], now=1.0, key="k", body_sha256="c")
+    assert other != first
+
+
+def test_keys_are_forgotten_in_the_end(store):
+    store.accept([asked()], now=0.0, key="k", body_sha256="b")
+    store.accept([asked("/data/2")], now=8 * 24 * 3600.0, key="l", body_sha256="b")
+    assert len(store.accept([asked("/data/3")], now=8 * 24 * 3600.0, key="k", body_sha256="c")) == 1
+
+
+def test_two_active_jobs_may_not_write_one_output(store):
+    (job,) = store.accept([asked()], now=0.0)
+    with pytest.raises(OutputError, match=f"/data/out.npy: job {job} writes it"):
+        store.accept([asked(owner="bob")], now=0.0)
+    store.apply(job, CancelRequested(), now=1.0)
+    (second,) = store.accept([asked(owner="bob")], now=2.0)
+    with pytest.raises(OutputError, match=f"job {second} writes it"):
+        store.retry(job, now=3.0)
+
+
+def test_priority_then_fair_share_then_order(store):
+    first, second = accept(store, 2, owner="ada")
+    (third,) = accept(store, owner="bob")
+    (urgent,) = accept(store, owner="ada", priority=9)
+    store.used(first, "ada", 100.0, now=0.0)
+    store.used(third, "bob", 60.0, now=0.0)
+    assert [claim(store).job.id for _ in range(4)] == [urgent, third, first, second]
+    assert claim(store) is None
+
+
+def test_what_was_used_long_ago_counts_less(store):
+    (a,) = accept(store, owner="ada")
+    (b,) = accept(store, owner="bob")
+    store.used(a, "ada", 100.0, now=0.0)
+    later = 2 * HALF_LIFE_S
+    store.used(b, "bob", 26.0, now=later)
+    assert claim(store, now=later).asked.owner == "ada"  # 25 left of 100
+    assert store.job(a).device_seconds == 100.0
+
+
+def test_an_owner_at_the_cap_waits(store):
+    ours = accept(store, 3, owner="ada")
+    (theirs,) = accept(store, owner="bob")
+    assert [claim(store, cap=2).job.id for _ in range(3)] == [*ours[:2], theirs]
+    assert claim(store, cap=2) is None
+    store.apply(ours[0], Failed(1, "in.npy: truncated", transient=False), now=2.0)
+    assert claim(store, cap=2).job.id == ours[2]
+
+
+def test_a_run_to_its_end(store):
+    (job,) = accept(store)
+    claimed = claim(store, now=7.0)
+    assert (claimed.job.state, claimed.job.epoch, claimed.runner, claimed.lease_until) == (State.PLANNING, 1, "r", 37.0)
+    store.apply(job, Planned(1, 5), now=8.0)
+    store.apply(job, Progressed(1, 3), now=9.0)
+    assert store.job(job).job.chunks_done == 3
+    store.apply(job, Computed(1), now=10.0)
+    store.apply(job, Published(1), now=11.0, facts=Facts(receipt={"chunks": 5}))
+    found = store.job(job)
+    assert (found.job.state, found.started_at, found.finished_at, found.runner) == (State.SUCCEEDED, 7.0, 11.0, None)
+    assert found.receipt == {"chunks": 5}
+    assert [event.message for event in store.events(job)] == [
+        "queued",
+        "planning",
+        "running",
+        "publishing",
+        "succeeded",
+    ]
+    assert [event.message for event in store.events(job, after=store.events(job)[2].number)] == [
+        "publishing",
+        "succeeded",
+    ]
+
+
+def test_a_lost_lease_is_another_runners(store):
+    (job,) = accept(store)
+    claim(store, now=0.0, runner="old")
+    assert store.lost("new", now=29.0, others_too=False) == []
+    store.renew("old", now=20.0, lease_s=LEASE_S)
+    assert store.lost("new", now=40.0, others_too=False) == []
+    assert store.lost("new", now=51.0, others_too=False) == [(job, 1)]
+    assert store.lost("new", now=0.0, others_too=True) == [(job, 1)]
+    assert store.lost("old", now=0.0, others_too=True) == []
+    store.apply(job, LeaseLost(1), now=51.0)
+    assert claim(store, now=52.0, runner="new").job.epoch == 2
+    # What the old runner still says is not heard: it cannot publish.
+    store.apply(job, Published(1), now=53.0, facts=Facts(receipt={}))
+    assert (store.job(job).job.state, store.job(job).receipt) == (State.PLANNING, None)
+
+
+def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
+    (job,) = accept(store)
+    claim(store)
+    seen = store.job(job)
+    store.apply(job, LeaseLost(1), now=2.0)
+    claim(store, now=3.0, runner="other")
+    monkeypatch.setattr(store, "job", lambda *_: seen)
+    with pytest.raises(StorageError, match="changed by another process"):
+        store.apply(job, Planned(1, 5), now=4.0)
+    monkeypatch.undo()
+    assert store.job(job).job.chunks is None
+
+
+def test_what_comes_after_waits_and_fails_with_it(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    (c,) = store.accept([asked("/data/c", after=frozenset({b}))], now=0.0)
+    assert claim(store).job.id == a
+    assert claim(store) is None
+    store.apply(a, Failed(1, "in.npy: truncated", transient=False), now=2.0)
+    assert [store.job(job).job.state for job in (b, c)] == [State.FAILED, State.FAILED]
+    assert store.job(c).job.error == f"job {b}, which it comes after, failed"
+    store.retry(a, now=3.0)
+    store.retry(b, now=3.0)
+    assert store.job(b).job.waiting_for == {a}
+    assert claim(store).job.epoch == 2
+    store.apply(a, Planned(2, 1), now=4.0)
+    store.apply(a, Computed(2), now=4.0)
+    store.apply(a, Published(2), now=4.0)
+    assert store.job(b).job.claimable
+    store.retry(c, now=5.0)
+    assert claim(store).job.id == b
+    assert claim(store) is None  # c waits for b
+
+
+def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(a, CancelRequested(), now=1.0)
+    job, _ = store.retry(b, now=2.0)
+    assert (job.state, job.error) == (State.FAILED, f"job {a}, which it comes after, was cancelled")
+    (c,) = store.accept([asked("/data/c", after=frozenset({a}))], now=3.0)
+    assert store.job(c).job.state is State.FAILED
+
+
+def test_after_a_job_that_is_in_nothing_waits(store):
+    (a,) = accept(store)
+    claim(store)
+    finish(store, a)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=3.0)
+    assert store.job(b).job.claimable
+    with pytest.raises(ParameterError, match="there is no job nonsense"):
+        store.accept([asked("/data/c", after=frozenset({"nonsense"}))], now=3.0)
+
+
+def test_actions_come_back(store):
+    (job,) = accept(store)
+    claim(store)
+    _, actions = store.apply(job, CancelRequested(), now=2.0)
+    assert actions == (Stop(1),)
+    with pytest.raises(IllegalTransition):
+        store.retry(job, now=2.0)
+    assert Start(1) not in actions
+
+
+def test_lists_and_counts(store):
+    jobs = [*accept(store, 3), *accept(store, 2, owner="bob", workload="coulomb", array_id="x")]
+    assert [found.job.id for found in store.list_jobs(limit=2)] == [jobs[4], jobs[3]]
+    page = store.list_jobs(limit=2)
+    assert [found.job.id for found in store.list_jobs(limit=2, before=page[-1].number)] == [jobs[2], jobs[1]]
+    assert len(store.list_jobs(owner="bob", workload="coulomb", array_id="x", state="queued")) == 2
+    assert store.list_jobs(state="failed") == []
+    store.apply(jobs[0], CancelRequested(), now=1.0)
+    assert store.counts() == dict.fromkeys(State, 0) | {State.QUEUED: 4, State.CANCELLED: 1}
+    assert store.oldest_queued() == 0.0
+
+
+def test_many_threads_at_once(store):
+    errors = []
+
+    def submit(owner):
+        try:
+            for number in range(25):
+                (job,) = store.accept([asked(f"/data/{owner}-{number}", owner=owner)], now=0.0)
+                store.log(job, "hello", now=0.0)
+                store.list_jobs(limit=3)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=submit, args=(f"owner{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert store.counts()[State.QUEUED] == 200
+    claimed = [claim(store) for _ in range(200)]
+    assert len({found.job.id for found in claimed}) == 200
+
+
+def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
+    path = tmp_path / "jobs.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ParameterError, match="written by a newer Millrace"):
+        Store(path)
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database"):
+        Store(path)
