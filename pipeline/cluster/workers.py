@@ -41,9 +41,10 @@ from pipeline.cluster.worker_specs import WorkerSpec
 from pipeline.engine.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.planned import PlannedJob
+from pipeline.engine.run import RunEvents
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
-from pipeline.workloads import Chunk, Plan
+from pipeline.workloads import Plan
 
 # Two segments at a time on each worker: while one is written, the next is read.
 TASKS_A_WORKER = 2
@@ -91,7 +92,7 @@ class DaskWorkers:
         descriptions = [dict(each.description) | {"host": each.host} for each in self._profiles]
         return {"name": self.name, "model": descriptions[0]["model"], "cluster": self._where, "workers": descriptions}
 
-    def stream(self, job: PlannedJob, plan: Plan, ledger: Ledger, on_written: Callable[[Chunk], None]) -> StageRecord:
+    def stream(self, job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
         """The plan's chunks, segment by segment, on whichever worker has room. The workers keep the ledger.
 
         Raises the first error that is the job's own; ClusterError where the scheduler went away, or where a segment
@@ -111,6 +112,7 @@ class DaskWorkers:
                 worker_device=self._worker_device,
             ),
             self._where,
+            events.check,
         )
         record = self._new_record()
         by_index = {chunk.index: chunk for chunk in plan.chunks}
@@ -119,7 +121,7 @@ class DaskWorkers:
                 record.include(receipt.stages)
                 job.workload.add_audit_notes(receipt.notes)
                 for index in receipt.segment.chunks:
-                    on_written(by_index[index])
+                    events.on_written(by_index[index])
         return record
 
     # For gangs
@@ -234,10 +236,11 @@ class GangCall:
 class _ClusterRun:
     """One pass of a job's segments over the workers."""
 
-    def __init__(self, client: Client, job: ClusterJob, where: str) -> None:
+    def __init__(self, client: Client, job: ClusterJob, where: str, check: Callable[[], None]) -> None:
         self._client = client
         self._job = job
         self._where = where
+        self._check = check
         self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
         self._running: dict[Future, Segment] = {}
         self._attempts: Counter[Segment] = Counter()
@@ -274,6 +277,7 @@ class _ClusterRun:
 
     def _next_finished(self) -> Future:
         while True:
+            self._check()
             with suppress(queue.Empty):
                 future = self._finished.get(timeout=LIVENESS_SECONDS)
                 if future in self._running:

@@ -55,13 +55,17 @@ class RunEvents:
     """Who wants to know what as a job runs. `on_written` is called from several threads."""
 
     on_written: Callable[[Chunk], None] = lambda chunk: None
+    # Every chunk is in and the audit has passed: what it raises keeps the result from being published.
+    on_computed: Callable[[], None] = lambda: None
     on_published: Callable[[], None] = lambda: None
+    # Called now and then while chunks are on their way: what it raises stops the job.
+    check: Callable[[], None] = lambda: None
     # The job failed or was stopped; so many chunks of so many are kept for a run that resumes.
     on_kept: Callable[[int, int], None] = lambda kept, chunks: None
 
 
 # Takes the chunks of a plan, the job's own or what is left of it, to the output, and keeps the ledger meanwhile.
-Stream = Callable[[PlannedJob, Plan, Ledger, Callable[[Chunk], None]], StageRecord]
+Stream = Callable[[PlannedJob, Plan, Ledger, RunEvents], StageRecord]
 
 
 def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Device:
@@ -156,13 +160,14 @@ def run_job(
             if not entries:
                 ledger.remove()  # an older one; only now that the output is ours
             try:
-                job, record = _stream(job, ledger, entries, stream or stream_on_device, events.on_written)
+                job, record = _stream(job, ledger, entries, stream or stream_on_device, events)
                 identity.check()
                 audit = workload.audit()
                 metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
                 receipt = make_receipt(
                     job, entries=entries, record=record, audit=audit, identity=identity.result(), started=started
                 )
+                events.on_computed()
                 workload.publish()
             except BaseException as error:
                 _keep_or_drop(job, ledger, error, events)
@@ -178,14 +183,15 @@ def run_job(
     return receipt
 
 
-def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, on_written: Callable[[Chunk], None]) -> StageRecord:
+def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
     """The plan's chunks through the one device of this process; the ledger follows every few seconds."""
     device = job.device
     assert isinstance(device, Device), "a cluster streams by itself"
 
     def note(chunk: Chunk) -> None:
         checkpoints.note(chunk)
-        on_written(chunk)
+        events.on_written(chunk)
+        events.check()
 
     with Checkpoints(ledger, job.workload, device.name) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
@@ -204,7 +210,7 @@ def _ledger_of(job: PlannedJob, options: RunOptions) -> tuple[Ledger, list[Entry
 
 
 def _stream(
-    job: PlannedJob, ledger: Ledger, entries: list[Entry], stream: Stream, on_written: Callable[[Chunk], None]
+    job: PlannedJob, ledger: Ledger, entries: list[Entry], stream: Stream, events: RunEvents
 ) -> tuple[PlannedJob, StageRecord]:
     """Every chunk that is not in; with chunks of half the size, from the start, where they do not fit the device."""
     for entry in entries:
@@ -215,11 +221,11 @@ def _stream(
                 f"{ledger.folder}: the entry of chunk {entry.chunks[0]} is damaged; run again without --resume"
             ) from error
         for index in entry.chunks:
-            on_written(job.plan.chunks[index])
+            events.on_written(job.plan.chunks[index])
     plan = left_over(job.plan, entries)
     while plan is not None:
         try:
-            return job, stream(job, plan, ledger, on_written)
+            return job, stream(job, plan, ledger, events)
         except OutOfDeviceMemory as error:
             job = _halved(job, error)
         plan = job.plan
