@@ -17,6 +17,7 @@ collective_bytes = Counter("millrace_collective_bytes", "Bytes that this process
 collective_seconds = Counter("millrace_collective_seconds", "Seconds in collectives, waiting for others too.", ["op"])
 communicator_aborts = Counter("millrace_communicator_aborts", "Communicators given up, as seen here.", ["reason"])
 communicator_epoch = Gauge("millrace_communicator_epoch", "The newest epoch of ranks: above 1, a rank was lost.")
+jobs_finished = Counter("millrace_jobs_finished", "Jobs that ended, by how.", ["workload", "outcome"])
 build_info = Gauge("millrace_build_info", "Always 1; the label says which version runs.", ["version"])
 build_info.labels(__version__).set(1)
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.formats.partial import partial_path, samples_path
 from pipeline.formats.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
@@ -134,6 +135,21 @@ class Ledger:
             raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
         with writing(self.folder):
             shutil.rmtree(self.folder)
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove what an interrupted run kept for one that resumes; harmless where there is nothing.
+
+    No run may be at work on the output. OutputError where something else stands where its ledger belongs.
+    """
+    final = Path(os.path.realpath(output))
+    ledger = Ledger(output, {})
+    if not ledger.exists:
+        return  # whatever has the name of a partial output is then nobody's of ours
+    for path in (partial_path(final), partial_path(samples_path(final))):
+        with writing(final):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    ledger.remove()
 
 
 def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:

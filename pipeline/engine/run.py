@@ -42,12 +42,14 @@ class RunOptions:
     chunk_bytes  : input and output of one chunk together; None: what suits the device
     checksum     : SHA-256 of the input in the receipt even where the file is large
     resume       : go on where an interrupted run of the same job stopped, if there is one
+    job          : what a service calls the job; it stands in the receipt
     """
 
     memory_bytes: int
     chunk_bytes: int | None = None
     checksum: bool = False
     resume: bool = False
+    job: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,8 @@ def run_job(
                 receipt = make_receipt(
                     job, entries=entries, record=record, audit=audit, identity=identity.result(), started=started
                 )
+                if options.job is not None:
+                    receipt = {"job": options.job, **receipt}
                 events.on_computed()
                 workload.publish()
             except BaseException as error:

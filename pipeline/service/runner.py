@@ -1,0 +1,296 @@
+"""Takes jobs from the store, runs them on the workers of one place, and tells the store what became of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline import metrics
+from pipeline.cluster.place import Place
+from pipeline.config import explain
+from pipeline.engine.ledger import remove_leftovers
+from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
+from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError
+from pipeline.service.jobs import (
+    ACTIVE,
+    Action,
+    Computed,
+    Discard,
+    Event,
+    Failed,
+    Job,
+    LeaseLost,
+    Planned,
+    Progressed,
+    Published,
+    Stop,
+    Stopped,
+)
+from pipeline.service.roots import DataRoots
+from pipeline.service.store import Facts, Store, StoredJob
+from pipeline.workloads import Chunk, JobSpec, Workload, workloads
+from pipeline.workloads.base import receipt_path
+
+LOG = logging.getLogger("millrace.service")
+LEASE_S = 30.0
+# How often the store hears of a job's chunks, and how often jobs that nobody announced are looked for.
+PROGRESS_S = 0.5
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a service allows at once."""
+
+    jobs_at_once: int = 2
+    jobs_at_once_of_an_owner: int = 8
+    memory_bytes: int = 512 << 20  # of the rings of all jobs together
+
+
+class _StopRequested(Exception):
+    """The run was asked to stop, or its job is not its own any more."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Run:
+    """One claim of a job, at work."""
+
+    claimed: StoredJob
+    stopping: threading.Event = field(default_factory=threading.Event)
+    written: int = 0
+    told_at: float = 0.0
+    thread: threading.Thread | None = None
+    workload: Workload | None = None  # once planned
+
+    @property
+    def epoch(self) -> int:
+        return self.claimed.job.epoch
+
+    def check(self) -> None:
+        if self.stopping.is_set():
+            raise _StopRequested
+
+
+class Runner:
+    """Runs jobs, some at a time, between `start` and `drain`."""
+
+    def __init__(
+        self, store: Store, place: Place, roots: DataRoots, limits: Limits, *, previews: Path | None = None
+    ) -> None:
+        """previews : a folder for small pictures of results, by job; None: none are drawn"""
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._store = store
+        self._place = place
+        self._roots = roots
+        self._limits = limits
+        self._previews = previews
+        self._runs: dict[str, _Run] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._draining = threading.Event()
+        self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Takes over what a server that was killed had begun. No other runner may be alive on this store."""
+        for job, epoch in self._store.lost(self.name, now=time.time(), others_too=True):
+            self._tell(job, LeaseLost(epoch))
+        self._dispatcher.start()
+
+    def wake(self) -> None:
+        """Something may have become claimable."""
+        self._news.set()
+
+    def act(self, job: str, actions: tuple[Action, ...]) -> None:
+        """Does what the state machine asks of a runner."""
+        for action in actions:
+            if isinstance(action, Stop):
+                with self._lock:
+                    run = self._runs.get(job)
+                if run is not None and run.epoch == action.epoch:
+                    run.stopping.set()
+            elif isinstance(action, Discard):
+                with suppress(MillraceError):
+                    remove_leftovers(Path(self._store.job(job).asked.output))
+        self.wake()
+
+    def drain(self, timeout_s: float) -> bool:
+        """No more claims; every run stops after the chunks in hand, which are kept. Whether all have ended in time."""
+        self._draining.set()
+        self.wake()
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            run.stopping.set()
+        threads = [self._dispatcher, *(run.thread for run in runs if run.thread is not None)]
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
+
+    @property
+    def running(self) -> int:
+        with self._lock:
+            return len(self._runs)
+
+    # The dispatcher
+
+    def _dispatch(self) -> None:
+        renewed = 0.0
+        while not self._draining.is_set():
+            self._news.clear()
+            try:
+                now = time.time()
+                if now - renewed > LEASE_S / 3:
+                    self._store.renew(self.name, now=now, lease_s=LEASE_S)
+                    renewed = now
+                    for job, epoch in self._store.lost(self.name, now=now, others_too=False):
+                        self._tell(job, LeaseLost(epoch))
+                while self.running < self._limits.jobs_at_once and self._claim():
+                    pass
+            except MillraceError as error:
+                LOG.error("%s", error)  # the disk may come back; what was accepted stays where it is
+            self._news.wait(POLL_S)
+
+    def _claim(self) -> bool:
+        claimed = self._store.claim(
+            self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner
+        )
+        if claimed is None:
+            return False
+        run = _Run(claimed=claimed)
+        run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{claimed.job.id}", daemon=True)
+        with self._lock:
+            self._runs[claimed.job.id] = run
+        run.thread.start()
+        return True
+
+    # One run, on its thread
+
+    def _run(self, run: _Run) -> None:
+        began, asked, job = time.monotonic(), run.claimed.asked, run.claimed.job.id
+        try:
+            event, facts = self._outcome(run)
+            self._tell(job, event, facts)
+            if isinstance(event, Published):
+                self._draw_preview(run)
+        except MillraceError as error:
+            LOG.error("job %s: %s", job, error)  # the store failed: the lease ends, and the job is run again
+        finally:
+            with self._lock:
+                del self._runs[job]
+            with suppress(MillraceError):
+                self._store.used(job, asked.owner, time.monotonic() - began, now=time.time())
+            self.wake()
+
+    def _outcome(self, run: _Run) -> tuple[Event, Facts]:
+        """What became of the run; never raises but for the store."""
+        epoch = run.epoch
+        try:
+            receipt = self._finished_before(run) or self._carry_out(run)
+            return Published(epoch), Facts(receipt=receipt)
+        except _StopRequested:
+            return Stopped(epoch), Facts()
+        except (UserError, AuditError) as error:
+            return Failed(epoch, str(error), transient=False), Facts()
+        except MillraceError as error:
+            return Failed(epoch, str(error), transient=True), Facts()
+        except Exception as error:
+            LOG.exception("job %s", run.claimed.job.id)
+            return Failed(epoch, f"internal error: {type(error).__name__}: {error}", transient=False), Facts()
+
+    def _carry_out(self, run: _Run) -> Mapping[str, Any]:
+        job, epoch = run.claimed.job.id, run.epoch
+        options = RunOptions(memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once, resume=True, job=job)
+        planned = plan_job(self._spec(run.claimed), self._place.device, options)
+        run.workload = planned.workload
+        try:
+            self._tell_own(run, Planned(epoch, len(planned.plan.chunks)))
+        except BaseException:
+            planned.workload.discard()
+            raise
+        events = RunEvents(
+            on_written=lambda chunk: self._count(run, chunk),
+            on_computed=lambda: self._tell_own(run, Computed(epoch)),
+            on_kept=lambda kept, chunks: self._log(job, f"{kept} of {chunks} chunks are kept"),
+            check=run.check,
+        )
+        return run_job(planned, options, events=events, stream=self._place.stream)
+
+    def _finished_before(self, run: _Run) -> Mapping[str, Any] | None:
+        """The receipt of an earlier run of this job that was killed after it had published."""
+        try:
+            receipt: Any = json.loads(receipt_path(Path(run.claimed.asked.output)).read_text())
+        except (OSError, ValueError):
+            return None
+        if not isinstance(receipt, dict) or receipt.get("job") != run.claimed.job.id:
+            return None
+        self._tell_own(run, Planned(run.epoch, receipt["chunks"]))
+        self._tell_own(run, Computed(run.epoch))
+        return receipt
+
+    def _spec(self, claimed: StoredJob) -> JobSpec:
+        """Checked again: folders and links may have changed since the job was accepted."""
+        asked = claimed.asked
+        if asked.workload not in workloads():
+            raise ParameterError(f"there is no workload {asked.workload}; there are {', '.join(workloads())}")
+        try:
+            parameters = workloads()[asked.workload].Parameters(**asked.parameters)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = f"{fault['loc'][0]}: " if fault["loc"] else ""
+            raise ParameterError(f"{where}{explain(fault)}") from error
+        return JobSpec(
+            workload=asked.workload,
+            input=self._roots.readable(asked.input),
+            output=self._roots.writable(asked.output),
+            parameters=parameters,
+        )
+
+    def _count(self, run: _Run, chunk: Chunk) -> None:
+        run.written += 1
+        now = time.monotonic()
+        if now - run.told_at >= PROGRESS_S:
+            run.told_at = now
+            self._tell(run.claimed.job.id, Progressed(run.epoch, run.written))
+
+    # Telling
+
+    def _tell_own(self, run: _Run, event: Event) -> None:
+        """Tells the store, and stops where the job is another run's by now, or nobody's."""
+        job = self._tell(run.claimed.job.id, event)
+        if job.epoch != run.epoch or job.state not in ACTIVE or job.cancelling:
+            raise _StopRequested
+
+    def _tell(self, job: str, event: Event, facts: Facts | None = None) -> Job:
+        after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
+        if isinstance(event, Published | Failed | Stopped) and after.state not in ACTIVE:
+            outcome = str(after.state)
+            metrics.jobs_finished.labels(self._store.job(job).asked.workload, outcome).inc()
+        self.act(job, actions)
+        return after
+
+    def _log(self, job: str, message: str) -> None:
+        with suppress(StorageError):
+            self._store.log(job, message, now=time.time())
+
+    def _draw_preview(self, run: _Run) -> None:
+        """A picture that cannot be drawn is no reason to fail: the result is there."""
+        if self._previews is None or run.workload is None:
+            return
+        try:
+            run.workload.write_preview(self._previews / f"{run.claimed.job.id}.png")
+        except MillraceError as error:
+            self._log(run.claimed.job.id, f"no preview: {error}")

@@ -1,0 +1,306 @@
+"""Jobs from the store through the engine to their results, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import box
+from pipeline.cluster.place import Place
+from pipeline.engine import checkpoints
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.run import stream_on_device
+from pipeline.errors import ClusterError, InputError, OutputError, ParameterError
+from pipeline.service.jobs import CancelRequested, State
+from pipeline.service.roots import DataRoots
+from pipeline.service.runner import Limits, Runner
+from pipeline.service.store import NewJob, Store
+from tests.images import names_in, read_image, write_image
+
+WAIT_S = 60.0
+
+
+class Streams:
+    """The streams of a place: each call goes through `before`, and every chunk through `on_chunk`."""
+
+    def __init__(self):
+        self.device = CpuDevice(1)
+        self.before = lambda: None
+        self.on_chunk = lambda chunk: None
+        self.chunks = []
+
+    def stream(self, job, plan, ledger, events):
+        self.before()
+
+        def written(chunk):
+            self.chunks.append((job.spec.output.name, chunk.index))
+            events.on_written(chunk)
+            self.on_chunk(chunk)
+
+        from dataclasses import replace
+
+        return stream_on_device(job, plan, ledger, replace(events, on_written=written))
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "INTERVAL_SECONDS", 0.05)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_image(folder / "in.npy", np.random.default_rng(1).integers(0, 65536, (900, 301)).astype(np.uint16), "YX")
+    return folder
+
+
+@pytest.fixture
+def streams():
+    return Streams()
+
+
+@pytest.fixture
+def service(data, streams, monkeypatch):
+    """A store and runners on it, one after another."""
+    monkeypatch.setattr(streams.device, "target_bytes", lambda job_bytes: 30_000)
+    started = []
+
+    class Service:
+        store = Store(data.parent / "state" / "jobs.sqlite")
+
+        def runner(self, **limits):
+            place = Place(device=streams.device, stream=streams.stream)
+            previews = data.parent / "previews"
+            previews.mkdir(exist_ok=True)
+            runner = Runner(self.store, place, DataRoots([data]), Limits(**limits), previews=previews)
+            runner.start()
+            started.append(runner)
+            return runner
+
+        def submit(self, output="out.npy", source="in.npy", size="5", **what):
+            asked = NewJob(
+                owner="ada", workload="smooth", input=str(data / source), output=str(data / output),
+                parameters={"size": size}, **what,
+            )  # fmt: skip
+            (job,) = self.store.accept([asked], now=time.time())
+            if started:
+                started[-1].wake()
+            return job
+
+        def wait(self, job, *states):
+            end = time.monotonic() + WAIT_S
+            wanted = states or (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+            while self.store.job(job).job.state not in wanted:
+                assert time.monotonic() < end, self.store.job(job).job.story
+                time.sleep(0.01)
+            return self.store.job(job)
+
+    yield Service()
+    for runner in started:
+        assert runner.drain(WAIT_S)
+    Service.store.close()
+
+
+def expected(data):
+    return box(read_image(data / "in.npy"), 5)
+
+
+def test_a_job_to_its_result(service, data):
+    service.runner()
+    job = service.submit()
+    done = service.wait(job)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+    assert (done.job.state, done.job.chunks_done) == (State.SUCCEEDED, done.job.chunks)
+    assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
+    assert done.receipt["job"] == job
+    assert [event.message for event in service.store.events(job)] == [
+        "queued", "planning", "running", "publishing", "succeeded",
+    ]  # fmt: skip
+    end = time.monotonic() + WAIT_S
+    while service.store.job(job).device_seconds == 0:  # told last
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert (data.parent / "previews" / f"{job}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_jobs_that_were_accepted_before_it_started(service, data):
+    jobs = [service.submit(f"out{number}.npy") for number in range(5)]
+    service.runner()
+    assert [service.wait(job).job.state for job in jobs] == [State.SUCCEEDED] * 5
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"source": "absent.npy"}, "absent.npy: no such file"),
+        ({"source": "../secret.npy"}, "outside the service's data roots"),
+        ({"output": "../out.npy"}, "outside the service's data roots"),
+        ({"size": "0"}, "size: "),
+        ({"output": "out.docx"}, "out.docx"),
+    ],
+)
+def test_the_users_mistake_fails_the_job_at_once(service, data, what, said):
+    (data.parent / "secret.npy").write_bytes(b"secret")
+    service.runner()
+    done = service.wait(service.submit(**what))
+    assert (done.job.state, done.job.attempts) == (State.FAILED, 1)
+    assert said in done.job.error
+    assert names_in(data) == ["in.npy"]
+
+
+def test_a_failure_of_ours_is_tried_again_and_finished_chunks_are_kept(service, streams, data):
+    failures = iter([True, True])
+
+    def fail(chunk):
+        if len(streams.chunks) % 9 == 8 and next(failures, False):
+            end = time.monotonic() + WAIT_S
+            while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
+                time.sleep(0.005)
+            raise ClusterError("the scheduler went away")
+
+    streams.on_chunk = fail
+    service.runner()
+    done = service.wait(service.submit())
+    assert (done.job.state, done.job.attempts) == (State.SUCCEEDED, 3)
+    assert done.receipt["resumed_chunks"] > 0
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+    assert names_in(data) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def stopped_at(streams, count):
+    """Holds the job at the chunk of this number until told; returns (it is there, let it go)."""
+    there, go = threading.Event(), threading.Event()
+
+    def hold(chunk):
+        if chunk.index >= count and not there.is_set():
+            there.set()
+            assert go.wait(WAIT_S)
+
+    streams.on_chunk = hold
+    return there, go
+
+
+def test_a_cancelled_job_leaves_nothing(service, streams, data):
+    there, go = stopped_at(streams, 3)
+    runner = service.runner()
+    job = service.submit()
+    assert there.wait(WAIT_S)
+    runner.act(job, service.store.apply(job, CancelRequested(), now=time.time())[1])
+    go.set()
+    assert service.wait(job).job.state is State.CANCELLED
+    assert len(streams.chunks) < service.store.job(job).job.chunks
+    end = time.monotonic() + WAIT_S
+    while names_in(data) != ["in.npy"]:
+        assert time.monotonic() < end, names_in(data)
+        time.sleep(0.01)
+
+
+def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data):
+    there, go = stopped_at(streams, 6)
+    runner = service.runner(jobs_at_once=1)
+    job, waiting = service.submit(), service.submit("other.npy")
+    assert there.wait(WAIT_S)
+    threading.Timer(0.2, go.set).start()
+    assert runner.drain(WAIT_S)
+    assert service.store.job(job).job.state is State.QUEUED
+    assert service.store.job(waiting).job.state is State.QUEUED
+    before = set(streams.chunks)
+    streams.chunks.clear()
+    streams.on_chunk = lambda chunk: None
+    service.runner()
+    done = service.wait(job)
+    assert done.receipt["resumed_chunks"] == len(before)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+    service.wait(waiting)
+
+
+def test_a_result_published_just_before_the_kill_is_not_made_again(service, streams, data):
+    job = service.submit()
+    dead = service.store.claim("dead", now=time.time(), lease_s=1e6, owner_cap=9)
+    assert dead.job.id == job
+    from pipeline.engine.run import RunOptions, plan_job, run_job
+    from pipeline.workloads import JobSpec, workloads
+
+    parameters = workloads()["smooth"].Parameters(size="5")
+    spec = JobSpec(workload="smooth", input=data / "in.npy", output=data / "out.npy", parameters=parameters)
+    options = RunOptions(memory_bytes=1 << 26, job=job)
+    run_job(plan_job(spec, CpuDevice(1), options), options)
+    receipt = json.loads((data / "out.npy.receipt.json").read_text())
+    made = (data / "out.npy").stat()
+    service.runner()
+    done = service.wait(job)
+    assert (done.job.state, done.job.epoch, done.receipt) == (State.SUCCEEDED, 2, receipt)
+    assert (data / "out.npy").stat() == made
+    assert streams.chunks == []
+
+
+def test_a_run_that_lost_its_job_does_not_publish(service, streams, data):
+    there, go = stopped_at(streams, 3)
+    service.runner()
+    job = service.submit()
+    assert there.wait(WAIT_S)
+    from pipeline.service.jobs import LeaseLost
+
+    service.store.apply(job, LeaseLost(1), now=time.time())
+    claimed = service.store.claim("another", now=time.time(), lease_s=1e6, owner_cap=9)
+    assert claimed.job.epoch == 2
+    go.set()
+    end = time.monotonic() + WAIT_S
+    while any(thread.name == f"job-{job}" for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert not (data / "out.npy").exists()
+    assert (service.store.job(job).job.state, service.store.job(job).job.epoch) == (State.PLANNING, 2)
+
+
+def test_no_more_at_once_than_allowed(service, streams):
+    at_once, most, lock = [0], [0], threading.Lock()
+    gate = threading.Semaphore(0)
+
+    def enter():
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most)
+            most.append(at_once[0])
+        assert gate.acquire(timeout=WAIT_S)
+        with lock:
+            at_once[0] -= 1
+
+    streams.before = enter
+    service.runner(jobs_at_once=3)
+    jobs = [service.submit(f"out{number}.npy") for number in range(7)]
+    for _ in jobs:
+        gate.release()
+    assert all(service.wait(job).job.state is State.SUCCEEDED for job in jobs)
+    assert 1 <= max(most) <= 3
+
+
+class TestDataRoots:
+    def test_files_under_them(self, tmp_path):
+        roots = DataRoots([tmp_path])
+        assert roots.readable("a/b.npy") == roots.readable(str(tmp_path / "a" / "b.npy")) == tmp_path / "a" / "b.npy"
+        assert roots.writable(str(tmp_path / "x" / ".." / "b.npy")) == tmp_path / "b.npy"
+
+    @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "link/x", "", " ", "a\0b"])
+    def test_everything_else_is_refused(self, tmp_path, name):
+        root = tmp_path / "root"
+        root.mkdir()
+        (root / "link").symlink_to(tmp_path)
+        roots = DataRoots([root])
+        with pytest.raises(InputError, match="outside the service's data roots"):
+            roots.readable(name)
+        with pytest.raises(OutputError, match="outside the service's data roots"):
+            roots.writable(name)
+
+    def test_the_root_itself_is_no_output(self, tmp_path):
+        with pytest.raises(OutputError):
+            DataRoots([tmp_path]).writable(".")
+        assert DataRoots([tmp_path]).readable(".") == tmp_path
+
+    def test_roots_that_are_none(self, tmp_path):
+        with pytest.raises(ParameterError, match="at least one folder"):
+            DataRoots([])
+        with pytest.raises(ParameterError, match="is no folder"):
+            DataRoots([Path(tmp_path / "absent")])
