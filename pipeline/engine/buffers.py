@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.engine.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.base import ArraySpec, Chunk
 
@@ -102,6 +103,8 @@ class CudaSlot:
     compute_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)
+    # The calls of the last chunk, and the bytes in and out that they are for: most chunks take as many.
+    calls: tuple[tuple[int, int], list[Call], list[Call]] = ((-1, -1), [], [])
     _views: Views = field(default_factory=lambda: Views(_carve_device))
 
     def inputs(self, chunk: Chunk) -> list[Any]:

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engine.buffers import Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine import cuda_driver
+from pipeline.engine.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine.cuda_driver import Call
 from pipeline.engine.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
@@ -153,36 +155,38 @@ class CudaDevice(Device):
     def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
         assert twin is not None, "the slot was allocated for another device"
-        runtime = self._cupy.cuda.runtime
+        before, after = self._calls(chunk, slot, twin)
         try:
-            twin.upload_began.record(self._upload)
-            runtime.memcpyAsync(
-                twin.input.ptr,
-                slot.host_input.ctypes.data,
-                buffer_bytes(chunk.inputs),
-                runtime.memcpyHostToDevice,
-                self._upload.ptr,
-            )
-            twin.upload_done.record(self._upload)
-            self._compute.wait_event(twin.upload_done)
-            twin.compute_began.record(self._compute)
+            cuda_driver.make(before)
             with self._compute:
                 workload.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
-            twin.compute_done.record(self._compute)
-            self._download.wait_event(twin.compute_done)
-            twin.download_began.record(self._download)
-            runtime.memcpyAsync(
-                slot.host_output.ctypes.data,
-                twin.output.ptr,
-                buffer_bytes(chunk.outputs),
-                runtime.memcpyDeviceToHost,
-                self._download.ptr,
-            )
-            twin.download_done.record(self._download)
+            cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error
-        except runtime.CUDARuntimeError as error:
+        except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
+
+    def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
+        """What takes the chunk to where it is computed, and its results from there."""
+        sizes = buffer_bytes(chunk.inputs), buffer_bytes(chunk.outputs)
+        if twin.calls[0] != sizes:
+            host_input, host_output = slot.host_input.ctypes.data, slot.host_output.ctypes.data
+            before = [
+                cuda_driver.record(twin.upload_began, self._upload),
+                cuda_driver.copy_in(twin.input.ptr, host_input, sizes[0], self._upload),
+                cuda_driver.record(twin.upload_done, self._upload),
+                cuda_driver.wait(self._compute, twin.upload_done),
+                cuda_driver.record(twin.compute_began, self._compute),
+            ]
+            after = [
+                cuda_driver.record(twin.compute_done, self._compute),
+                cuda_driver.wait(self._download, twin.compute_done),
+                cuda_driver.record(twin.download_began, self._download),
+                cuda_driver.copy_out(host_output, twin.output.ptr, sizes[1], self._download),
+                cuda_driver.record(twin.download_done, self._download),
+            ]
+            twin.calls = sizes, before, after
+        return twin.calls[1:]
 
     def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
@@ -196,17 +200,13 @@ class CudaDevice(Device):
             ):
                 # Seconds from the two events themselves: since the origin a float of milliseconds grows coarse.
                 start = self._host_time(began) if record.keeps_timeline else 0.0
-                record.add(stage, chunk.index, start, start + self._seconds(began, done), nbytes)
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+                record.add(stage, chunk.index, start, start + cuda_driver.seconds(began, done), nbytes)
+        except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
     def _host_time(self, event: Any) -> float:
         """When an event happened, on the clock of `time.perf_counter`."""
-        return self._origin_time + self._seconds(self._origin, event)
-
-    def _seconds(self, began: Any, ended: Any) -> float:
-        milliseconds: float = self._cupy.cuda.get_elapsed_time(began, ended)
-        return milliseconds / 1e3
+        return self._origin_time + cuda_driver.seconds(self._origin, event)
 
     def drain(self) -> None:
         try:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
+from pipeline.engine import cuda_driver
 from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.formats.base import Region
@@ -74,20 +75,29 @@ def watched(monkeypatch):
     import cupy
 
     copies, allocations, lock = [], [], threading.Lock()
-    copy, pool = cupy.cuda.runtime.memcpyAsync, cupy.get_default_memory_pool()
+    make, pool = cuda_driver.make, cupy.get_default_memory_pool()
 
-    def noted_copy(target, source, nbytes, kind, stream):
-        host = source if kind == HOST_TO_DEVICE else target
-        with lock:
-            copies.append((kind, cupy.cuda.runtime.pointerGetAttributes(host).type, stream))
-        copy(target, source, nbytes, kind, stream)
+    def noted_make(calls):
+        for function, arguments in calls:
+            if "Memcpy" in function.__name__:
+                target, source, _, stream = (argument.value for argument in arguments)
+                kind = HOST_TO_DEVICE if "HtoD" in function.__name__ else DEVICE_TO_HOST
+                host = source if kind == HOST_TO_DEVICE else target
+                with lock:
+                    copies.append((kind, cupy.cuda.runtime.pointerGetAttributes(host).type, stream))
+        make(calls)
+
+    def forbidden_copy(*_):
+        raise AssertionError("a copy that the engine did not ask for")
 
     def noted_malloc(nbytes):
         with lock:
             allocations.append(nbytes)
         return pool.malloc(nbytes)
 
-    monkeypatch.setattr(cupy.cuda.runtime, "memcpyAsync", noted_copy)
+    monkeypatch.setattr(cuda_driver, "make", noted_make)
+    for name in ("memcpy", "memcpyAsync"):
+        monkeypatch.setattr(cupy.cuda.runtime, name, forbidden_copy)
     workload, device = Smoothed(), CudaDevice(0)
     chunks = workload.chunks(200)
     cupy.cuda.set_allocator(noted_malloc)
