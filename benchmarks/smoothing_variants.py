@@ -76,11 +76,13 @@ def print_variants(result: dict[str, Any]) -> None:
 def plot_variants(results: list[dict[str, Any]], path: Path) -> None:
     """Fraction of the copy: a panel an image type, a group of bars a filter. Logarithmic, as far apart as they are."""
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     panels: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         panels.setdefault(result["work"].split(", ")[1], []).append(result)
     names = [name for name in VARIANTS if any(name in result["variants"] for result in results)]
+    colours = dict(zip(names, plt.get_cmap("tab20").colors, strict=False))
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(10, 3 * len(panels) + 0.5), squeeze=False, sharey=True, layout="constrained"
     )
@@ -88,12 +90,14 @@ def plot_variants(results: list[dict[str, Any]], path: Path) -> None:
         for position, name in enumerate(names):
             there = [i for i, row in enumerate(rows) if name in row["variants"]]
             fractions = [rows[i]["variants"][name]["fraction_of_copy"] for i in there]
-            axis.bar([i + 0.8 * position / len(names) for i in there], fractions, width=0.8 / len(names), label=name)
+            axis.bar(
+                [i + 0.8 * position / len(names) for i in there], fractions, width=0.8 / len(names), color=colours[name]
+            )
         axis.set_xticks([i + 0.35 for i in range(len(rows))], [row["work"].split(", ")[0] for row in rows])
         axis.set_yscale("log")
         axis.set_ylabel("fraction of the copy")
         axis.set_title(image)
         axis.grid(axis="y", alpha=0.4)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper")
+    figure.legend(handles=[Patch(color=colours[name], label=name) for name in names], loc="outside right upper")
     figure.savefig(path)
     plt.close(figure)
