@@ -104,7 +104,7 @@ def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Sett
         sources.update({key: source.format(key=key, KEY=key.upper(), flag=key.replace("_", "-")) for key in found})
 
     if named is not None:
-        take(_read_toml(named), f"{named}, key {{key}}")
+        take(read_toml(named), f"{named}, key {{key}}")
     variables = {key: f"MILLRACE_{key.upper()}" for key in Settings.model_fields}
     take({key: environment[name] for key, name in variables.items() if environment.get(name)}, "MILLRACE_{KEY}")
     take({key: value for key, value in flags.items() if value is not None}, "--{flag}")
@@ -122,12 +122,13 @@ def explain(fault: Mapping[str, Any]) -> str:
         return f"there is no such setting; there are {', '.join(Settings.model_fields)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
-        message = _FORMS[fault["loc"][0]]
+        message = _FORMS.get(str(fault["loc"][-1]), message)
     given = fault.get("input")
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given!r}"
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a file. ParameterError where it cannot be read or is no TOML."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

@@ -43,6 +43,10 @@ _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
 
 
+class NoSuchJob(ParameterError):
+    """There is no job of that id."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """What a user submits. `after`: ids of jobs that have to succeed first."""
@@ -168,7 +172,7 @@ class Store:
     def apply(self, job: str, event: Event, *, now: float, facts: Facts = Facts()) -> tuple[Job, tuple[Action, ...]]:
         """Takes an event to a job, and to those that wait for it; returns the job and what is to be done now.
 
-        Raises ParameterError where there is no such job, IllegalTransition where the event cannot happen.
+        Raises NoSuchJob, and IllegalTransition where the event cannot happen.
         """
         with _storing(self.path), self._write() as connection:
             return self._apply(connection, job, event, now, facts)
@@ -270,12 +274,12 @@ class Store:
     # Reading
 
     def job(self, job: str, connection: sqlite3.Connection | None = None) -> StoredJob:
-        """ParameterError where there is none of that id."""
+        """NoSuchJob where there is none of that id."""
         with _storing(self.path):
             source = connection or self._read()
             row = source.execute(_sql("job"), {"id": job}).fetchone()
             if row is None:
-                raise ParameterError(f"there is no job {job}")
+                raise NoSuchJob(f"there is no job {job}")
             return _stored(row, self._waiting_for(source, job))
 
     def _waiting_for(self, connection: sqlite3.Connection, job: str) -> frozenset[str]:
@@ -311,6 +315,11 @@ class Store:
         with _storing(self.path):
             rows = self._read().execute(_sql("count_by_state")).fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
+
+    def active_of(self, owner: str) -> int:
+        """Jobs of an owner that are not over."""
+        with _storing(self.path):
+            return int(self._read().execute(_sql("active_of_owner"), {"owner": owner}).fetchone()[0])
 
     def oldest_queued(self) -> float | None:
         """Since when the job waits that waits longest."""

@@ -1,0 +1,108 @@
+"""What the service lets in: sizes, content types, hosts and tokens, before any request is looked at more closely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.service.problems import problem
+from pipeline.service.settings import LOOPBACKS
+from pipeline.service.tokens import Tokens
+
+MOST_BODY_BYTES = 1 << 20
+LOCAL_OWNER = "local"
+COOKIE = "millrace_token"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class _TooLarge(Exception):
+    """The body went on beyond what is allowed."""
+
+
+class Gate:
+    """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made."""
+
+    def __init__(self, app: ASGIApp, *, loopback_alone: bool) -> None:
+        self._app = app
+        self._loopback_alone = loopback_alone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, started, taken = Request(scope), False, 0
+        refusal = self._refusal(request)
+        if refusal is not None:
+            await problem(*refusal)(scope, receive, send)
+            return
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > MOST_BODY_BYTES:
+                raise _TooLarge
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except _TooLarge:
+            if not started:
+                await problem(413, _TOO_LARGE)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        headers = request.headers
+        if self._loopback_alone and _host(headers.get("host", "")) not in LOOPBACKS:
+            # A page elsewhere may have had its own name point here (DNS rebinding).
+            return 421, "this service answers only under a loopback name, such as 127.0.0.1"
+        if request.method in _SAFE:
+            return None
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
+            return 403, f"the page at {origin} may not send requests to this service"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            return 400, "Content-Length is no number"
+        if int(length) > MOST_BODY_BYTES:
+            return 413, _TOO_LARGE
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_body = int(length) > 0 or "transfer-encoding" in headers
+        if has_body and kind != "application/json":
+            return 415, "send JSON, with Content-Type: application/json"
+        return None
+
+
+_TOO_LARGE = f"a request's body may have {MOST_BODY_BYTES:,} bytes at most"
+
+
+def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], str]:
+    """A dependency that says who makes a request; 401 where that cannot be known."""
+
+    def owner(request: Request) -> str:
+        known = tokens()
+        if known is None:
+            return LOCAL_OWNER
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+        found = known.owner(token) if token else None
+        if found is None:
+            detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
+            raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
+        return found
+
+    return owner
+
+
+def _host(value: str) -> str:
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.rpartition(":")[0] if ":" in value else value

@@ -1,0 +1,275 @@
+"""The HTTP API: JSON over /v1, server-sent events, probes and metrics. OpenAPI describes it at /openapi.json."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from pipeline import __version__
+from pipeline.config import explain
+from pipeline.errors import ParameterError
+from pipeline.service.access import Gate, owner_of
+from pipeline.service.jobs import TERMINAL, CancelRequested, State
+from pipeline.service.problems import MEDIA_TYPE, Problem, install
+from pipeline.service.roots import DataRoots
+from pipeline.service.runner import Runner
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import NewJob, Store, StoredJob
+from pipeline.service.tokens import Tokens
+from pipeline.service.views import Accepted, EventView, JobPage, JobView, Submission, WorkloadView, refuse_unknown
+from pipeline.workloads import workloads
+
+EVENTS_POLL_S = 0.25
+HEARTBEAT_S = 15.0
+MOST_LISTED = 1000
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "content": {MEDIA_TYPE: {}}} for status in (400, 401, 403, 404, 409, 413, 415, 422, 503)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What the API speaks for. `workers` tells each worker's device; `ready` says what is missing, if anything."""
+
+    settings: ServiceSettings
+    store: Store
+    runner: Runner
+    roots: DataRoots
+    previews: Path
+    workers: Callable[[], list[dict[str, Any]]]
+    ready: Callable[[], str | None]
+    tokens: Callable[[], Tokens | None] = lambda: None
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application of one service."""
+    app = FastAPI(
+        title="Millrace", version=__version__, description="Batch jobs on every GPU of a node.",
+        responses=_PROBLEMS, docs_url=None, redoc_url=None,
+    )  # fmt: skip
+    install(app)
+    app.add_middleware(Gate, loopback_alone=service.settings.on_loopback and service.settings.tokens_file is None)
+    app.state.service = service
+    _add_jobs(app, service)
+    _add_results(app, service)
+    _add_probes(app, service)
+    return app
+
+
+def _add_jobs(app: FastAPI, service: Service) -> None:
+    store, runner = service.store, service.runner
+    owner_needed = Depends(owner_of(service.tokens))
+
+    @app.post("/v1/jobs", status_code=201, tags=["jobs"])
+    def submit(
+        request: Submission,
+        response: Response,
+        owner: str = owner_needed,
+        idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    ) -> Accepted:
+        """Accept a job, or an array of them. They are on disk when this answers.
+
+        With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
+        """
+        new = request.jobs(owner, secrets.token_hex(6))
+        for each in new:
+            _check(each, service.roots)
+        _check_room(store, owner, len(new), service.settings.jobs_waiting_of_an_owner)
+        body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
+        ids = store.accept(new, now=time.time(), key=idempotency_key, body_sha256=body)
+        runner.wake()
+        views = [JobView.of(store.job(each)) for each in ids]
+        response.headers["Location"] = f"/v1/jobs/{ids[0]}"
+        return Accepted(array=views[0].array, jobs=views)
+
+    @app.get("/v1/jobs", tags=["jobs"], dependencies=[owner_needed])
+    def list_jobs(
+        state: State | None = None,
+        owner: Annotated[str | None, Query(max_length=64)] = None,
+        workload: Annotated[str | None, Query(max_length=64)] = None,
+        array: Annotated[str | None, Query(max_length=64)] = None,
+        before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+    ) -> JobPage:
+        """Jobs that fit, the newest first."""
+        found = store.list_jobs(
+            state=state, owner=owner, workload=workload, array_id=array, before=before, limit=limit + 1
+        )
+        page = [JobView.of(each) for each in found[:limit]]
+        return JobPage(jobs=page, next=page[-1].number if len(found) > limit else None)
+
+    @app.get("/v1/jobs/{job}", tags=["jobs"], dependencies=[owner_needed])
+    def show(job: str) -> JobView:
+        """One job."""
+        return JobView.of(store.job(job))
+
+    @app.post("/v1/jobs/{job}/cancel", tags=["jobs"])
+    def cancel(job: str, owner: str = owner_needed) -> JobView:
+        """Stop a job and remove what it has written so far. One that has been cancelled stays so."""
+        _refuse_others(store.job(job), owner)
+        _, actions = store.apply(job, CancelRequested(), now=time.time())
+        runner.act(job, actions)
+        return JobView.of(store.job(job))
+
+    @app.post("/v1/jobs/{job}/retry", tags=["jobs"])
+    def retry(job: str, owner: str = owner_needed) -> JobView:
+        """Queue a failed or cancelled job again; chunks that are finished are kept."""
+        _refuse_others(store.job(job), owner)
+        _, actions = store.retry(job, now=time.time())
+        runner.act(job, actions)
+        return JobView.of(store.job(job))
+
+    @app.get("/v1/jobs/{job}/log", tags=["jobs"], dependencies=[owner_needed])
+    def log(
+        job: str,
+        after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = MOST_LISTED,
+    ) -> list[EventView]:
+        """What happened to a job since the event numbered `after`."""
+        store.job(job)
+        return [EventView.of(each) for each in store.events(job, after=after, limit=limit)]
+
+    @app.get(
+        "/v1/jobs/{job}/events", tags=["jobs"], dependencies=[owner_needed], response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )  # fmt: skip
+    async def events(
+        job: str, request: Request, last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None
+    ) -> StreamingResponse:
+        """Server-sent events until the job is over: `state`, `log` and `progress`, each with JSON as its data."""
+        await run_in_threadpool(store.job, job)
+        stream = _events(store, job, last_event_id or 0, request)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.get("/v1/workloads", tags=["workloads"], dependencies=[owner_needed])
+    def list_workloads() -> list[WorkloadView]:
+        """What can be submitted."""
+        return [
+            WorkloadView(name=name, summary=kind.summary, parameters=kind.Parameters.model_json_schema())
+            for name, kind in workloads().items()
+        ]
+
+    @app.get("/v1/workers", tags=["workers"], dependencies=[owner_needed])
+    def list_workers() -> list[dict[str, Any]]:
+        """What jobs run on."""
+        return service.workers()
+
+
+def _add_results(app: FastAPI, service: Service) -> None:
+    store = service.store
+    owner_needed = Depends(owner_of(service.tokens))
+
+    @app.get("/v1/jobs/{job}/receipt", tags=["results"], dependencies=[owner_needed])
+    def receipt(job: str) -> JSONResponse:
+        """What was made, from what, how fast and how right."""
+        return JSONResponse(_succeeded(store, job).receipt)
+
+    @app.get(
+        "/v1/jobs/{job}/result", tags=["results"], dependencies=[owner_needed], response_class=FileResponse,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )  # fmt: skip
+    def result(job: str) -> FileResponse:
+        """The output itself, where it is one file."""
+        output = service.roots.readable(_succeeded(store, job).asked.output)
+        if not output.is_file():
+            raise HTTPException(409, f"{output.name} is a folder or has been moved: fetch it from the data root itself")
+        return FileResponse(output, filename=output.name, media_type="application/octet-stream")
+
+    @app.get(
+        "/v1/jobs/{job}/preview", tags=["results"], dependencies=[owner_needed], response_class=FileResponse,
+        responses={200: {"content": {"image/png": {}}}},
+    )  # fmt: skip
+    def preview(job: str) -> FileResponse:
+        """A small picture of the result."""
+        picture = service.previews / f"{_succeeded(store, job).job.id}.png"
+        if not picture.is_file():
+            raise HTTPException(404, f"job {job} has no preview")
+        return FileResponse(picture, media_type="image/png")
+
+
+def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/livez", tags=["probes"], response_class=PlainTextResponse)
+    def livez() -> str:
+        """The process answers."""
+        return "ok\n"
+
+    @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse)
+    def readyz() -> str:
+        """Jobs can be accepted and run: the store can be written, and there is a worker."""
+        missing = service.ready()
+        if missing is not None:
+            raise HTTPException(503, missing)
+        return "ok\n"
+
+    @app.get("/metrics", tags=["probes"])
+    def metrics() -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _events(store: Store, job: str, after: int, request: Request) -> AsyncIterator[str]:
+    said, quiet = None, time.monotonic()
+    while not await request.is_disconnected():
+        stored = await run_in_threadpool(store.job, job)
+        for event in await run_in_threadpool(partial(store.events, job, after=after)):
+            after, quiet = event.number, time.monotonic()
+            yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
+        progress = {"chunks": stored.job.chunks, "chunks_done": stored.job.chunks_done, "state": stored.job.state}
+        if progress != said:
+            said, quiet = progress, time.monotonic()
+            yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
+        if stored.job.state in TERMINAL:
+            return
+        if time.monotonic() - quiet > HEARTBEAT_S:
+            quiet = time.monotonic()
+            yield ": still there\n\n"
+        await asyncio.sleep(EVENTS_POLL_S)
+
+
+def _check(new: NewJob, roots: DataRoots) -> None:
+    """Refuses what could never run. The input itself may still be on its way."""
+    refuse_unknown(new.workload, list(workloads()))
+    roots.readable(new.input)
+    roots.writable(new.output)
+    try:
+        workloads()[new.workload].Parameters(**new.parameters)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"parameters.{fault['loc'][0]}: " if fault["loc"] else "parameters: "
+        said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
+        raise ParameterError(f"{where}{said}") from error
+
+
+def _check_room(store: Store, owner: str, count: int, most: int) -> None:
+    waiting = store.active_of(owner)
+    if waiting + count > most:
+        raise ParameterError(
+            f"{waiting} jobs of {owner} are not over and {most} are allowed: wait for some, or cancel some"
+        )
+
+
+def _refuse_others(stored: StoredJob, owner: str) -> None:
+    if stored.asked.owner != owner:
+        raise HTTPException(403, f"job {stored.job.id} is {stored.asked.owner}'s, and you are {owner}")
+
+
+def _succeeded(store: Store, job: str) -> StoredJob:
+    stored = store.job(job)
+    if stored.job.state is not State.SUCCEEDED:
+        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no result")
+    return stored

@@ -1,0 +1,193 @@
+"""`millrace serve`: the store, the workers, the runner and the API, put together and taken apart in order."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from pipeline.cluster.place import Place, open_place
+from pipeline.config import Settings
+from pipeline.engine.discovery import usable_gpus
+from pipeline.errors import MillraceError, ParameterError, StorageError
+from pipeline.service.api import Service, make_app
+from pipeline.service.roots import DataRoots
+from pipeline.service.runner import Limits, Runner
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
+from pipeline.service.tokens import Tokens
+
+LOG = logging.getLogger("millrace.service")
+# What is left of SIGTERM's patience once runs have stopped: for answers under way.
+CLOSE_S = 2
+
+
+def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains: no new claims, chunks in hand are finished and kept.
+
+    on_ready : called with the address once jobs are taken
+
+    Raises ParameterError for settings that cannot be, StorageError where the state folder cannot be used.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_sole_server(settings.state_dir))
+        listener = stack.enter_context(_listening(settings))
+        store = Store(settings.state_dir / "jobs.sqlite")
+        stack.callback(store.close)
+        roots = DataRoots(settings.data_roots)
+        place = stack.enter_context(open_place(_place_settings(settings)))
+        previews = settings.state_dir / "previews"
+        previews.mkdir(exist_ok=True)
+        limits = Limits(
+            jobs_at_once=settings.jobs_at_once,
+            jobs_at_once_of_an_owner=settings.jobs_at_once_of_an_owner,
+            memory_bytes=settings.memory,
+        )
+        runner = Runner(store, place, roots, limits, previews=previews)
+        stopping = threading.Event()
+        service = Service(
+            settings=settings, store=store, runner=runner, roots=roots, previews=previews,
+            workers=lambda: _workers(place), ready=lambda: _missing(store, place, stopping), tokens=_tokens(settings),
+        )  # fmt: skip
+        server = _Server(uvicorn.Config(make_app(service), log_level="warning", timeout_graceful_shutdown=CLOSE_S))
+        server.stopping = stopping
+        runner.start()
+        host, port = listener.getsockname()[:2]
+        server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        server.on_stop = lambda: _drain(runner, settings.drain_s)
+        server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Answers go on while runs are drained: those who wait learn what became of their jobs."""
+
+    stopping: threading.Event
+    on_started: Callable[[], None]
+    on_stop: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.stopping.is_set():
+            super().handle_exit(sig, frame)  # a second signal: at once
+            return
+        self.stopping.set()
+        threading.Thread(target=self._stop, name="drain", daemon=True).start()
+
+    def _stop(self) -> None:
+        try:
+            self.on_stop()
+        finally:
+            self.should_exit = True
+
+
+def _drain(runner: Runner, seconds: float) -> None:
+    if not runner.drain(seconds):
+        LOG.warning("some jobs did not stop in %s s; their finished chunks are kept", seconds)
+
+
+def _place_settings(settings: ServiceSettings) -> Settings:
+    """Jobs always run in processes of their own: one that dies takes no other with it, nor the service."""
+    on_cpu = settings.scheduler is None and (settings.device == "cpu" or not usable_gpus())
+    several = settings.device if settings.device.startswith("cuda:") else "all"
+    if settings.scheduler is not None:
+        device = settings.device
+    elif on_cpu:
+        device = "cpu" if settings.workers else "auto"
+    else:
+        device = settings.device if settings.device.startswith("cuda") else "all"
+    return Settings.model_validate(
+        {
+            "device": device,
+            "workers": (settings.workers or 1) if on_cpu else None,
+            "threads": settings.threads,
+            "scheduler": settings.scheduler,
+            "memory": settings.memory,
+        }
+    )
+
+
+def _workers(place: Place) -> list[dict[str, Any]]:
+    described = dict(place.device.describe())
+    return list(described.get("workers", [described]))
+
+
+def _missing(store: Store, place: Place, stopping: threading.Event) -> str | None:
+    """Why no job can be taken now."""
+    if stopping.is_set():
+        return "the service is stopping"
+    try:
+        store.check()
+        return None if _workers(place) else "there is no worker"
+    except MillraceError as error:
+        return str(error)
+
+
+def _tokens(settings: ServiceSettings) -> Callable[[], Tokens | None]:
+    """The tokens, read again whenever the file has changed; a damaged file leaves those that were there."""
+    path = settings.tokens_file
+    if path is None:
+        return lambda: None
+    held, stamp, lock = Tokens(path), path.stat().st_mtime_ns, threading.Lock()
+
+    def tokens() -> Tokens:
+        nonlocal held, stamp
+        with lock:
+            try:
+                found = path.stat().st_mtime_ns
+                if found != stamp:
+                    stamp, held = found, Tokens(path)
+            except (OSError, ParameterError) as error:
+                LOG.error("%s; the tokens read before stay in force", error)
+            return held
+
+    return tokens
+
+
+@contextmanager
+def _sole_server(state_dir: Path) -> Iterator[None]:
+    """Of all servers on a state folder one is alive: only so may it take over what another had begun."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageError(f"state_dir {state_dir}: {error.strerror}; choose another") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
+    """Bound first: a port that is taken is found before any worker starts."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise ParameterError(f"host {settings.host}: {error.strerror}; choose another") from error
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise ParameterError(
+                f"host {settings.host}, port {settings.port}: {error.strerror}; choose another"
+            ) from error
+        yield listener

@@ -1,0 +1,132 @@
+"""How a service runs: a TOML file, overruled by MILLRACE_… in the environment, overruled by flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from pipeline.config import explain, parse_bytes, read_toml
+from pipeline.errors import ParameterError
+
+LOOPBACKS = ("127.0.0.1", "::1", "localhost")
+
+
+def _listed(value: Any) -> Any:
+    """Several folders in one variable or flag stand between colons, as in PATH."""
+    return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+_Folder = Annotated[Path, AfterValidator(_absolute)]
+_Count = Annotated[int, BeforeValidator(_whole)]
+
+
+class ServiceSettings(BaseModel):
+    """Everything that `millrace serve` can be told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state_dir: _Folder = Field(
+        Path("~/.local/state/millrace"), validate_default=True, description="the folder of jobs and previews"
+    )
+    data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
+        description="folders whose files jobs may read and write, several with colons between"
+    )
+    host: str = Field("127.0.0.1", description="the address to listen on; others than loopback need tokens")
+    port: _Count = Field(8765, ge=0, le=65535, description="the port to listen on; 0: any that is free")
+    scheduler: str | None = Field(
+        None,
+        pattern=r"^(tcp|tls)://.+:\d+$",
+        description="tcp://HOST:PORT of a Dask scheduler whose workers do the jobs",
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|all|cpu|cuda(:\d+)?)$", description="what the workers of this machine compute on"
+    )
+    workers: Annotated[int | None, BeforeValidator(_whole)] = Field(
+        None, ge=1, le=1024, description="worker processes on the CPU; without a GPU one unless said otherwise"
+    )
+    threads: Annotated[int | None, BeforeValidator(_whole)] = Field(
+        None, ge=1, le=1024, description="CPU threads that compute in each process"
+    )
+    memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        1 << 30, ge=1 << 20, description="the most that the rings of all jobs take, such as 2GiB"
+    )
+    tokens_file: _Folder | None = Field(None, description="who may use the service: lines that `millrace token` prints")
+    jobs_at_once: _Count = Field(2, ge=1, le=1024, description="jobs that run at the same time")
+    jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="of one owner's jobs")
+    jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="jobs of one owner that are not over")
+    drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds that SIGTERM leaves running jobs to stop in")
+
+    @property
+    def on_loopback(self) -> bool:
+        return self.host in LOOPBACKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce:
+    """The settings, and for each where it comes from."""
+
+    settings: ServiceSettings
+    sources: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """What `millrace config check` prints."""
+        values = self.settings.model_dump(mode="json")
+        width = max(map(len, values))
+        return [f"{name:{width}}  {_shown(value)}  ({self.sources[name]})" for name, value in values.items()]
+
+
+def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> InForce:
+    """The settings in force; `flags` that are None were not given.
+
+    Raises ParameterError, which names the source of a wrong value.
+    """
+    environment = os.environ
+    named = file or (Path(environment["MILLRACE_CONFIG"]) if environment.get("MILLRACE_CONFIG") else None)
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(ServiceSettings.model_fields, "default")
+    if named is not None:
+        values.update(read_toml(named))
+        sources.update(dict.fromkeys(values, str(named)))
+    for name in ServiceSettings.model_fields:
+        variable = f"MILLRACE_{name.upper()}"
+        if environment.get(variable):
+            values[name], sources[name] = environment[variable], variable
+        if flags.get(name) is not None:
+            values[name], sources[name] = flags[name], f"--{name.replace('_', '-')}"
+    try:
+        settings = ServiceSettings(**values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = str(fault["loc"][0])
+        if fault["type"] == "missing":
+            raise ParameterError(
+                f"{name}: is not set; give --{name.replace('_', '-')}, or set it in the file"
+            ) from error
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(ServiceSettings.model_fields)
+            raise ParameterError(f"{sources[name]}, key {name}: there is no such setting; there are {known}") from error
+        raise ParameterError(f"{sources[name]}, {name}: {explain(fault)}") from error
+    if not settings.on_loopback and settings.tokens_file is None:
+        raise ParameterError(
+            f"host {settings.host} can be reached by others: name a tokens_file, or listen on 127.0.0.1"
+        )
+    return InForce(settings=settings, sources=sources)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return ":".join(map(str, value)) if isinstance(value, list) else str(value)

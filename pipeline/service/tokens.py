@@ -1,0 +1,62 @@
+"""Who may use the service: a file of names and hashed tokens, one `NAME sha256:HEX` a line."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from pathlib import Path
+
+from pipeline.errors import ParameterError
+
+_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+
+
+def new_token() -> str:
+    """A token that nobody can guess, to be shown once."""
+    return f"mr_{secrets.token_urlsafe(32)}"
+
+
+def token_line(name: str, token: str) -> str:
+    """What stands in the file for a token. ParameterError for a name that cannot stand there."""
+    line = f"{name} sha256:{_digest(token)}"
+    if not _LINE.fullmatch(line):
+        raise ParameterError(f"{name!r}: a name has letters, digits and . _ @ - alone, 64 at most")
+    return line
+
+
+class Tokens:
+    """The tokens of a file, as it stood when it was read."""
+
+    def __init__(self, path: Path) -> None:
+        """ParameterError names the line that is wrong; also where there is no token at all."""
+        try:
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParameterError(f"tokens_file {path}: {error}") from error
+        self._owners: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            found = _LINE.fullmatch(line.strip())
+            if found is None:
+                raise ParameterError(
+                    f"tokens_file {path}, line {number}: is not NAME sha256:HEX, as `millrace token` prints"
+                )
+            self._owners[found["digest"]] = found["name"]
+        if not self._owners:
+            raise ParameterError(f"tokens_file {path}: holds no token; add a line that `millrace token NAME` prints")
+
+    def owner(self, token: str) -> str | None:
+        """Whose token it is. Every line is compared, in constant time, so that the time says nothing."""
+        digest, owner = _digest(token), None
+        for held, name in self._owners.items():
+            if hmac.compare_digest(held, digest):
+                owner = name
+        return owner
+
+
+def _digest(token: str) -> str:
+    # Tokens are 32 random bytes: there is nothing to guess that a slow hash would protect.
+    return hashlib.sha256(token.encode()).hexdigest()

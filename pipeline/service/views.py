@@ -1,0 +1,142 @@
+"""What the service takes and tells over HTTP, as models: the schema that OpenAPI shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pipeline.errors import ParameterError
+from pipeline.service.jobs import State
+from pipeline.service.store import NewJob, StoredEvent, StoredJob
+
+MOST_OF_AN_ARRAY = 10_000
+INDEX = "{index}"
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
+Path_ = Annotated[str, Field(min_length=1, max_length=4096, examples=["scan.tif"])]
+
+
+class Submission(BaseModel):
+    """A job, or with `array` as many jobs as its range has numbers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    workload: str = Field(max_length=64, examples=["smooth"])
+    input: Path_ = Field(description="a path under the data roots; in an array {index} stands for the number")
+    output: Path_ = Field(description="a path under the data roots; in an array with {index} in it")
+    parameters: dict[str, Any] = Field({}, description="as `GET /v1/workloads` describes them")
+    priority: int = Field(0, ge=-100, le=100, description="higher goes first")
+    after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
+    array: str | None = Field(None, pattern=r"^\d{1,9}-\d{1,9}$", examples=["0-99"])
+
+    @model_validator(mode="after")
+    def _fits_an_array(self) -> Self:
+        numbers = self.numbers()
+        if numbers is not None and not 1 <= len(numbers) <= MOST_OF_AN_ARRAY:
+            raise ValueError(f"array {self.array} has {len(numbers)} jobs; 1 to {MOST_OF_AN_ARRAY} are allowed")
+        if numbers is not None and INDEX not in self.output:
+            raise ValueError(f"output has to hold {INDEX}: else all jobs of the array write one file")
+        return self
+
+    def numbers(self) -> range | None:
+        if self.array is None:
+            return None
+        found = _RANGE.fullmatch(self.array)
+        assert found is not None, "the pattern has been checked"
+        return range(int(found[1]), int(found[2]) + 1)
+
+    def jobs(self, owner: str, array_id: str) -> list[NewJob]:
+        """The jobs that it asks for."""
+        numbers = self.numbers()
+        if numbers is None:
+            return [self._job(owner, None, None)]
+        return [self._job(owner, array_id, number) for number in numbers]
+
+    def _job(self, owner: str, array_id: str | None, number: int | None) -> NewJob:
+        def filled(value: Any) -> Any:
+            return value.replace(INDEX, str(number)) if isinstance(value, str) and number is not None else value
+
+        return NewJob(
+            owner=owner, workload=self.workload, input=filled(self.input), output=filled(self.output),
+            parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
+            after=frozenset(self.after), array_id=array_id, array_index=number,
+        )  # fmt: skip
+
+
+class JobView(BaseModel):
+    """A job as everybody sees it. Times are seconds since 1970, UTC."""
+
+    id: str
+    number: int
+    owner: str
+    workload: str
+    input: str
+    output: str
+    parameters: dict[str, Any]
+    priority: int
+    array: str | None
+    index: int | None
+    state: State
+    cancelling: bool
+    attempts: int
+    chunks: int | None
+    chunks_done: int
+    error: str | None
+    submitted_at: float
+    started_at: float | None
+    finished_at: float | None
+    device_seconds: float
+
+    @classmethod
+    def of(cls, stored: StoredJob) -> Self:
+        asked, job = stored.asked, stored.job
+        return cls(
+            id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
+            output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
+            index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
+            chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
+            started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+        )  # fmt: skip
+
+
+class JobPage(BaseModel):
+    """Jobs, the newest first. `next`: what `before` of the following page is; null on the last."""
+
+    jobs: list[JobView]
+    next: int | None
+
+
+class Accepted(BaseModel):
+    """Jobs that are on disk now. `array`: what they have in common, if they were one."""
+
+    array: str | None
+    jobs: list[JobView]
+
+
+class EventView(BaseModel):
+    """Something that happened to a job: it changed its `state`, or a `log` line was written."""
+
+    number: int
+    at: float
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, event: StoredEvent) -> Self:
+        return cls(**vars(event))
+
+
+class WorkloadView(BaseModel):
+    """A kind of job, with the JSON schema of its parameters."""
+
+    name: str
+    summary: str
+    parameters: dict[str, Any]
+
+
+def refuse_unknown(workload: str, known: list[str]) -> None:
+    """ParameterError where there is no such workload."""
+    if workload not in known:
+        raise ParameterError(f"workload: there is no {workload!r}; there are {', '.join(known)}")
