@@ -19,10 +19,6 @@ COOKIE = "millrace_token"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-class _TooLarge(Exception):
-    """The body went on beyond what is allowed."""
-
-
 class Gate:
     """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made."""
 
@@ -34,30 +30,21 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, started, taken = Request(scope), False, 0
-        refusal = self._refusal(request)
+        refusal = self._refusal(Request(scope))
         if refusal is not None:
             await problem(*refusal)(scope, receive, send)
             return
+        taken = 0
 
         async def counted() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > MOST_BODY_BYTES:
-                raise _TooLarge
+            if taken > MOST_BODY_BYTES:  # whatever its headers said
+                raise HTTPException(413, _TOO_LARGE)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except _TooLarge:
-            if not started:
-                await problem(413, _TOO_LARGE)(scope, receive, send)
+        await self._app(scope, counted, send)
 
     def _refusal(self, request: Request) -> tuple[int, str] | None:
         headers = request.headers

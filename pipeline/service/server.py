@@ -99,7 +99,6 @@ def _drain(runner: Runner, seconds: float) -> None:
 def _place_settings(settings: ServiceSettings) -> Settings:
     """Jobs always run in processes of their own: one that dies takes no other with it, nor the service."""
     on_cpu = settings.scheduler is None and (settings.device == "cpu" or not usable_gpus())
-    several = settings.device if settings.device.startswith("cuda:") else "all"
     if settings.scheduler is not None:
         device = settings.device
     elif on_cpu:

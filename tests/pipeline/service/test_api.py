@@ -1,0 +1,368 @@
+"""The HTTP API: what it accepts is on disk, what it refuses leaves nothing, and every error is a problem."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pipeline.errors import ParameterError
+from pipeline.service.access import MOST_BODY_BYTES
+from pipeline.service.api import Service, make_app
+from pipeline.service.jobs import Computed, Planned, Progressed, Published, State
+from pipeline.service.problems import MEDIA_TYPE
+from pipeline.service.roots import DataRoots
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Facts, Store
+from pipeline.service.tokens import Tokens, new_token, token_line
+
+LOCAL = "http://127.0.0.1:8765"
+JOB = {"workload": "smooth", "input": "in.npy", "output": "out.npy", "parameters": {"size": "3"}}
+
+
+class Runner:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.woken = 0
+        self.acted = []
+
+    def wake(self):
+        self.woken += 1
+
+    def act(self, job, actions):
+        self.acted.append((job, actions))
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A service without workers: its parts, and a client of its API as `.http(…)` makes one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
+    made = SimpleNamespace(store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None)
+    made.previews.mkdir()
+
+    def http(tokens=None, base_url=LOCAL, **settings):
+        named = {"tokens_file": tmp_path / "tokens"} if tokens else {}
+        service = Service(
+            settings=ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings), store=store,
+            runner=runner, roots=DataRoots([data]), previews=made.previews, workers=lambda: [{"name": "cpu"}],
+            ready=lambda: made.missing, tokens=lambda: tokens,
+        )  # fmt: skip
+        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False)
+
+    made.http = http
+    yield made
+    store.close()
+
+
+def submit(client, **what):
+    return client.post("/v1/jobs", json=JOB | what)
+
+
+def accepted(client, **what):
+    response = submit(client, **what)
+    assert response.status_code == 201, response.text
+    return response.json()["jobs"][0]["id"]
+
+
+def succeed(store, job, receipt=None):
+    store.claim("r", now=1.0, lease_s=9.0, owner_cap=99)
+    store.apply(job, Planned(1, 4), now=2.0)
+    store.apply(job, Computed(1), now=3.0)
+    store.apply(job, Published(1), now=4.0, facts=Facts(receipt=receipt or {"chunks": 4}))
+
+
+def assert_problem(response, status, said):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == MEDIA_TYPE
+    found = response.json()
+    assert found["status"] == status
+    assert said in found["detail"]
+
+
+def test_a_job_is_accepted_and_shown(world):
+    client = world.http()
+    response = submit(client, priority=5)
+    assert response.status_code == 201
+    (job,) = response.json()["jobs"]
+    assert response.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["state"], job["owner"], job["priority"], job["parameters"]) == ("queued", "local", 5, {"size": "3"})
+    assert client.get(response.headers["location"]).json() == job
+    assert world.store.job(job["id"]).asked.output == "out.npy"
+    assert world.runner.woken == 1
+
+
+def test_the_same_request_with_the_same_key_is_one_job(world):
+    client = world.http()
+    first = client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "k"})
+    again = client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert len(client.get("/v1/jobs").json()["jobs"]) == 1
+    other = client.post("/v1/jobs", json=JOB | {"output": "2.npy"}, headers={"Idempotency-Key": "k"})
+    assert_problem(other, 422, "Idempotency-Key k: was used for another job")
+
+
+def test_an_array_is_as_many_jobs(world):
+    client = world.http()
+    response = submit(client, array="3-5", output="out-{index}.npy", input="in-{index}.npy")
+    assert response.status_code == 201
+    jobs = response.json()["jobs"]
+    assert [(job["index"], job["input"], job["output"]) for job in jobs] == [
+        (number, f"in-{number}.npy", f"out-{number}.npy") for number in (3, 4, 5)
+    ]
+    assert {job["array"] for job in jobs} == {response.json()["array"]}
+    assert len(client.get("/v1/jobs", params={"array": jobs[0]["array"]}).json()["jobs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ({"workload": "mining"}, "workload: there is no 'mining'; there are"),
+        ({"input": "../../etc/passwd"}, "../../etc/passwd: is outside the service's data roots"),
+        ({"input": "/etc/passwd"}, "/etc/passwd: is outside the service's data roots"),
+        ({"input": "a\0b"}, "is outside the service's data roots"),
+        ({"input": ""}, "input: "),
+        ({"input": 5}, "input: "),
+        ({"parameters": {"size": "many"}}, "parameters.size: "),
+        ({"parameters": {"nonsense": 1}}, "parameters.nonsense: there is no such parameter"),
+        ({"parameters": [1]}, "parameters: "),
+        ({"nonsense": 1}, "nonsense: there is no such field"),
+        ({"priority": 101}, "priority: "),
+        ({"after": ["000000000000"]}, "there is no job 000000000000"),
+        ({"after": ["x"]}, "after.0: "),
+        ({"array": "5-3", "output": "{index}"}, "array 5-3 has 0 jobs"),
+        ({"array": "0-999999", "output": "{index}"}, "has 1000000 jobs; 1 to 10000 are allowed"),
+        ({"array": "0-3"}, "output has to hold {index}"),
+        ({"array": "many", "output": "{index}"}, "array: "),
+    ],
+)
+def test_what_could_never_run_is_refused(world, what, said):
+    client = world.http()
+    response = submit(client, **what)
+    assert_problem(response, 404 if "there is no job" in said else 422, said)
+    assert client.get("/v1/jobs").json()["jobs"] == []
+    assert list(world.data.iterdir()) == []
+
+
+def test_a_link_out_of_the_roots_is_refused(world, tmp_path):
+    (world.data / "link").symlink_to(tmp_path)
+    client = world.http()
+    assert_problem(submit(client, input="link/secret.npy"), 422, "outside the service's data roots")
+    assert_problem(submit(client, output="link/out.npy"), 409, "outside the service's data roots")
+
+
+def test_two_jobs_may_not_write_one_output(world):
+    client = world.http()
+    job = accepted(client)
+    assert_problem(submit(client), 409, f"job {job} writes it")
+
+
+def test_an_owner_has_only_so_many_jobs(world):
+    client = world.http(jobs_waiting_of_an_owner=2)
+    accepted(client)
+    assert_problem(submit(client, array="1-2", output="{index}"), 422, "1 jobs of local are not over and 2 are allowed")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "said"),
+    [
+        (b"{", {"Content-Type": "application/json"}, 422, "the body is no JSON"),
+        (b"{}", {"Content-Type": "application/json"}, 422, "workload: is missing"),
+        (b"[]", {"Content-Type": "application/json"}, 422, ""),
+        (json.dumps(JOB).encode(), {"Content-Type": "text/plain"}, 415, "Content-Type: application/json"),
+        (json.dumps(JOB).encode(), {}, 415, "Content-Type: application/json"),
+        (b" " * (MOST_BODY_BYTES + 1), {"Content-Type": "application/json"}, 413, "1,048,576 bytes at most"),
+        (json.dumps(JOB).encode(), {"Content-Type": "application/json", "Origin": "https://evil.example"}, 403, "evil"),
+    ],
+)
+def test_bodies_that_are_refused(world, body, headers, status, said):
+    client = world.http()
+    assert_problem(client.post("/v1/jobs", content=body, headers=headers), status, said)
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_a_body_that_never_says_how_long_it_is(world):
+    def endless():
+        for _ in range(MOST_BODY_BYTES // 1000 + 2):
+            yield b" " * 1000
+
+    response = world.http().post("/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
+    assert_problem(response, 413, "bytes at most")
+
+
+def test_another_name_for_loopback_is_refused(world):
+    assert_problem(world.http(base_url="http://evil.example:8765").get("/v1/jobs"), 421, "loopback name")
+    for name in ("http://localhost:8765", "http://[::1]:8765"):
+        assert world.http(base_url=name).get("/v1/jobs").status_code == 200
+
+
+class TestTokens:
+    @pytest.fixture
+    def tokens(self, tmp_path):
+        held = {name: new_token() for name in ("ada", "bob")}
+        path = tmp_path / "tokens"
+        path.write_text("# ours\n\n" + "".join(f"{token_line(name, token)}\n" for name, token in held.items()))
+        return SimpleNamespace(held=held, path=path)
+
+    def as_owner(self, tokens, name):
+        return {"Authorization": f"Bearer {tokens.held[name]}"}
+
+    def test_without_one_nothing_is_told(self, world, tokens):
+        client = world.http(Tokens(tokens.path))
+        job = accepted_as(client, self.as_owner(tokens, "ada"))
+        for path in (f"/v1/jobs/{job}", "/v1/jobs", "/v1/workloads", "/v1/workers", f"/v1/jobs/{job}/log"):
+            for value, said in (("", "send Auth"), ("Basic YTpi", "send Auth"), ("Bearer wrong", "not known here")):
+                response = client.get(path, headers={"Authorization": value} if value else {})
+                assert_problem(response, 401, said)
+                assert "Bearer" in response.headers["www-authenticate"]
+        assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+
+    def test_jobs_have_owners(self, world, tokens):
+        client = world.http(Tokens(tokens.path))
+        job = accepted_as(client, self.as_owner(tokens, "ada"))
+        assert client.get(f"/v1/jobs/{job}", headers=self.as_owner(tokens, "bob")).json()["owner"] == "ada"
+        for what in ("cancel", "retry"):
+            response = client.post(f"/v1/jobs/{job}/{what}", headers=self.as_owner(tokens, "bob"))
+            assert_problem(response, 403, f"job {job} is ada's, and you are bob")
+        assert client.post(f"/v1/jobs/{job}/cancel", headers=self.as_owner(tokens, "ada")).status_code == 200
+
+    def test_the_file_holds_no_token(self, tokens):
+        assert all(token not in tokens.path.read_text() for token in tokens.held.values())
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [("", "holds no token"), ("ada secret", "line 1: is not NAME"), ("# x\na b sha256:00", "line 2: is not NAME")],
+    )
+    def test_a_wrong_file_is_named(self, tmp_path, text, said):
+        (tmp_path / "t").write_text(text)
+        with pytest.raises(ParameterError, match=said):
+            Tokens(tmp_path / "t")
+        with pytest.raises(ParameterError, match="tokens_file"):
+            Tokens(tmp_path / "absent")
+        with pytest.raises(ParameterError, match="letters, digits"):
+            token_line("a b", "t")
+
+
+def accepted_as(client, headers):
+    response = client.post("/v1/jobs", json=JOB, headers=headers)
+    assert response.status_code == 201
+    return response.json()["jobs"][0]["id"]
+
+
+def test_cancel_and_retry(world):
+    client = world.http()
+    job = accepted(client)
+    assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+    assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+    assert client.post(f"/v1/jobs/{job}/retry").json()["state"] == "queued"
+    assert_problem(client.post(f"/v1/jobs/{job}/retry"), 409, f"job {job} is queued")
+    assert [name for name, _ in world.runner.acted] == [job] * 3
+    for what in ("cancel", "retry"):
+        assert_problem(client.post(f"/v1/jobs/000000000000/{what}"), 404, "there is no job 000000000000")
+
+
+def test_pages(world):
+    client = world.http()
+    jobs = [accepted(client, output=f"{number}.npy") for number in range(5)]
+    first = client.get("/v1/jobs", params={"limit": 2}).json()
+    second = client.get("/v1/jobs", params={"limit": 2, "before": first["next"]}).json()
+    third = client.get("/v1/jobs", params={"limit": 2, "before": second["next"]}).json()
+    assert [job["id"] for page in (first, second, third) for job in page["jobs"]] == jobs[::-1]
+    assert third["next"] is None
+    assert_problem(client.get("/v1/jobs", params={"limit": 0}), 422, "limit: ")
+    assert_problem(client.get("/v1/jobs", params={"state": "bored"}), 422, "state: ")
+
+
+def test_results(world):
+    client = world.http()
+    job = accepted(client)
+    for what in ("receipt", "result", "preview"):
+        assert_problem(client.get(f"/v1/jobs/{job}/{what}"), 409, f"job {job} is queued: there is no result")
+    succeed(world.store, job)
+    assert client.get(f"/v1/jobs/{job}/receipt").json() == {"chunks": 4}
+    assert_problem(client.get(f"/v1/jobs/{job}/result"), 409, "out.npy is a folder or has been moved")
+    (world.data / "out.npy").write_bytes(b"samples")
+    assert client.get(f"/v1/jobs/{job}/result").content == b"samples"
+    assert_problem(client.get(f"/v1/jobs/{job}/preview"), 404, f"job {job} has no preview")
+    (world.previews / f"{job}.png").write_bytes(b"\x89PNG")
+    assert client.get(f"/v1/jobs/{job}/preview").headers["content-type"] == "image/png"
+
+
+def read_events(client, job, after=None):
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    found = []
+    for block in client.get(f"/v1/jobs/{job}/events", headers=headers).text.strip().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines())
+        found.append((lines["event"], json.loads(lines["data"]), lines.get("id")))
+    return found
+
+
+def test_events_until_the_end(world):
+    client = world.http()
+    job = accepted(client)
+    world.store.claim("r", now=1.0, lease_s=9.0, owner_cap=99)
+    world.store.apply(job, Planned(1, 4), now=2.0)
+    world.store.apply(job, Progressed(1, 3), now=2.5)
+    world.store.log(job, "half way", now=2.6)
+    world.store.apply(job, Computed(1), now=3.0)
+    world.store.apply(job, Published(1), now=4.0)
+    events = read_events(client, job)
+    said = [data["message"] for kind, data, _ in events if kind != "progress"]
+    assert said == ["queued", "planning", "running", "half way", "publishing", "succeeded"]
+    assert events[-1][:2] == ("progress", {"chunks": 4, "chunks_done": 4, "state": "succeeded"})
+    again = read_events(client, job, after=events[3][2])
+    assert [data["message"] for kind, data, _ in again if kind != "progress"] == ["publishing", "succeeded"]
+    log = client.get(f"/v1/jobs/{job}/log", params={"after": events[3][2]}).json()
+    assert [event["message"] for event in log] == ["publishing", "succeeded"]
+    assert_problem(client.get("/v1/jobs/000000000000/events"), 404, "there is no job")
+
+
+def test_probes_and_metrics(world):
+    client = world.http()
+    assert client.get("/livez").text == client.get("/readyz").text == "ok\n"
+    world.missing = "there is no worker"
+    assert_problem(client.get("/readyz"), 503, "there is no worker")
+    assert "millrace_build_info" in client.get("/metrics").text
+
+
+def test_workloads_tell_their_parameters(world):
+    found = {each["name"]: each for each in world.http().get("/v1/workloads").json()}
+    assert {"smooth", "coulomb"} <= set(found)
+    assert "sigma" in found["smooth"]["parameters"]["properties"]
+
+
+def test_ten_thousand_finished_jobs_are_listed_soon(world):
+    client = world.http()
+    from pipeline.service.store import NewJob
+
+    new = [
+        NewJob(owner="local", workload="smooth", input="in.npy", output=f"{n}.npy", parameters={})
+        for n in range(10_000)
+    ]
+    world.store.accept(new, now=0.0)
+    with world.store._write() as connection:
+        connection.execute("UPDATE jobs SET state = 'succeeded', finished_at = 1.0")
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        page = client.get("/v1/jobs", params={"state": State.SUCCEEDED, "limit": 100}).json()
+        taken.append(time.perf_counter() - began)
+    assert len(page["jobs"]) == 100
+    assert min(taken) < 1.0  # 0.2 s is the goal; machines that are shared may be slow
+
+
+def test_what_breaks_inside_is_a_problem_too(world, monkeypatch):
+    client = world.http()
+
+    def broken(*_, **__):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(world.store, "list_jobs", broken)
+    response = client.get("/v1/jobs")
+    assert_problem(response, 500, "internal error: RuntimeError")
+    assert "secret" not in response.text
