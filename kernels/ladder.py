@@ -35,3 +35,6 @@ class Ladder:
     prepare: Callable[[str], Callable[[], Any]]
     # The same for each library on this machine that can do it, by the library's name.
     libraries: Callable[[], Mapping[str, Callable[[], Any]]]
+    # The variant that does not compute this but moves as many bytes, or counts as many operations: a bound, no step.
+    bound: str | None = None
+    roots: int = 0  # inverse roots of the definition, where those are the limit

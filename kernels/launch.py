@@ -34,10 +34,12 @@ __all__ = [
     "KernelCompileError",
     "KernelError",
     "KernelLaunchError",
+    "Launch",
     "Repeat",
     "compile_for",
     "kernel",
     "multiprocessors",
+    "observe",
     "record",
     "shared_bytes_a_block",
 ]
@@ -145,12 +147,37 @@ class _Prepared:
             runtime.setDevice(kernel.device)  # a thread that has not touched CUDA yet has no context
             kernel.grant(self._sizes[6])
             driver.launchKernel(kernel.function, *self._sizes, stream, ctypes.addressof(pointers), 0)
+            if _recording.observed is not None:
+                _recording.observed.append(
+                    Launch(kernel=kernel, grid=self._sizes[:3], block=self._sizes[3:6], shared_bytes=self._sizes[6])
+                )
         except (driver.CUDADriverError, runtime.CUDARuntimeError) as exc:
             grid, block, shared_bytes = self._sizes[:3], self._sizes[3:6], self._sizes[6]
             raise KernelLaunchError(
                 f"{kernel.expression} with grid {grid}, block {block} and {shared_bytes} bytes of shared memory on "
                 f"device {kernel.device}: {exc}"
             ) from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch that was made."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int  # asked for at the launch, beside the kernel's own
+
+
+def observe(run: Callable[[], Any]) -> list[Launch]:
+    """Runs `run` and says which launches this thread made meanwhile."""
+    launches: list[Launch] = []
+    _recording.observed = launches
+    try:
+        run()
+    finally:
+        _recording.observed = None
+    return launches
 
 
 class Repeat:
@@ -266,6 +293,7 @@ class _Binary:
 
 class _Recording(threading.local):
     launches: list[tuple[_Prepared, tuple[Any, ...]]] | None = None
+    observed: list[Launch] | None = None
 
 
 _recording = _Recording()

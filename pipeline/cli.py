@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
 
-from pipeline import __version__
+from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, ParameterError, StorageError
+from pipeline.kernels_command import kernels_group
 
 FilePath = click.Path(path_type=Path)
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,6 +34,15 @@ def cli() -> None:
 class WorkloadGroup(click.Group):
     """One subcommand a workload, with an option for each of its parameters."""
 
+    path: Any  # the type of input and output
+
+    def further_options(self) -> list[click.Option]:
+        """What every subcommand takes besides."""
+        raise NotImplementedError
+
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        raise NotImplementedError
+
     def list_commands(self, context: click.Context) -> list[str]:
         from pipeline.workloads import workloads
 
@@ -45,18 +54,52 @@ class WorkloadGroup(click.Group):
         workload = workloads().get(name)
         if workload is None:
             return None
+        fields = workload.Parameters.model_fields
         parameters = [
-            click.Argument(["input"], type=FilePath),
-            click.Argument(["output"], type=FilePath),
-            *(_parameter_option(field, info) for field, info in workload.Parameters.model_fields.items()),
-            *_run_options(),
+            click.Argument(["input"], type=self.path),
+            click.Argument(["output"], type=self.path),
+            *(_parameter_option(field, info) for field, info in fields.items()),
+            *self.further_options(),
         ]
-        return click.Command(name, params=parameters, help=workload.summary, callback=_runner(name))
+
+        def callback(**options: Any) -> None:
+            given = {field: options.pop(field) for field in list(options) if field in fields}
+            self.carry_out(name, _given(given), **options)
+
+        return click.Command(name, params=parameters, help=workload.summary, callback=callback)
 
 
-@cli.group(name="run", cls=WorkloadGroup)
+class RunGroup(WorkloadGroup):
+    path = FilePath
+
+    def further_options(self) -> list[click.Option]:
+        return _run_options()
+
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        _run(workload, parameters, **options)
+
+
+class SubmitGroup(WorkloadGroup):
+    path = str  # of the service's machine
+
+    def further_options(self) -> list[click.Option]:
+        return client_commands.submit_options()
+
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        client_commands.submit(workload, parameters, **options)
+
+
+@cli.group(name="run", cls=RunGroup)
 def run_group() -> None:
     """Run one job here and now: millrace run WORKLOAD INPUT OUTPUT."""
+
+
+@cli.group(name="submit", cls=SubmitGroup)
+def submit_group() -> None:
+    """Hand a job to a service: millrace submit WORKLOAD INPUT OUTPUT, with paths as they are on the service's machine.
+
+    MILLRACE_URL says where the service is, MILLRACE_TOKEN who you are.
+    """
 
 
 @cli.command()
@@ -108,12 +151,18 @@ def worker(scheduler: str, config: Path | None, **flags: Any) -> None:
     serve_workers(scheduler, worker_specs(settings))
 
 
+for _command in (kernels_group, *service_commands.COMMANDS, *client_commands.COMMANDS):
+    cli.add_command(_command)
+
+
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
 def _parameter_option(name: str, info: Any) -> click.Option:
     """A workload parameter as an option; pydantic checks the value, so that the API refuses the same ones."""
+    if info.annotation is bool:
+        return click.Option([f"--{name.replace('_', '-')}", name], is_flag=True, default=None, help=info.description)
     choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
     text = info.description or ""
     if info.default is not None:
@@ -136,17 +185,6 @@ def _run_options() -> list[click.Option]:
         click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
-
-
-def _runner(name: str) -> Callable[..., None]:
-    def run(**options: Any) -> None:
-        from pipeline.workloads import workloads
-
-        fields = workloads()[name].Parameters.model_fields
-        given = {field: options.pop(field) for field in list(options) if field in fields}
-        _run(name, _given(given), **options)
-
-    return run
 
 
 def _run(

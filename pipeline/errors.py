@@ -9,12 +9,14 @@ MillraceError                 ours to answer for: exit code 1
 │       ├── RankLost          a rank's process or host is gone
 │       ├── DeadlineExceeded  a rank did not come to the collective, or did not finish it, in time
 │       └── Aborted           another rank or the service gave up
+├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
 └── UserError                 the user can mend it: exit code 2
     ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
     ├── OutputError           the result cannot be written there or in that format
     ├── ParameterError        a parameter is wrong or does not fit the input
-    └── DeviceUnavailable     the device asked for is not on this machine
+    ├── DeviceUnavailable     the device asked for is not on this machine
+    └── ServiceRefused        the service says no: to the request, the token or the job's state
 
 Every message is one line: what is wrong, where (file, record or parameter), and the way out.
 """
@@ -60,6 +62,10 @@ class Aborted(CommunicatorError):
     """Another rank or the service gave the communicator up."""
 
 
+class ServiceError(MillraceError):
+    """The service does not answer, or failed at a request."""
+
+
 class AuditError(MillraceError):
     """A result was checked and found wrong."""
 
@@ -84,3 +90,7 @@ class ParameterError(UserError):
 
 class DeviceUnavailable(UserError):
     """The device asked for cannot be used on this machine."""
+
+
+class ServiceRefused(UserError):
+    """The service refused a request; the message is its own."""

@@ -55,3 +55,6 @@ def token(name: str) -> None:
     made = new_token()
     click.echo(token_line(name, made))
     click.echo(f"token of {name}, not shown again: {made}", err=True)
+
+
+COMMANDS = (serve, config, token)

@@ -1,0 +1,312 @@
+"""The service from Python: `Client().submit(...)`, `job.wait(progress=True)`, `job.receipt`.
+
+from pipeline import Client
+
+job = Client("http://gpu-node:8765", token="…").submit("smooth", "scan.tif", "smooth.tif", size=9)
+job.wait(progress=True)
+print(job.receipt["wall_seconds"])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from pipeline.errors import MillraceError, ServiceError, ServiceRefused, StorageError
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+OVER = ("succeeded", "failed", "cancelled")
+# A request that got no answer is sent again: each carries a key, so that no job comes twice of it.
+TRIES = 4
+FIRST_PAUSE_S = 0.25
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to a job: `kind` is state, log or progress, `data` what the service says of it."""
+
+    kind: str
+    data: Mapping[str, Any]
+    number: int | None
+
+
+class Client:
+    """A service, for as long as its context lasts, or until `close`."""
+
+    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0) -> None:
+        """url   : default MILLRACE_URL, or this machine's service
+        token : default MILLRACE_TOKEN; a service on loopback may need none
+        """
+        self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
+        token = token or os.environ.get("MILLRACE_TOKEN")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.url):
+            raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}")
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def submit(
+        self,
+        workload: str,
+        input: str | os.PathLike[str],  # noqa: A002 - what the API calls it
+        output: str | os.PathLike[str],
+        *,
+        priority: int = 0,
+        after: Sequence[Job | str] = (),
+        key: str | None = None,
+        **parameters: Any,
+    ) -> Job:
+        """Accept a job: it is on the service's disk when this returns.
+
+        after      : jobs that have to succeed first
+        key        : an idempotency key; default a new one, so that only this call's own repetitions are one job
+        parameters : the workload's own
+
+        Raises ServiceRefused where the service says no, ServiceError where it does not answer.
+        """
+        return self._submit(workload, input, output, priority, after, key, parameters, None)[0]
+
+    def submit_array(
+        self,
+        workload: str,
+        input: str,  # noqa: A002
+        output: str,
+        array: str,
+        *,
+        priority: int = 0,
+        after: Sequence[Job | str] = (),
+        key: str | None = None,
+        **parameters: Any,
+    ) -> list[Job]:
+        """As many jobs as the range `array`, such as "0-99", has numbers; {index} in paths stands for the number."""
+        return self._submit(workload, input, output, priority, after, key, parameters, array)
+
+    def _submit(
+        self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], key: str | None,
+        parameters: Mapping[str, Any], array: str | None,
+    ) -> list[Job]:  # fmt: skip
+        body = {
+            "workload": workload, "input": os.fspath(source), "output": os.fspath(output), "parameters": parameters,
+            "priority": priority, "after": [getattr(each, "id", each) for each in after], "array": array,
+        }  # fmt: skip
+        headers = {"Idempotency-Key": key or secrets.token_hex(16)}
+        answer = self.request("POST", "/v1/jobs", json=body, headers=headers)
+        return [Job(self, found) for found in answer["jobs"]]
+
+    def job(self, job: str) -> Job:
+        """The job of that id. ServiceRefused where there is none."""
+        return Job(self, self.request("GET", f"/v1/jobs/{job}"))
+
+    def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
+        """Jobs, the newest first. filters: state, owner, workload, array."""
+        asked = {name: value for name, value in filters.items() if value is not None}
+        left, before = limit, None
+        while left is None or left > 0:
+            size = 1000 if left is None else min(left, 1000)
+            page = self.request(
+                "GET", "/v1/jobs", params=asked | {"limit": size} | ({"before": before} if before else {})
+            )
+            yield from (Job(self, found) for found in page["jobs"])
+            before, left = page["next"], None if left is None else left - size
+            if before is None:
+                return
+
+    def workloads(self) -> list[dict[str, Any]]:
+        """What can be submitted, with the schema of each one's parameters."""
+        return list(self.request("GET", "/v1/workloads"))
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What jobs run on."""
+        return list(self.request("GET", "/v1/workers"))
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """The answer's JSON. Where none comes, the request is sent again, a few times."""
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(TRIES)):
+            try:
+                response = self._http.request(method, path, **options)
+            except httpx2.TransportError as error:
+                if left == 0:
+                    raise self._unreachable(error) from error
+            else:
+                if response.status_code != 503 or left == 0:
+                    return _checked(response).json()
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    def stream(self, path: str, **headers: str) -> Any:
+        """A context with the answer's body still to be read."""
+        return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=60.0))
+
+    def _unreachable(self, error: Exception) -> ServiceError:
+        return ServiceError(
+            f"{self.url}: no service answers ({error or type(error).__name__}); start one with `millrace serve`, or "
+            "set MILLRACE_URL"
+        )
+
+
+class Job:
+    """A job of a service, as it was when last asked for."""
+
+    def __init__(self, client: Client, view: Mapping[str, Any]) -> None:
+        self._client = client
+        self.view = dict(view)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.state}: {self.view['workload']} {self.view['input']} → {self.view['output']}>"
+
+    @property
+    def id(self) -> str:
+        return str(self.view["id"])
+
+    @property
+    def state(self) -> str:
+        return str(self.view["state"])
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+        error: str | None = self.view["error"]
+        return error
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        """What was made, how fast and how right. ServiceRefused where the job has not succeeded."""
+        return dict(self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+
+    def refresh(self) -> Self:
+        self.view = self._client.request("GET", f"/v1/jobs/{self.id}")
+        return self
+
+    def cancel(self) -> Self:
+        """Stop it, and remove what it has written so far."""
+        self.view = self._client.request("POST", f"/v1/jobs/{self.id}/cancel")
+        return self
+
+    def retry(self) -> Self:
+        """Queue it again, where it failed or was cancelled; finished chunks are kept."""
+        self.view = self._client.request("POST", f"/v1/jobs/{self.id}/retry")
+        return self
+
+    def log(self, after: int = 0) -> list[dict[str, Any]]:
+        """What has happened so far."""
+        return list(self._client.request("GET", f"/v1/jobs/{self.id}/log", params={"after": after}))
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """What happens, as it happens, until the job is over. A connection that breaks is made again."""
+        failures = 0
+        while True:
+            try:
+                with self._client.stream(f"/v1/jobs/{self.id}/events", **{"Last-Event-ID": str(after)}) as response:
+                    _checked(response)
+                    for event in _parsed(response.iter_lines()):
+                        after, failures = event.number or after, 0
+                        yield event
+            except httpx2.TransportError as error:
+                failures += 1
+                if failures == TRIES:
+                    raise self._client._unreachable(error) from error
+                time.sleep(FIRST_PAUSE_S * 2**failures)
+            if self.refresh().state in OVER:
+                return
+
+    def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
+        """Returns when the job is over, however it ended: look at `state`.
+
+        progress : a bar on stderr
+
+        Raises TimeoutError where it is not over in time. The job itself goes on whatever happens here.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        title = Path(self.view["output"]).name
+        with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
+            for event in self.events():
+                if show is not None and event.kind == "progress":
+                    show(event.data)
+                if end is not None and time.monotonic() > end and event.data.get("state") not in OVER:
+                    raise TimeoutError(f"job {self.id} is {self.refresh().state} after {timeout_s} s")
+        return self.refresh()
+
+    def result(self, path: str | os.PathLike[str]) -> Path:
+        """Fetch the output to a file of this machine, whole or not at all."""
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        try:
+            with self._client.stream(f"/v1/jobs/{self.id}/result") as response, partial.open("wb") as file:
+                _checked(response)
+                for piece in response.iter_bytes(PIECE_BYTES):
+                    file.write(piece)
+            partial.replace(target)
+        except httpx2.TransportError as error:
+            raise self._client._unreachable(error) from error
+        except OSError as error:
+            raise StorageError(f"{target}: {error.strerror}; choose another place") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
+
+
+def _checked(response: Any) -> Any:
+    """The answer, where it is a success."""
+    if response.is_success:
+        return response
+    response.read()
+    try:
+        detail = str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = f"status {response.status_code} from {response.url}: is that a Millrace service?"
+    kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
+    raise kind(detail)
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[Event]:
+    """Server-sent events."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif not line and "data" in fields:
+            number = int(fields["id"]) if "id" in fields else None
+            yield Event(kind=fields.get("event", "message"), data=json.loads(fields["data"]), number=number)
+            fields.clear()
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Call what this yields with each `progress` event's data."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("chunks,"),
+        TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None, state="queued")
+
+        def show(data: Mapping[str, Any]) -> None:
+            progress.update(task, completed=data["chunks_done"], total=data["chunks"], state=data["state"])
+
+        yield show

@@ -1,0 +1,218 @@
+"""The commands of a service's users: submit, jobs, status, wait, logs, cancel, retry, result, workers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+# What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
+JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
+_ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
+_STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
+
+JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+def wait_options() -> list[click.Option]:
+    return [
+        click.Option(["--timeout"], type=click.FloatRange(0), help="seconds to wait at most; then exit code 5"),
+        click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+    ]
+
+
+def submit_options() -> list[click.Option]:
+    """What every `millrace submit WORKLOAD` takes besides the workload's own parameters."""
+    return [
+        click.Option(["--priority"], type=click.IntRange(-100, 100), default=0, show_default=True, help="higher first"),
+        click.Option(
+            ["--after"], multiple=True, metavar="JOB", help="a job that has to succeed first; may be repeated"
+        ),
+        click.Option(["--array"], metavar="FROM-TO", help="a job for each number; {index} in paths stands for it"),
+        click.Option(["--key"], help="an idempotency key: the same command with it is the same job"),
+        click.Option(["--wait"], is_flag=True, help="wait until it is over; Ctrl-C leaves it running"),
+        *wait_options(),
+        click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
+    ]
+
+
+def submit(
+    workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
+    array: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Hand a job to the service."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        asked = {"priority": priority, "after": after, "key": key, **parameters}
+        if array is None:
+            jobs = [client.submit(workload, input, output, **asked)]
+        else:
+            jobs = client.submit_array(workload, input, output, array, **asked)
+        if not wait:
+            _show(jobs, as_json, lambda job: job.id)
+            return
+        _wait(jobs, timeout, quiet, as_json)
+
+
+@click.command()
+@click.option("--state", type=click.Choice(_STATES), help="only these")
+@click.option("--owner", help="only this owner's")
+@click.option("--workload", help="only these")
+@click.option("--array", help="only this array's")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="the newest so many")
+@JSON
+def jobs(limit: int, as_json: bool, **filters: str | None) -> None:
+    """List jobs, the newest first."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show(list(client.jobs(limit=limit, **filters)), as_json, _line)
+
+
+@click.command()
+@click.argument("job")
+@JSON
+def status(job: str, as_json: bool) -> None:
+    """Show one job."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show([client.job(job)], as_json, lambda found: "\n".join(_details(found)))
+
+
+@click.command(params=[click.Argument(["job_ids"], nargs=-1, required=True, metavar="JOB…"), *wait_options()])
+@JSON
+def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: bool) -> None:
+    """Wait until jobs are over. Exit code 3 where one failed, 4 where one was cancelled, 5 where time ran out."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _wait([client.job(each) for each in job_ids], timeout, quiet, as_json)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="go on until the job is over")
+@JSON
+def logs(job: str, follow: bool, as_json: bool) -> None:
+    """Print what happened to a job."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        found = client.job(job)
+        events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
+        for event in events:
+            click.echo(json.dumps(event) if as_json else f"{_time(event['at'])}  {event['message']}")
+
+
+@click.command()
+@click.argument("job")
+@JSON
+def cancel(job: str, as_json: bool) -> None:
+    """Stop a job and remove what it has written so far."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show([client.job(job).cancel()], as_json, _line)
+
+
+@click.command()
+@click.argument("job")
+@JSON
+def retry(job: str, as_json: bool) -> None:
+    """Queue a failed or cancelled job again; finished chunks are kept."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show([client.job(job).retry()], as_json, _line)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--receipt", is_flag=True, help="print the receipt instead")
+def result(job: str, path: Path | None, receipt: bool) -> None:
+    """Fetch a job's output to PATH [default: its own name, here]."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        found = client.job(job)
+        if receipt:
+            click.echo(json.dumps(found.receipt, indent=2))
+        else:
+            click.echo(found.result(path or Path(Path(found.view["output"]).name)))
+
+
+@click.command()
+@JSON
+def workers(as_json: bool) -> None:
+    """List what the service computes on."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        found = client.workers()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo("\n".join(f"{each.get('host', '')}  {each['name']}  {each.get('model', '')}" for each in found))
+
+
+COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
+
+
+def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool) -> NoReturn:
+    """Ends the program with what the jobs came to."""
+    end = None if timeout is None else time.monotonic() + timeout
+    for job in found:
+        try:
+            job.wait(progress=not quiet, timeout_s=None if end is None else max(end - time.monotonic(), 0.0))
+        except TimeoutError as error:
+            click.echo(f"millrace: {error}; it goes on", err=True)
+            raise SystemExit(NOT_OVER_IN_TIME) from error
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C
+            left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
+            click.echo(f"millrace: what was submitted goes on: millrace wait {left}", err=True)
+            raise
+    if as_json or not quiet:
+        _show(found, as_json, _line)
+    raise SystemExit(max(_ENDINGS[job.state] for job in found))
+
+
+def _show(found: list[Any], as_json: bool, line: Callable[[Any], str]) -> None:
+    if as_json:
+        views = [job.view for job in found]
+        click.echo(json.dumps(views[0] if len(views) == 1 else views, indent=2))
+    elif found:
+        click.echo("\n".join(line(job) for job in found))
+
+
+def _line(job: Any) -> str:
+    view = job.view
+    share = f" {view['chunks_done']}/{view['chunks']}" if view["state"] == "running" and view["chunks"] else ""
+    said = f": {view['error']}" if view["error"] else ""
+    return f"{view['id']}  {view['state']}{share}  {view['workload']} {view['input']} → {view['output']}{said}"
+
+
+def _details(job: Any) -> list[str]:
+    view = job.view
+    rows = {
+        "job": view["id"], "state": view["state"] + (" (stopping)" if view["cancelling"] else ""),
+        "owner": view["owner"], "workload": view["workload"], "input": view["input"], "output": view["output"],
+        "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
+        "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
+        "attempts": view["attempts"], "submitted": _time(view["submitted_at"]), "started": _time(view["started_at"]),
+        "finished": _time(view["finished_at"]), "error": view["error"] or "–",
+    }  # fmt: skip
+    return [f"{name:11} {value}" for name, value in rows.items()]
+
+
+def _time(at: float | None) -> str:
+    return "–" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
