@@ -32,6 +32,7 @@ from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import NewJob, Store, StoredJob
 from pipeline.service.tokens import Tokens
 from pipeline.service.views import Accepted, EventView, JobPage, JobView, Submission, WorkloadView, refuse_unknown
+from pipeline.service.web.pages import add_pages
 from pipeline.workloads import workloads
 
 EVENTS_POLL_S = 0.25
@@ -68,6 +69,7 @@ def make_app(service: Service) -> FastAPI:
     _add_jobs(app, service)
     _add_results(app, service)
     _add_probes(app, service)
+    add_pages(app, service)
     return app
 
 

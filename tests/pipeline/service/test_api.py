@@ -7,82 +7,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fastapi.testclient import TestClient
 
 from pipeline.errors import ParameterError
 from pipeline.service.access import MOST_BODY_BYTES
-from pipeline.service.api import Service, make_app
 from pipeline.service.jobs import Computed, Planned, Progressed, Published, State
-from pipeline.service.problems import MEDIA_TYPE
-from pipeline.service.roots import DataRoots
-from pipeline.service.settings import ServiceSettings
-from pipeline.service.store import Facts, Store
 from pipeline.service.tokens import Tokens, new_token, token_line
-
-LOCAL = "http://127.0.0.1:8765"
-JOB = {"workload": "smooth", "input": "in.npy", "output": "out.npy", "parameters": {"size": "3"}}
-
-
-class Runner:
-    """Notes what it is told."""
-
-    def __init__(self):
-        self.woken = 0
-        self.acted = []
-
-    def wake(self):
-        self.woken += 1
-
-    def act(self, job, actions):
-        self.acted.append((job, actions))
-
-
-@pytest.fixture
-def world(tmp_path):
-    """A service without workers: its parts, and a client of its API as `.http(…)` makes one."""
-    data = tmp_path / "data"
-    data.mkdir()
-    store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
-    made = SimpleNamespace(store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None)
-    made.previews.mkdir()
-
-    def http(tokens=None, base_url=LOCAL, **settings):
-        named = {"tokens_file": tmp_path / "tokens"} if tokens else {}
-        service = Service(
-            settings=ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings), store=store,
-            runner=runner, roots=DataRoots([data]), previews=made.previews, workers=lambda: [{"name": "cpu"}],
-            ready=lambda: made.missing, tokens=lambda: tokens,
-        )  # fmt: skip
-        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False)
-
-    made.http = http
-    yield made
-    store.close()
-
-
-def submit(client, **what):
-    return client.post("/v1/jobs", json=JOB | what)
-
-
-def accepted(client, **what):
-    response = submit(client, **what)
-    assert response.status_code == 201, response.text
-    return response.json()["jobs"][0]["id"]
-
-
-def succeed(store, job, receipt=None):
-    store.claim("r", now=1.0, lease_s=9.0, owner_cap=99)
-    store.apply(job, Planned(1, 4), now=2.0)
-    store.apply(job, Computed(1), now=3.0)
-    store.apply(job, Published(1), now=4.0, facts=Facts(receipt=receipt or {"chunks": 4}))
-
-
-def assert_problem(response, status, said):
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == MEDIA_TYPE
-    found = response.json()
-    assert found["status"] == status
-    assert said in found["detail"]
+from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
 
 def test_a_job_is_accepted_and_shown(world):

@@ -1,0 +1,52 @@
+"""A service without workers, for tests of what it says over HTTP."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from pipeline.service.api import Service, make_app
+from pipeline.service.roots import DataRoots
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
+
+LOCAL = "http://127.0.0.1:8765"
+
+
+class Runner:
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.woken = 0
+        self.acted = []
+
+    def wake(self):
+        self.woken += 1
+
+    def act(self, job, actions):
+        self.acted.append((job, actions))
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A service without workers: its parts, and a client of its API as `.http(…)` makes one."""
+    data = tmp_path / "data"
+    data.mkdir()
+    store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
+    made = SimpleNamespace(store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None)
+    made.previews.mkdir()
+
+    def http(tokens=None, base_url=LOCAL, **settings):
+        named = {"tokens_file": tmp_path / "tokens"} if tokens else {}
+        service = Service(
+            settings=ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings), store=store,
+            runner=runner, roots=DataRoots([data]), previews=made.previews, workers=lambda: [{"name": "cpu"}],
+            ready=lambda: made.missing, tokens=lambda: tokens,
+        )  # fmt: skip
+        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False)
+
+    made.http = http
+    yield made
+    store.close()
