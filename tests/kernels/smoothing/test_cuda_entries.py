@@ -112,7 +112,7 @@ def _applies(variant: str, case: Case) -> bool:
 
 
 def _fewest(cupy: Any, variant: str, places: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of these cases, hardly more than it takes to launch every kernel: found by asking for launches, not making them."""
+    """Of these cases, hardly more than reach every kernel: found by asking for launches without making them."""
     asked: list[str] = []
     monkeypatch.setattr(Kernel, "launch", lambda self, *args, **options: asked.append(self.expression))
     kernels: dict[int, set[str]] = {}
