@@ -1,0 +1,131 @@
+// Merge-based product of a CSR matrix. Rows' ends and nonzeros form one list, ordered as they are needed: a step is to add
+// a nonzero, or to finish a row. Cut into equal parts it gives every block equal work, be rows empty or endless.
+// Floor: as of the whole file, and a row's number a part.
+#pragma once
+
+#include "segments.cuh"
+
+constexpr int STEPS = 8, TILE_STEPS = THREADS * STEPS;
+
+// merge_partition: how many rows lie before each part: the first row r with r + (its end) >= the part's first step. A warp
+// a part, which looks at 32 rows at a time: few reads one after the other.
+template <typename Offset>
+__global__ void __launch_bounds__(THREADS)
+merge_partition(const Offset* __restrict__ starts, int rows, long long nonzeros, int* __restrict__ firsts, long long parts) {
+    const long long part = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) / 32;
+    if (part > parts) return;
+    const int lane = threadIdx.x % 32;
+    const long long step = min(part * TILE_STEPS, rows + nonzeros);
+    long long low = max(step - nonzeros, 0ll), high = min(step, static_cast<long long>(rows));
+    while (low < high) {
+        const long long stride = (high - low + 31) / 32, row = low + lane * stride;
+        const bool before = row < high && row + starts[row + 1] < step;
+        const int found = __popc(__ballot_sync(ALL_LANES, before));
+        if (found == 0) {
+            high = low;
+        } else {
+            high = min(high, low + found * stride);
+            low += (found - 1) * stride + 1;
+        }
+    }
+    if (lane == 0) firsts[part] = static_cast<int>(low);
+}
+
+// What all earlier threads of a block carry to each: sums since a row last began, of which each thread has its own, and
+// whether one has begun there. In a fixed order.
+template <typename Value>
+__device__ inline Value carried_to(Value sum, bool begun, Value* warp_sums, bool* warp_begun) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned lanes = __ballot_sync(ALL_LANES, begun);
+    const Value inclusive = segment_sum(sum, begun);
+    if (lane == 31) {
+        warp_sums[warp] = inclusive;
+        warp_begun[warp] = lanes != 0;
+    }
+    Value before = __shfl_up_sync(ALL_LANES, inclusive, 1);
+    if (lane == 0) before = 0;
+    __syncthreads();
+    if (lanes & ((1u << lane) - 1)) return before;
+    for (int w = warp - 1; w >= 0; --w) {
+        before += warp_sums[w];
+        if (warp_begun[w]) break;
+    }
+    return before;
+}
+
+// Numbers of a tile in shared memory, with 16 bytes between every 128: threads that read eight in a row meet no conflicts.
+template <typename Value>
+__device__ constexpr int padded(unsigned i) {
+    return static_cast<int>(i + i / unsigned(128 / sizeof(Value)) * unsigned(16 / sizeof(Value)));
+}
+
+// merge_tiles: a block a part. Products are formed in the order of memory, many under way at once, and become, by a scan
+// that begins anew with each row, the sums of their rows so far. A row then finds its sum at its last nonzero; what belongs
+// to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search.
+template <typename Value, typename Offset>
+__global__ void __launch_bounds__(THREADS)
+merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
+            const Value* __restrict__ x, Value* __restrict__ y, int rows, long long nonzeros,
+            const int* __restrict__ firsts, int* __restrict__ carry_rows, Value* __restrict__ carries) {
+    constexpr int VECTORS = STEPS * sizeof(Value) / 16;
+    __shared__ __align__(16) Value sums[padded<Value>(TILE_STEPS)];
+    __shared__ __align__(8) unsigned char heads[TILE_STEPS];  // where a row begins
+    __shared__ int begins[TILE_STEPS + 1];
+    __shared__ Value warp_sums[THREADS / 32];
+    __shared__ bool warp_begun[THREADS / 32];
+    const long long step = static_cast<long long>(blockIdx.x) * TILE_STEPS;
+    const int row = firsts[blockIdx.x], next_row = firsts[blockIdx.x + 1], held_rows = next_row - row;
+    const long long nonzero = step - row;
+    const int held = static_cast<int>(min(step + TILE_STEPS, rows + nonzeros) - next_row - nonzero);
+    const Value* my_values = settled(values + nonzero + threadIdx.x);
+    const int* my_columns = settled(columns + nonzero + threadIdx.x);
+    const int mine_held = held - static_cast<int>(threadIdx.x);
+    Value value[STEPS];
+    int column[STEPS];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+        const bool exists = k * THREADS < mine_held;
+        value[k] = exists ? read_once(my_values + k * THREADS) : Value(0);
+        column[k] = exists ? read_once(my_columns + k * THREADS) : NONE;
+    }
+    *reinterpret_cast<unsigned long long*>(heads + threadIdx.x * STEPS) = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int r = threadIdx.x; r <= held_rows; r += THREADS) {
+        const long long begin = starts[row + r] - nonzero;
+        const bool empty = r < held_rows && starts[row + r + 1] == begin + nonzero;
+        begins[r] = static_cast<int>(max(begin, 0ll));
+        if (begin >= 0 && begin < held && !empty) heads[begin] = 1;
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+        sums[padded<Value>(threadIdx.x) + k * padded<Value>(THREADS)] =
+            column[k] != NONE ? value[k] * x[column[k]] : Value(0);
+    __syncthreads();
+
+    uint4* mine = reinterpret_cast<uint4*>(sums + padded<Value>(threadIdx.x * STEPS));
+    Value run[STEPS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) reinterpret_cast<uint4*>(run)[v] = mine[v];
+    const uint2 begun = *reinterpret_cast<const uint2*>(heads + threadIdx.x * STEPS);  // a byte a nonzero
+#pragma unroll
+    for (int k = 1; k < STEPS; ++k)
+        if (!((k < 4 ? begun.x : begun.y) & 1u << 8 * (k % 4))) run[k] += run[k - 1];
+    const Value before = carried_to(run[STEPS - 1], (begun.x | begun.y) != 0, warp_sums, warp_begun);
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+        const unsigned until = k < 4 ? begun.x & (2u << 8 * k) - 1 : begun.x | (begun.y & (2u << 8 * (k - 4)) - 1);
+        if (until == 0) run[k] += before;
+    }
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) mine[v] = reinterpret_cast<const uint4*>(run)[v];
+    __syncthreads();
+
+#pragma unroll 1
+    for (int r = threadIdx.x; r < held_rows; r += THREADS)
+        y[row + r] = begins[r + 1] > begins[r] ? sums[padded<Value>(begins[r + 1] - 1)] : Value(0);
+    if (threadIdx.x == 0) {
+        carry_rows[blockIdx.x] = next_row;
+        carries[blockIdx.x] = held > begins[held_rows] ? sums[padded<Value>(held - 1)] : Value(0);
+    }
+}
