@@ -227,7 +227,7 @@ def _run(
 
             serve(settings.metrics_port)
         shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
-        with progress_bar(job.plan, output.name, shown=shown) as written:
+        with progress_bar(job.plan, output.name, shown=shown, note=job.workload.progress_note) as written:
             events = RunEvents(
                 on_written=written,
                 on_published=lambda: _published.append(output),

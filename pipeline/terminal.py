@@ -12,13 +12,32 @@ from pipeline.workloads.base import Chunk, Plan
 
 
 @contextmanager
-def progress_bar(plan: Plan, title: str, *, shown: bool) -> Iterator[Callable[[Chunk], None]]:
-    """Call what this yields with each written chunk: bytes done, bytes per second and the time left, on stderr."""
+def progress_bar(
+    plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: ""
+) -> Iterator[Callable[[Chunk], None]]:
+    """Call what this yields with each written chunk: bytes done, bytes per second and the time left, on stderr.
+
+    note : a few words beside them, asked for as the line is drawn
+    """
     if not shown:
         yield lambda chunk: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class NoteColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(note())
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -26,6 +45,7 @@ def progress_bar(plan: Plan, title: str, *, shown: bool) -> Iterator[Callable[[C
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
+        NoteColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
         task = progress.add_task(title, total=plan.output_bytes)

@@ -19,7 +19,9 @@ from pipeline.formats.partial import PartialFile
 from pipeline.workloads.base import receipt_path
 
 # Whose versions can change a result.
-RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "tifffile", "zarr", "imagecodecs", "MDAnalysis")
+RECORDED_PACKAGES = (
+    "numpy", "numba", "llvmlite", "scipy", "finufft", "tifffile", "zarr", "h5py", "imagecodecs", "MDAnalysis",
+)  # fmt: skip
 
 
 def to_json(value: Any) -> str:

@@ -249,12 +249,13 @@ def _check(new: NewJob, roots: DataRoots) -> None:
     roots.readable(new.input)
     roots.writable(new.output)
     try:
-        workloads()[new.workload].Parameters(**new.parameters)
+        parameters = workloads()[new.workload].Parameters(**new.parameters)
     except ValidationError as error:
         fault = error.errors()[0]
         where = f"parameters.{fault['loc'][0]}: " if fault["loc"] else "parameters: "
         said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
         raise ParameterError(f"{where}{said}") from error
+    roots.check_further(parameters.further_files)
 
 
 def _check_room(store: Store, owner: str, count: int, most: int) -> None:

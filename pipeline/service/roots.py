@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError, ParameterError
@@ -38,6 +38,11 @@ class DataRoots:
         if resolved is None or resolved in self.roots:
             raise OutputError(f"{name}: is outside the service's data roots ({self._listed()}); write under them")
         return resolved
+
+    def check_further(self, files: Iterable[Path]) -> None:
+        """InputError where one of a job's further inputs lies outside the roots."""
+        for path in files:
+            self.readable(str(path))
 
     def _resolved(self, name: str) -> Path | None:
         """Relative names are taken from the first root. None where the path is outside, or is no path."""

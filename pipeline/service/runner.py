@@ -252,6 +252,7 @@ class Runner:
             fault = error.errors()[0]
             where = f"{fault['loc'][0]}: " if fault["loc"] else ""
             raise ParameterError(f"{where}{explain(fault)}") from error
+        self._roots.check_further(parameters.further_files)
         return JobSpec(
             workload=asked.workload,
             input=self._roots.readable(asked.input),

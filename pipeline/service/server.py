@@ -43,6 +43,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         store = Store(settings.state_dir / "jobs.sqlite")
         stack.callback(store.close)
         roots = DataRoots(settings.data_roots)
+        os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
         place = stack.enter_context(open_place(_place_settings(settings)))
         previews = settings.state_dir / "previews"
         previews.mkdir(exist_ok=True)

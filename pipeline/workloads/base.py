@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +86,11 @@ class Parameters(BaseModel):
     """Base of every workload's parameters: frozen, no unknown fields; it makes the command's options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        return iter(())
 
     def in_force(self) -> dict[str, Any]:
         """What decides the result, defaults included, ready for JSON: for the plan and the receipt."""
@@ -184,6 +189,10 @@ class Workload(ABC):
     def describe(self) -> Mapping[str, Any]:
         """The input and output in words and numbers, for the plan and the receipt: shape, axes and dtype of the output,
         and whatever else there is to say."""
+
+    def progress_note(self) -> str:
+        """A few words on how far the work has come, for the progress line; empty where bytes say it all."""
+        return ""
 
     def write_preview(self, preview: Path) -> None:
         """Draw the published output as a small PNG; called last, when all else is closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -197,6 +198,11 @@ class CoulombParameters(Parameters):
     def given_cell(self) -> Array | None:
         """The cell that stands in the parameters, vectors as rows."""
         return None if self.cell in ("file", "none") else _given_cell(self.cell)
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        yield from (path for path in (self.trajectory,) if path is not None)
 
     def in_force(self) -> dict[str, Any]:
         found = self.model_dump(mode="json", exclude_none=True)

@@ -80,7 +80,10 @@ def test_arrays_that_are_no_charges(tmp_path: Path, table: NDArray[Any], words: 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({}, ("none of them", "xyz and q")),
+        ({}, ("holds no arrays", "xyz and q")),
+        ({"arr_0": np.zeros((3, 4))}, ("holds arr_0, saved without a name", "np.savez(file, xyz=positions")),
+        ({"positions": np.zeros((3, 3)), "q": np.ones(3)}, ("holds positions, q; it needs", "xyz and q")),
+        ({f"array_with_a_long_name_{n}": np.ones(3) for n in range(9)}, ("holds 9 arrays; it needs",)),
         ({"x": TABLE[:, 0], "y": TABLE[:, 1], "z": TABLE[:, 2]}, ("holds x, y, z",)),
         ({"x": TABLE[:6, 0], "y": TABLE[:, 1], "z": TABLE[:, 2], "q": TABLE[:, 3]}, ("one length", "x (6,)")),
         ({"xyz": TABLE, "q": TABLE[:, 3]}, ("(7, 4)", "(n, 3)")),

@@ -86,6 +86,19 @@ def test_a_link_out_of_the_roots_is_refused(world, tmp_path):
     assert_problem(submit(client, output="link/out.npy"), 409, "outside the service's data roots")
 
 
+@pytest.mark.parametrize(
+    ("workload", "parameters"),
+    [
+        ("coulomb", {"trajectory": "/etc/passwd"}),
+        ("mri", {"field_map": "/etc/passwd"}),
+        ("mri", {"density": "/etc/passwd"}),
+    ],
+)
+def test_files_among_the_parameters_lie_under_the_roots_too(world, workload, parameters):
+    refused = submit(world.http(), workload=workload, parameters=parameters)
+    assert_problem(refused, 422, "/x/y.npy: is outside the service's data roots")
+
+
 def test_two_jobs_may_not_write_one_output(world):
     client = world.http()
     job = accepted(client)

@@ -1,0 +1,207 @@
+"""The transforms of NumPy arrays: FINUFFT's, or the sum itself as matrix products; and our Toeplitz convolution, whose
+FFTs are pocketfft's (scipy.fft), over the lines of the doubled grid that are not known to be zero."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.nufft import exact_cpu
+from kernels.nufft.toeplitz import kernel_from_spread
+
+Array = NDArray[Any]
+
+# Below this relative error float32 coordinates, grids and FFTs of FINUFFT are not enough; complex64 is then computed in
+# float64 and rounded once.
+SINGLE_EPS, SINGLE_EPS_A_SIZE = 5e-6, 1.5e-7
+# FINUFFT's tolerance is an aim, which small images with samples at the edge of k-space miss. For a large eps the
+# smaller grid is the faster one, with more of a margin.
+COARSE_EPS, COARSE = 1e-3, {"upsampfac": 1.25, "margin": 0.2}
+FINE = {"upsampfac": 2.0, "margin": 0.5}
+SINGLE_KERNEL_EPS = 1e-4  # below it a point-spread function is computed in float64
+VALUES_A_THREAD = 20_000  # below that, FINUFFT's threads cost more than they save
+EXACT_PAIRS = 1 << 15  # pairs of a point and a pixel up to which the sum costs less than FINUFFT's set-up
+
+_PLANNING = threading.Lock()  # FFTW's planner, which FINUFFT may be built on, is one for all
+
+
+def default_workers(workers: int | None) -> int:
+    return workers or len(os.sched_getaffinity(0))
+
+
+class Plan:
+    """One trajectory's transforms; see kernels.nufft.Nufft. FINUFFT's plans are made when first needed."""
+
+    def __init__(self, trajectory: Array, shape: tuple[int, ...], eps: float, method: str, workers: int | None) -> None:
+        self._trajectory = np.array(trajectory, np.float64)  # a copy: plans are made later
+        self._shape = shape
+        self._eps = eps
+        self._workers = default_workers(workers)
+        self._plans: dict[tuple[int, str, int, int], Any] = {}
+        self._lock = threading.Lock()
+        pairs = len(trajectory) * math.prod(shape)
+        self.method = ("exact" if pairs <= EXACT_PAIRS else "gridding") if method == "auto" else method
+
+    def forward(self, images: Array, out: Array | None, stream: Any) -> Array:
+        points = len(self._trajectory)
+        out = np.empty((*images.shape[: -len(self._shape)], points), images.dtype) if out is None else out
+        flat = images.reshape(-1, *self._shape)
+        result = out.reshape(len(flat), points)
+        if self.method == "exact":
+            self._exact(exact_cpu.forward, flat, result)
+        else:
+            self._run(2, flat, result)
+        return out
+
+    def adjoint(self, samples: Array, weights: Array | None, out: Array | None, stream: Any) -> Array:
+        points = len(self._trajectory)
+        out = np.empty((*samples.shape[:-1], *self._shape), samples.dtype) if out is None else out
+        # reshape(-1, 0) cannot tell how many there are.
+        flat = samples.reshape(math.prod(samples.shape[:-1]), points)
+        result = out.reshape(-1, *self._shape)
+        if weights is not None:
+            flat = flat * weights.astype(flat.real.dtype)
+        if self.method == "exact":
+            self._exact(exact_cpu.adjoint, flat, result)
+        else:
+            self._run(1, flat, result)
+        return out
+
+    def _exact(self, transform: Callable[[Array, Array, Array], None], source: Array, result: Array) -> None:
+        if source.dtype == np.complex64 and self._eps < SINGLE_EPS:
+            wide = np.empty(result.shape, np.complex128)
+            transform(self._trajectory, source.astype(np.complex128), wide)
+            result[...] = wide
+        else:
+            transform(self._trajectory, source, result)
+
+    def _run(self, kind: int, source: Array, result: Array) -> None:
+        if not len(self._trajectory) or not len(source):
+            result[...] = 0
+            return
+        double = source.dtype == np.complex128 or self._eps < max(SINGLE_EPS, SINGLE_EPS_A_SIZE * max(self._shape))
+        dtype = np.dtype(np.complex128 if double else np.complex64)
+        source = np.ascontiguousarray(source, dtype)
+        # A coil a thread: FINUFFT's own threads wait for each other after every stage, so that one that is held up
+        # holds up all. They serve where coils are fewer than threads.
+        a_coil = len(self._trajectory) + math.prod(self._shape)
+        shares = self._workers if len(source) >= self._workers and len(source) * a_coil >= VALUES_A_THREAD else 1
+        threads = 1 if shares > 1 else min(self._workers, 1 + a_coil // VALUES_A_THREAD)
+
+        def run(share: int) -> None:
+            plan = self._plan(kind, dtype.name, share, threads)
+            for coil in range(share, len(source), shares):
+                result[coil] = plan.execute(source[coil]).reshape(result.shape[1:])
+
+        with self._lock:  # a plan of FINUFFT owns one work space
+            if shares == 1:
+                run(0)
+                return
+            with ThreadPoolExecutor(shares) as pool:
+                for _ in pool.map(run, range(shares)):
+                    pass
+
+    def _plan(self, kind: int, dtype: str, share: int, threads: int) -> Any:
+        import finufft
+
+        found = self._plans.get((kind, dtype, share, threads))
+        if found is None:
+            grid = COARSE if self._eps >= COARSE_EPS else FINE
+            eps = max(grid["margin"] * self._eps, 1e-14 if dtype == "complex128" else 1e-6)
+            options = {"nthreads": threads, "upsampfac": grid["upsampfac"], "isign": 1 if kind == 1 else -1}
+            with _PLANNING:
+                found = finufft.Plan(kind, self._shape, 1, eps=eps, dtype=dtype, **options)
+            real = np.float64 if dtype == "complex128" else np.float32
+            found.setpts(*(np.ascontiguousarray(axis, real) for axis in radians(self._trajectory, self._shape)))
+            self._plans[kind, dtype, share, threads] = found
+        return found
+
+
+def radians(trajectory: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Each axis' coordinates in [−π, π], folded in float64 before they are rounded."""
+    for axis, size in zip(trajectory.T, shape, strict=True):
+        turns = axis / size
+        yield 2 * np.pi * (turns - np.round(turns))
+
+
+def toeplitz_kernel(
+    trajectory: Array, weights: Array | None, shape: tuple[int, ...], eps: float, workers: int | None
+) -> Array:
+    """See kernels.nufft.toeplitz."""
+    doubled = tuple(2 * n for n in shape)
+    dtype = np.complex64 if eps >= SINGLE_KERNEL_EPS else np.complex128
+    plan = Plan(2 * trajectory.astype(np.float64), doubled, eps, "auto", workers)
+    spread = plan.adjoint(np.ones(len(trajectory), dtype), weights, None, None)
+    kernel = np.asarray(kernel_from_spread(spread, shape, np))
+    return kernel.astype(np.float32) if eps >= 1e-6 else kernel
+
+
+class Convolution:
+    """The body of kernels.nufft.Toeplitz. Images are padded axis by axis: lines of zeros are never transformed."""
+
+    def __init__(self, kernel: Array, shape: tuple[int, ...], workers: int | None) -> None:
+        self._kernel = np.ascontiguousarray(kernel)
+        self._shape = shape
+        self._workers = default_workers(workers)
+
+    def apply(self, image: Array, out: Array | None, stream: Any) -> Array:
+        out = np.empty_like(image, order="C") if out is None else out
+        flat, result = image.reshape(-1, *self._shape), out.reshape(-1, *self._shape)
+        workers = self._workers if len(flat) < self._workers else 1
+
+        def one(index: int) -> None:
+            result[index] = self._normal(flat[index], workers)
+
+        self._each(one, len(flat), workers)
+        return out
+
+    def apply_sense(self, image: Array, maps: Array, out: Array | None, stream: Any) -> Array:
+        out = np.empty(self._shape, image.dtype) if out is None else out
+        workers = self._workers if len(maps) < self._workers else 1
+        total = np.zeros(self._shape, image.dtype)
+        turn = threading.Condition()
+        added = 0
+
+        def one(coil: int) -> None:
+            nonlocal added
+            normal = self._normal(maps[coil] * image, workers)
+            normal *= maps[coil].conj()
+            with turn:  # in the coils' order, so that the bits do not depend on which thread was first
+                turn.wait_for(lambda: added == coil)
+                np.add(total, normal, out=total)
+                added += 1
+                turn.notify_all()
+
+        self._each(one, len(maps), workers)
+        out[...] = total
+        return out
+
+    def _each(self, one: Any, count: int, workers: int) -> None:
+        """One coil a thread, whose grid stays in that core's cache; all threads on each coil where there are few."""
+        if count <= 1 or workers > 1 or self._workers == 1:
+            for index in range(count):
+                one(index)
+            return
+        with ThreadPoolExecutor(self._workers) as pool:
+            for _ in pool.map(one, range(count)):
+                pass
+
+    def _normal(self, image: Array, workers: int) -> Array:
+        from scipy import fft
+
+        padded, axes = self._kernel.shape, range(len(self._shape))
+        grid = image
+        for axis in reversed(axes):
+            grid = fft.fft(grid, padded[axis], axis=axis, workers=workers)
+        grid *= self._kernel
+        for axis in axes:
+            grid = fft.ifft(grid, axis=axis, norm="forward", overwrite_x=True, workers=workers)
+            grid = grid[(slice(None),) * axis + (slice(self._shape[axis]),)]
+        return np.asarray(grid)

@@ -1,0 +1,175 @@
+"""The normal operator FᴴWF as a convolution: one FFT pair on a doubled grid and a multiplication, whatever the samples.
+
+FᴴWF is a Toeplitz matrix: its element (r, r') is q(r − r'), where q(d) = sum over m of w_m exp(2πi k_m·d/N) is the
+point-spread function for |d| < N. Written on a grid of 2N − 1 or more with ends that wrap round, q makes it circulant:
+pad, FFT, multiply by the transform of q, inverse FFT, crop. Real weights make q Hermitian, and its transform real.
+
+Source: Fessler et al., "Toeplitz-based iterative image reconstruction …", IEEE Trans. Signal Process. 53 (2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels.nufft.checks import (
+    check_out,
+    checked_array,
+    checked_eps,
+    checked_kind,
+    checked_shape,
+    checked_trajectory,
+    checked_weights,
+    checked_workers,
+    on_host,
+)
+
+__all__ = ["Toeplitz", "fast_size", "kernel_from_spread", "toeplitz_kernel", "toeplitz_shape"]
+
+FACTORS = (2, 3, 5, 7)
+SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of the lines that toeplitz_lines.cuh transforms
+
+
+def fast_size(least: int, multiple: int = 2) -> int:
+    """The smallest multiple of `multiple` from `least` on that has no prime factors above 7: what FFTs like."""
+    size = -(-least // multiple) * multiple
+    while True:
+        rest = size
+        for factor in FACTORS:
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return size
+        size += multiple
+
+
+def toeplitz_shape(shape: Sequence[int], *, host: bool = True) -> tuple[int, ...]:
+    """Sizes of the grid that the kernel of an image's shape lives on: even, at least 2N − 1.
+
+    host : on the CPU; on CUDA powers of two, for our own FFTs, unless an axis is longer than those go
+    """
+    shape = checked_shape(shape)
+    powers = tuple(max(1 << (2 * n - 2).bit_length(), SMALLEST_LINE) for n in shape)
+    if not host and max(powers) <= LARGEST_LINE:
+        return powers
+    return tuple(fast_size(2 * n - 1) for n in shape)
+
+
+def toeplitz_kernel(
+    trajectory: Any,
+    weights: Any,
+    shape: Sequence[int],
+    eps: float = 1e-3,
+    *,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """The transform of a trajectory's point-spread function, for `Toeplitz`.
+
+    trajectory : [M, d] in cycles per field of view of an image of `shape`; see `kernels.nufft`
+    weights    : real [M], of the same kind of array; None: all one
+    shape      : of the image
+    eps        : relative error of the point-spread function asked for
+    workers    : CPU threads; default one a core
+    stream     : CUDA: the stream to launch on; default CuPy's current one
+
+    Returns real [*toeplitz_shape(shape, host=…)], in the FFT's order, divided by its size: float32, or float64 where
+    an eps below 1e-6 was asked for. Kernels of parts of a trajectory add up to the whole one's.
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+    shape = checked_shape(shape)
+    checked_trajectory(trajectory, shape)
+    checked_eps(eps, trajectory)
+    checked_workers(workers)
+    weights = checked_weights(weights, len(trajectory), on_host(trajectory))
+    if on_host(trajectory):
+        from kernels.nufft import cpu
+
+        return cpu.toeplitz_kernel(trajectory, weights, shape, eps, workers)
+    from kernels.nufft import cuda
+
+    return cuda.toeplitz_kernel(trajectory, weights, shape, eps, stream)
+
+
+class Toeplitz:
+    """FᴴWF of one trajectory and its weights, applied to any number of images.
+
+    kernel  : what `toeplitz_kernel` returned for `shape`; its kind of array decides the device
+    shape   : of the image
+    workers : CPU threads; default one a core
+
+    On CUDA the work space is kept between calls, one for each number of coils: calls of one object run one after the
+    other, on one stream at a time. After the first call with a number of coils nothing is allocated and nothing waits
+    for the device, so that a CUDA graph may capture it.
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+
+    def __init__(self, kernel: Any, shape: Sequence[int], *, workers: int | None = None) -> None:
+        self.shape = checked_shape(shape)
+        checked_workers(workers)
+        self._host = checked_kind("kernel", kernel)
+        padded = toeplitz_shape(self.shape, host=self._host)
+        supported = ("float32", "float64") if self._host else ("float32",)
+        if kernel.dtype.name not in supported or kernel.shape != padded:
+            raise ValueError(
+                f"kernel must be {' or '.join(supported)} of shape {padded} for an image of shape {self.shape}, as "
+                f"toeplitz_kernel makes it; got {kernel.dtype} of shape {kernel.shape}"
+            )
+        if self._host:
+            from kernels.nufft import cpu
+
+            self._body: Any = cpu.Convolution(kernel, self.shape, workers)
+        else:
+            from kernels.nufft import cuda
+
+            self._body = cuda.Convolution(kernel, self.shape)
+
+    def apply(self, image: Any, out: Any = None, stream: Any = None) -> Any:
+        """FᴴWF image, for each of the leading axes.
+
+        image  : [..., *shape], of the kernel's kind of array; complex64, on the CPU complex128 too
+        out    : array for the result, C-contiguous; may be the image itself
+
+        Returns an array of the image's shape and dtype.
+        Raises ValueError or TypeError, in one line that names the parameter.
+        """
+        image = checked_array("image", image, self._host, self.shape)
+        check_out(out, image, image.shape)
+        return self._body.apply(image, out, stream)
+
+    def apply_sense(self, image: Any, maps: Any, out: Any = None, stream: Any = None) -> Any:
+        """The sum over coils of conj(map) FᴴWF (map × image): what an iteration of CG-SENSE applies.
+
+        image  : [*shape], of the kernel's kind of array; complex64, on the CPU complex128 too
+        maps   : coil sensitivities [coils, *shape] of the image's dtype
+        out    : array for the result, C-contiguous; may be the image itself
+
+        Returns an array of the image's shape and dtype.
+        Raises ValueError or TypeError, in one line that names the parameter.
+        """
+        image = checked_array("image", image, self._host, self.shape)
+        maps = checked_array("maps", maps, self._host, self.shape)
+        if image.shape != self.shape or maps.ndim != len(self.shape) + 1 or maps.dtype != image.dtype:
+            raise ValueError(
+                f"image must have shape {self.shape} and maps [coils, *shape] of one dtype; got {image.shape} "
+                f"{image.dtype} and {maps.shape} {maps.dtype}"
+            )
+        check_out(out, image, self.shape)
+        return self._body.apply_sense(image, maps, out, stream)
+
+
+def kernel_from_spread(spread: Any, shape: tuple[int, ...], numpy: Any) -> Any:
+    """The kernel from the point-spread function q(d), complex [2N …], d = index − N on each axis.
+
+    numpy : the library of the array: NumPy or CuPy
+    """
+    padded = toeplitz_shape(shape, host=on_host(spread))
+    placed = numpy.zeros(padded, spread.dtype)
+    inside = tuple(slice(1, None) for _ in shape)  # d = −N has no partner and is never used
+    where = numpy.ix_(*(numpy.arange(1 - n, n) % size for n, size in zip(shape, padded, strict=True)))
+    placed[where] = spread[inside]
+    kernel = numpy.fft.fftn(placed).real / np.prod(padded)
+    real = np.float32 if spread.dtype == np.complex64 else np.float64
+    return numpy.ascontiguousarray(kernel.astype(real))

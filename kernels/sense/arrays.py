@@ -1,0 +1,51 @@
+"""What NumPy and CuPy arrays need to be told apart for: the module of an array, its Fourier transforms, host copies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft as scipy_fft
+
+
+def namespace(array: Any) -> Any:
+    """The module `numpy` or `cupy`, by the array's type. TypeError for anything else."""
+    name = type(array).__module__.partition(".")[0]
+    if name not in ("numpy", "cupy"):
+        raise TypeError(f"a NumPy or CuPy array is needed; got {type(array).__name__}")
+    return sys.modules[name]
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """The same values as a NumPy array; of a CuPy array, waits for the device."""
+    return array if isinstance(array, np.ndarray) else np.asarray(array.get())
+
+
+def inner_product(one: Any, other: Any) -> Any:
+    """The real part of the sum of conj(one) × other, a 0-d array where the arrays live.
+
+    NumPy adds up in float64. CuPy's own sum is a tree, good to float32, and one launch.
+    """
+    xp = namespace(one)
+    if xp is np:
+        parts = (array.reshape(-1).view(array.real.dtype) for array in (one, other))
+        return np.einsum("i,i->", *parts, dtype=np.float64)
+    return xp.vdot(one, other).real
+
+
+def inner_products(one: Any, other: Any) -> Any:
+    """The same for each index of the first axis on its own: float64 (n, 1 …), as many axes as the arrays have."""
+    xp = namespace(one)
+    products = one.real * other.real + one.imag * other.imag
+    return xp.sum(products, axis=tuple(range(1, one.ndim)), keepdims=True, dtype=np.float64)
+
+
+def centred_fft(images: Any, axes: Sequence[int]) -> Any:
+    """The discrete Fourier transform with index n // 2 as the origin on both sides, without scaling, as complex64."""
+    xp = namespace(images)
+    shifted = xp.fft.ifftshift(images, axes=axes)
+    transformed = scipy_fft.fftn(shifted, axes=axes) if xp is np else xp.fft.fftn(shifted, axes=axes)
+    return xp.fft.fftshift(transformed, axes=axes).astype(np.complex64, copy=False)

@@ -1,0 +1,108 @@
+"""Density compensation: how much of k-space each sample stands for.
+
+All weights are float32, finite, at least 0, and add up to 1: with samples s_m of an image ρ the weighted adjoint
+Σ w_m s_m e^{+2πi k_m·r/N} has then the size of ρ, and the normal operator's diagonal is 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.fft import next_fast_len
+
+from kernels.nufft import Nufft
+from kernels.sense.arrays import namespace
+
+# Of the convolutions with the kernel below: weights need no more.
+_EPS = 1e-3
+# The period of the transform is made this much longer than the trajectory's range, in cycles per field of view, so that
+# samples at one edge of k-space are no neighbours of those at the other.
+_APART = 8
+
+
+def pipe_menon(trajectory: Any, shape: tuple[int, ...], *, iterations: int = 10, workers: int | None = None) -> Any:
+    """Weights w for which the sampling, convolved with a kernel, is even: w ← w / (w ∗ kernel), again and again.
+
+    trajectory : (m, dimensions) in cycles per field of view, NumPy or CuPy
+    shape      : the image's pixels along each axis
+    iterations : after 10 the sums at spokes' or spirals' samples differ by less than 1 % (standard deviation)
+    workers    : CPU threads; default one a core
+
+    The kernel is a Gaussian, as wide as the field of view allows (e⁻³ of its transform is left at the edges), so that a
+    convolution is one adjoint and one forward transform. Samples at the rim, which have nothing beyond them, get up to
+    half as much again. Returns float32 (m,), where the trajectory lives.
+    Source: Pipe, Menon, "Sampling density compensation in MRI: rationale and an iterative numerical solution", Magn.
+    Reson. Med. 41 (1999).
+    """
+    xp = namespace(trajectory)
+    grid = tuple(int(next_fast_len(n + _APART)) for n in shape)
+    transform = Nufft(trajectory, grid, eps=_EPS, coils=1, workers=workers)
+    window = _window(xp, grid)
+    weights = xp.ones(trajectory.shape[0], np.float32)
+    for _ in range(iterations):
+        image = transform.adjoint(weights.astype(np.complex64))
+        convolved = xp.abs(transform.forward(image * window))
+        # Where nothing is near, not even the sample itself: not so, its own kernel is 1 there.
+        weights = weights / xp.maximum(convolved, np.float32(1e-20))
+        weights /= xp.max(weights)
+    return _normalised(weights)
+
+
+def ramp(trajectory: Any) -> Any:
+    """|k| in two dimensions, |k|² in three: the weights of straight spokes through the centre, evenly turned.
+
+    trajectory : (spokes, samples, dimensions) in any unit, NumPy or CuPy. A sample at the centre gets its share of the
+    disc (ball) of half a step's radius: a quarter of a step (a twelfth of its square).
+
+    Returns float32 (spokes, samples). Raises ValueError where the spokes are no straight lines through the centre.
+    Source: the Jacobian of polar coordinates; Bernstein, King, Zhou, "Handbook of MRI Pulse Sequences" (2004), 13.2.
+    """
+    xp = namespace(trajectory)
+    if trajectory.ndim != 3 or trajectory.shape[2] not in (2, 3) or trajectory.shape[1] < 2:
+        raise ValueError(f"ramp weights take spokes (spokes, samples, 2 or 3), not {tuple(trajectory.shape)}")
+    points = trajectory.astype(np.float64)
+    radius = xp.sqrt(xp.sum(points**2, axis=2))
+    step = xp.sqrt(xp.sum((points[:, 1:] - points[:, :-1]) ** 2, axis=2))
+    reach = float(radius.max())
+    direction = points[:, -1] - points[:, 0]
+    direction = direction / xp.maximum(xp.sqrt(xp.sum(direction**2, axis=1, keepdims=True)), 1e-300)
+    along = xp.einsum("sid,sd->si", points, direction)
+    aside = xp.sqrt(xp.maximum(radius**2 - along**2, 0))
+    if not float(aside.max()) <= 0.02 * reach:
+        raise ValueError(
+            "ramp weights take straight spokes through the centre of k-space; this trajectory has none: use pipe-menon"
+        )
+    spacing = xp.median(step)
+    if trajectory.shape[2] == 2:
+        weights = xp.maximum(radius, spacing / 4)
+    else:
+        weights = xp.maximum(radius**2, spacing**2 / 12)
+    return _normalised(weights)
+
+
+def even(count: int, like: Any) -> Any:
+    """The same weight for each of `count` samples, where `like` lives."""
+    return namespace(like).full(count, 1.0 / count, np.float32)
+
+
+def given(weights: Any) -> Any:
+    """Weights from elsewhere, scaled as all others. Raises ValueError unless they are finite, ≥ 0, and not all 0."""
+    xp = namespace(weights)
+    if not bool(xp.isfinite(weights).all()) or bool((weights < 0).any()) or not bool((weights > 0).any()):
+        raise ValueError("density weights must be finite and at least 0, and some above 0")
+    return _normalised(weights)
+
+
+def _normalised(weights: Any) -> Any:
+    xp = namespace(weights)
+    return (weights / xp.sum(weights, dtype=np.float64)).astype(np.float32)
+
+
+def _window(xp: Any, shape: tuple[int, ...]) -> Any:
+    """The kernel's transform: 1 in the middle of the image, e⁻³ at half the field of view along each axis."""
+    product = xp.ones((), np.float32)
+    for axis, n in enumerate(shape):
+        away = (xp.arange(n, dtype=np.float32) - n // 2) / np.float32(n / 2)
+        product = product * xp.exp(np.float32(-3) * away**2).reshape((-1,) + (1,) * (len(shape) - 1 - axis))
+    return product

@@ -1,0 +1,149 @@
+"""A reconstruction checks itself: k-space samples of each image by the float64 definition of the forward model.
+
+For a few random samples m of each image the definition Σ_r ρ(r) e^{−2πi f(r) t_m} e^{−2πi k_m·r/N} is summed in float64
+and compared with what the transform that the reconstruction used makes of the image.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import AuditError
+
+SAMPLES = 6  # of each image
+_AROUND = 1 / 16  # of the matrix
+# What the transform promises of a single sample, whatever the image: 4 eps × its 1-norm; complex64 is good to 1e-6.
+_TIMES_EPS = 4.0
+_FLOOR = 1e-6
+# The segments' error is a root mean square over the field map.
+_WORST_OF_SEGMENTS = 8.0
+MOST_CURVES = 16
+
+
+class MriAudit:
+    """Worst error, residual and curve of each image, by number; `note` may be called from several threads."""
+
+    def __init__(self, eps: float) -> None:
+        self._eps = max(eps, _FLOOR)
+        self._lock = threading.Lock()
+        self._images: dict[int, dict[str, Any]] = {}
+
+    @staticmethod
+    def chosen(number: int, points: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """The samples of image `number` that are checked: that nearest to the centre of k-space, some around it, where
+        most of the signal is, and some anywhere. `points`: (m, dimensions), cycles per field of view of `shape`."""
+        rng = np.random.default_rng(number)
+        away = np.abs(points / np.array(shape)).max(axis=1)
+        around = np.flatnonzero(away <= max(_AROUND, float(away.min())))
+        found = [int(away.argmin()), *rng.choice(around, SAMPLES // 2), *rng.integers(0, len(points), SAMPLES)]
+        return np.array(found[:SAMPLES])
+
+    def note(
+        self,
+        number: int,
+        image: NDArray[Any],
+        points: NDArray[np.float64],
+        transformed: NDArray[Any],
+        curve: NDArray[Any],
+        *,
+        method: str,
+        segment_error: float,
+        field_hz: NDArray[np.float64] | None = None,
+        times_s: NDArray[np.float64] | None = None,
+    ) -> None:
+        """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,)."""
+        expected = definition(image, points, field_hz, times_s)
+        size = np.abs(image).sum(dtype=np.float64)
+        apart = np.abs(transformed - expected)
+        error = float(apart.max() / size) if size > 0 else float(apart.max())
+        residuals = [float(value) for value in curve[np.isfinite(curve)]]
+        with self._lock:
+            self._images[number] = {
+                "error": error if np.isfinite(error) else None,
+                "samples": len(points),
+                "segment_error": segment_error,
+                "method": method,
+                "iterations": max(len(residuals) - 1, 0),
+                "residual": residuals[-1] if residuals else None,
+            }
+            if number < MOST_CURVES and residuals:
+                self._images[number]["curve"] = [float(f"{value:.6g}") for value in residuals]
+
+    def notes(self) -> Mapping[str, Any]:
+        with self._lock:
+            return {str(number): note for number, note in self._images.items()}
+
+    def add_notes(self, notes: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._images.update({int(number): note for number, note in notes.items()})
+
+    def convergence(self) -> Mapping[str, Any]:
+        """For the receipt: the residuals of the first image after each iteration, and the last ones of all."""
+        with self._lock:
+            images = dict(sorted(self._images.items()))
+        if not images:
+            return {}
+        found: dict[str, Any] = {"transform": ", ".join(sorted({note["method"] for note in images.values()}))}
+        residuals = [note["residual"] for note in images.values() if note["residual"] is not None]
+        curves = {number: note["curve"] for number, note in images.items() if "curve" in note}
+        if residuals:
+            counts = [note["iterations"] for note in images.values()]
+            found["iterations"] = counts[0] if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+            found["residual"] = (
+                float(f"{residuals[0]:.4g}") if len(residuals) == 1 else f"{min(residuals):.4g} to {max(residuals):.4g}"
+            )
+        if curves:
+            found["convergence"] = curves[min(curves)]
+        return found
+
+    def verdict(self) -> Mapping[str, Any]:
+        """AuditError where a sample is off by more than is tolerated, or not finite."""
+        with self._lock:
+            images = dict(sorted(self._images.items()))
+        worst, tolerance = 0.0, self._tolerance(max((each["segment_error"] for each in images.values()), default=0.0))
+        for number, note in images.items():
+            allowed = self._tolerance(note["segment_error"])
+            if note["error"] is None or not note["error"] <= allowed:
+                found = "no finite number" if note["error"] is None else f"off by {note['error']:.3g}"
+                raise AuditError(
+                    f"audit failed: a k-space sample of image {number} by the transform ({note['method']}) is {found} "
+                    f"of the image's sum (tolerated: {allowed:.3g}); nothing was published; please report this"
+                )
+            worst = max(worst, note["error"])
+        return {
+            "samples": sum(note["samples"] for note in images.values()),
+            "worst_error": worst,
+            "tolerance": tolerance,
+            "unit": "k-space samples, relative to the sum of the pixels' magnitudes",
+        }
+
+    def _tolerance(self, segment_error: float) -> float:
+        return _TIMES_EPS * self._eps + _WORST_OF_SEGMENTS * segment_error
+
+
+def definition(
+    image: NDArray[Any],
+    points: NDArray[np.float64],
+    field_hz: NDArray[np.float64] | None = None,
+    times_s: NDArray[np.float64] | None = None,
+) -> NDArray[np.complex128]:
+    """The forward model of one coil in float64, one sample at a time.
+
+    image : complex (*matrix); points: (n, dimensions), cycles per field of view
+    field_hz, times_s : off resonance (*matrix) in hertz, and the time (n,) of each sample in seconds
+    """
+    values = image.astype(np.complex128)
+    found = np.empty(len(points), np.complex128)
+    for number, point in enumerate(points):
+        summed = values
+        if field_hz is not None and times_s is not None:
+            summed = values * np.exp(-2j * np.pi * times_s[number] * field_hz)
+        for k, n in zip(point[::-1], image.shape[::-1], strict=True):
+            summed = summed @ np.exp(-2j * np.pi * (k / n) * (np.arange(n) - n // 2))
+        found[number] = summed
+    return found

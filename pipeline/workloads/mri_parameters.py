@@ -1,0 +1,185 @@
+"""The parameters of `millrace run mri`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.errors import ParameterError
+from pipeline.formats.kspace import TrajectoryUnits
+from pipeline.workloads.base import Parameters
+
+DENSITIES = ("pipe-menon", "ramp", "none")
+OF_THE_FILE = "file"
+SENSITIVITIES = ("walsh", "espirit")
+ARRAY_SUFFIXES = (".npy", ".cfl")
+MOST_PIXELS = 1 << 15  # along an axis
+
+
+class MriParameters(Parameters):
+    """Pixels, cycles per field of view, hertz, microseconds."""
+
+    method: Literal["cg-sense", "gridding"] = Field(
+        "cg-sense", description="iterative SENSE, or one weighted adjoint transform, coils combined"
+    )
+    iterations: int = Field(10, ge=1, le=1000, description="cg-sense: at most so many")
+    lamda: float = Field(
+        0.01,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="cg-sense: Tikhonov damping, relative to the normal diagonal",
+    )
+    tolerance: float = Field(
+        1e-4, ge=0, lt=1, allow_inf_nan=False, description="cg-sense: stop at this relative residual; 0: never sooner"
+    )
+    matrix: tuple[int, ...] | None = Field(
+        None,
+        description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: what the file states]",
+    )
+    traj_units: TrajectoryUnits | None = Field(
+        None, description="of the trajectory, where neither the format nor the file defines them"
+    )
+    trajectory: Path | None = Field(None, description="BART's second pair of files, beside the k-space")
+    slices: str = Field("::", description="slices from 0 as begin:step:end (end not included), or one number")
+    frames: int | None = Field(
+        None, ge=1, description="readouts a frame: a dynamic series of each image [default: all readouts, one image]"
+    )
+    frame_step: int | None = Field(
+        None,
+        ge=1,
+        description="readouts from one frame to the next: fewer than --frames slide the window [default: --frames]",
+    )
+    density: str = Field(
+        "pipe-menon",
+        description="compensation: pipe-menon, ramp (radial), none, file (the input's own), or a file .npy or .cfl",
+    )
+    sensitivities: str = Field(
+        "walsh", description="of the coils: walsh or espirit from the k-space centre, or a file .npy or .cfl"
+    )
+    calibration: int = Field(24, ge=4, le=256, description="width of that centre in cycles per field of view")
+    compress: int | None = Field(None, ge=1, description="virtual coils that all are compressed to [default: all stay]")
+    prewhiten: Literal["auto", "no"] = Field(
+        "auto", description="decorrelate the coils by the file's noise, if it has any"
+    )
+    field_map: Path | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
+    segments: int | None = Field(
+        None, ge=1, le=64, description="time segments of the off-resonance correction [default: as the field map needs]"
+    )
+    dwell: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="microseconds between samples, where the file does not state it",
+    )
+    transform: Literal["auto", "gridding", "exact"] = Field(
+        "auto", description="the non-uniform transform; auto: the faster"
+    )
+    eps: float = Field(1e-4, ge=1e-6, le=1e-1, allow_inf_nan=False, description="its relative error")
+    output_values: Literal["magnitude", "complex"] = Field("magnitude", description="what the output holds")
+
+    @field_validator("matrix", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.replace("x", ",").split(","))
+        return value if value is None or isinstance(value, tuple | list) else (value,)
+
+    @field_validator("matrix")
+    @classmethod
+    def _sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and (len(value) > 3 or not all(1 <= n <= MOST_PIXELS for n in value)):
+            raise ValueError(f"one to three numbers of pixels, 1 to {MOST_PIXELS}; got {','.join(map(str, value))}")
+        return value
+
+    @field_validator("slices")
+    @classmethod
+    def _range(cls, value: str) -> str:
+        _slice_of(value)
+        return value
+
+    @field_validator("density", "sensitivities")
+    @classmethod
+    def _known_or_file(cls, value: str, info: Any) -> str:
+        known = DENSITIES if info.field_name == "density" else SENSITIVITIES
+        if value in known or (value == OF_THE_FILE and known is DENSITIES):
+            return value
+        if Path(value).suffix.lower() not in ARRAY_SUFFIXES:
+            raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
+        return os.path.abspath(value)  # noqa: PTH100 - a symbolic link stays one
+
+    @field_validator("trajectory", "field_map")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        # Workers may run in other folders. A symbolic link stays one.
+        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
+
+    @field_validator("field_map")
+    @classmethod
+    def _array(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() not in ARRAY_SUFFIXES:
+            raise ValueError(f"a file that ends with .npy or .cfl; got {str(value)!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> MriParameters:
+        if self.frame_step is not None and self.frames is None:
+            raise ValueError("--frame-step is the way from frame to frame: give --frames, the readouts of each")
+        for name in ("segments", "dwell"):
+            if getattr(self, name) is not None and self.field_map is None:
+                raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
+        return self
+
+    def chosen_slices(self, count: int, path: Path) -> range:
+        """The slices that count. ParameterError where there are none."""
+        chosen = range(count)[_slice_of(self.slices)]
+        if not chosen:
+            raise ParameterError(f"--slices {self.slices}: chooses none; {path} has {count}, numbered 0 to {count - 1}")
+        return chosen
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        yield from (path for path in (self.trajectory, self.field_map) if path is not None)
+        yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
+
+    def in_force(self) -> dict[str, Any]:
+        found = self.model_dump(mode="json", exclude_none=True)
+        if self.method == "gridding":
+            for name in ("iterations", "lamda", "tolerance"):
+                found.pop(name)
+        for name in ("trajectory", "field_map", "density", "sensitivities"):
+            if name in found and Path(found[name]).is_absolute():
+                found[name] = version_of(Path(found[name]))
+        return found
+
+
+def version_of(path: Path) -> str:
+    """A file's name, size and time: what tells it from a later one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    written = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="milliseconds")
+    return f"{path} ({found.st_size:,} bytes of {written})"
+
+
+def _slice_of(text: str) -> slice:
+    """ValueError, of one line, where the text is no range."""
+    words = text.strip().split(":")
+    try:
+        numbers = [int(word) if word.strip() else None for word in words]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and numbers[0] is not None and numbers[0] >= 0:
+        return slice(numbers[0], numbers[0] + 1)
+    if len(numbers) == 3 and (numbers[1] is None or numbers[1] > 0):
+        begin, step, end = numbers
+        return slice(begin, end, step)
+    raise ValueError(f"begin:step:end, such as 10:2:20, or one number from 0; got {text!r}")

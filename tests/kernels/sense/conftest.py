@@ -1,0 +1,12 @@
+"""Tests run side by side: several threads for each of their small transforms would only wait for one another."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.nufft import cpu
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr(cpu, "default_workers", lambda workers: workers or 1)
