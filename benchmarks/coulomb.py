@@ -82,12 +82,12 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
     """The variants, fastest first; then the whole way from and to host memory, and the device's inverse roots alone."""
     import cupy
 
-    from kernels.coulomb.cuda import VARIANTS
     from kernels.coulomb.cuda import potential as on_cuda
+    from kernels.coulomb.cuda import variants_of
 
     atoms, out = cupy.asarray(host_atoms), cupy.ones(work.shape, cupy.float32)
-    for name, variant in reversed(VARIANTS.items()):
-        if not variant.applies(work.scheme) or name == "scatter":
+    for name in reversed(variants_of(work.scheme)):
+        if name == "scatter":
             continue  # atomics alone: minutes
 
         def run(name: str = name) -> object:

@@ -143,11 +143,11 @@ def ladder_lines(result: LadderResult) -> Iterator[str]:
 
     limit = f"{result.limit}, {result.limit_per_s / GIGA:,.0f} {UNITS[result.limit]}"
     yield f"\n{result.operation}: {result.ladder} (limit: {limit})"
-    rates = f"{'ms':>11}{'GB/s':>9}{'GFLOP/s':>11}{'of limit':>10}"
+    rates = f"{'ms':>11}{'GB/s':>9} {'GFLOP/s':>12}{'of limit':>10}"
     yield f"  {'':24}{rates}  {'warps':>6}{'regs':>6}{'shared':>8}  bound by"
     for rung in (*result.rungs, *result.libraries):
         yield _rung_line(rung, bound=rung.name == result.bound_rung)
-    for what, why in result.failures.items():
+    for what, why in (*result.failures.items(), *result.missing.items()):
         yield f"  {what}: not measured: {' '.join(why.split())}"
     for sentence in unpaid(result):
         yield f"  does not pay here: {sentence}"
@@ -160,7 +160,7 @@ def _rung_line(rung: Rung, *, bound: bool) -> str:
         if filled
         else ""
     )
-    rates = f"{rung.bytes_per_s / GIGA:>9,.0f}{rung.flops_per_s / GIGA:>11,.1f}{rung.fraction:>10.3f}"
+    rates = f"{rung.bytes_per_s / GIGA:>9,.0f} {rung.flops_per_s / GIGA:>12,.1f}{rung.fraction:>10.3f}"
     return f"  {rung.name:24}{1e3 * rung.seconds:>11.4f}{rates}  {where:20}  {'(upper bound)' if bound else rung.bound}"
 
 

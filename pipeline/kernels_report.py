@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kernels.measure import DeviceFacts, LadderResult, Rung
 
 GIGA = 1e9
-WIDTH, LEFT, RIGHT, ROW, TOP = 860, 230, 190, 24, 46
+WIDTH, LEFT, RIGHT, ROW, TOP = 860, 210, 230, 24, 46
 LOG_BELOW = 0.05  # a ladder with a rung below this fraction is drawn to a logarithmic scale
-COLOURS = {"memory": "#2f7d4f", "instruction": "#b3541e", "latency": "#5b6fa8"}
+COLOURS = {"memory": "#2f7d4f", "instruction": "#b3541e", "latency": "#5b6fa8", "other": "#7a4f8f"}
 LIBRARY, UPPER = "#8a8f98", "#c9b458"
 LIMIT_NAMES = {
     "copy": "bytes copied (read and written)", "read": "bytes read", "fma": "float32 fused multiply-adds",
@@ -42,7 +42,7 @@ tr.library td { color: #6a7079 } tr.bound td { font-style: italic }
 def page(device: DeviceFacts, results: Sequence[LadderResult], summaries: Mapping[str, str]) -> str:
     """The whole report."""
     operations = list(dict.fromkeys(result.operation for result in results))
-    links = "".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in operations)
+    links = " ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in operations)
     sections = "".join(_section(name, summaries.get(name, ""), results) for name in operations)
     key = "".join(
         f'<span style="background:{colour}"></span>{escape(name)}'
@@ -62,7 +62,8 @@ CUDA driver {escape(device.driver)}; measured {escape(device.measured)}.</p>
 <p class="small">Each rung was timed by CUDA events after a warm-up, median of rounds that it shared with the limit its
 ladder is measured against; inputs exceed the L2 cache, or the cache is overwritten before each call. GB/s counts the
 least bytes that the operation must move, not those that a rung moves. A rung within a factor of {1 / NEAR:.2g} of its
-memory or arithmetic limit is bound by that; one far from both waits: by latency. Occupancy is that of its largest
+memory or arithmetic limit is bound by that; one far from both waits: by latency; one that passes a limit gets by with
+fewer operations than the definition counts, or has tensor cores do them: other. Occupancy is that of its largest
 launch.</p>
 <p class="key small">{key}</p>
 {_remarks(results)}
@@ -113,7 +114,8 @@ def _ladder(result: LadderResult) -> str:
     said = unpaid(result)
     remarks = f'<p class="unpaid">Does not pay here: {escape("; ".join(said))}.</p>' if said else ""
     failed = "".join(
-        f'<p class="failed">{escape(what)} was not measured: {escape(why)}</p>' for what, why in result.failures.items()
+        f'<p class="failed">{escape(what)} was not measured: {escape(why)}</p>'
+        for what, why in (*result.failures.items(), *result.missing.items())
     )
     limit = f"{LIMIT_NAMES[result.limit]}, {result.limit_per_s / GIGA:,.0f} {UNITS[result.limit]}"
     return (
@@ -137,7 +139,7 @@ def _row(rung: Rung, result: LadderResult, *, library: bool = False) -> str:
     )
     flops = f"{rung.flops_per_s / GIGA:,.0f}" if result.flops else ""
     cells = (
-        rung.name, f"{1e3 * rung.seconds:,.4g}", f"{rung.bytes_per_s / GIGA:,.0f}", flops, f"{rung.fraction:.3f}",
+        rung.name, f"{1e3 * rung.seconds:,.4g}", f"{rung.bytes_per_s / GIGA:,.0f}", flops, f"{rung.fraction:.3g}",
         *occupancy, "" if upper else rung.bound, rung.summary,
     )  # fmt: skip
     return f'<tr class="{kind}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'

@@ -17,8 +17,8 @@ Precision: coordinates are taken relative to the grid in float64 before they bec
 A part of a grid (`Grid.slab`) has the same bits as that part of the whole grid, on the same kind of device: atoms are
 sorted into cells, and points into tiles, that are counted from the whole grid's origin; a point adds up its atoms on
 one thread, in an order that only cells, tile and the atoms' places decide, without atomic additions; and a part sees
-every atom of each cell that its tiles reach. On the CPU the bits do not depend on the number of workers either, nor on
-the CPU's kind.
+every atom of each cell that its tiles reach (`Reach` tells which those are). On the CPU the bits do not depend on
+the number of workers either, nor on the CPU's kind.
 
 Sources: Stone et al., "Accelerating molecular modeling applications with graphics processors", J. Comput. Chem. 28
 (2007); Rodrigues et al., "GPU acceleration of cutoff pair potentials for molecular modeling applications" (2008).
@@ -31,8 +31,21 @@ from typing import Any
 import numpy as np
 
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
+from kernels.coulomb.reach import Reach, reaching
 
-__all__ = ["DTYPES", "SCHEMES", "SOFTENING_ANGSTROM", "Cell", "Grid", "Scheme", "cutoff", "direct", "potential"]
+__all__ = [
+    "DTYPES",
+    "SCHEMES",
+    "SOFTENING_ANGSTROM",
+    "Cell",
+    "Grid",
+    "Reach",
+    "Scheme",
+    "cutoff",
+    "direct",
+    "potential",
+    "reaching",
+]
 
 DTYPES = ("float32", "float64")
 MAX_ATOMS = (1 << 31) - 1

@@ -6,6 +6,7 @@ So an atom's cell, and its place among the sorted atoms, are the same for the wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Cells:
         return int(np.prod([float(n) for n in self.shape]))
 
 
+@lru_cache(maxsize=64)  # frames of a trajectory often share their cell
 def cells_around(
     grid: Grid, scheme: Scheme, cell: Cell | None, tile: tuple[int, int, int], cut: tuple[int, int, int] = CUBES
 ) -> Cells:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.coulomb.cells import Cells, cells_around
-from kernels.coulomb.cpu_sums import LANES, Block, Lattice, cutoff_block, direct_block, exclude
+from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
+from kernels.coulomb.cpu_terms import LANES
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
 
 Array = NDArray[Any]

@@ -12,18 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kernels.compiled import compiled
-from kernels.coulomb.cpu_terms import (
-    direct,
-    direct_by_distance,
-    shift,
-    shift_by_distance,
-    taylor2,
-    taylor2_by_distance,
-    truncate,
-    truncate_by_distance,
-)
+from kernels.coulomb.cpu_terms import LANES, add_row
 
-LANES = 8
 BATCH = 64  # atoms of the direct sum added in float32 before they go to the float64 total
 
 
@@ -53,38 +43,6 @@ class Lattice(NamedTuple):
     cells_x: int
     cells_y: int
     cells_z: int
-
-
-@compiled
-def add_row(
-    kind: int, sums: Any, at: int, squares: Any, of: int, count: int, square: np.float32, charge: np.float32
-) -> None:
-    """One atom's terms in `count` points of one row, a multiple of eight; kind: place of the scheme in SCHEMES, plus
-    four if the dielectric is distance-dependent."""
-    if kind == 0:
-        for k in range(0, count, LANES):
-            shift(sums, at + k, squares, of + k, square, charge)
-    elif kind == 1:
-        for k in range(0, count, LANES):
-            taylor2(sums, at + k, squares, of + k, square, charge)
-    elif kind == 2:
-        for k in range(0, count, LANES):
-            truncate(sums, at + k, squares, of + k, square, charge)
-    elif kind == 3:
-        for k in range(0, count, LANES):
-            direct(sums, at + k, squares, of + k, square, charge)
-    elif kind == 4:
-        for k in range(0, count, LANES):
-            shift_by_distance(sums, at + k, squares, of + k, square, charge)
-    elif kind == 5:
-        for k in range(0, count, LANES):
-            taylor2_by_distance(sums, at + k, squares, of + k, square, charge)
-    elif kind == 6:
-        for k in range(0, count, LANES):
-            truncate_by_distance(sums, at + k, squares, of + k, square, charge)
-    else:
-        for k in range(0, count, LANES):
-            direct_by_distance(sums, at + k, squares, of + k, square, charge)
 
 
 @compiled

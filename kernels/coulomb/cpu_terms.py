@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
+from numba.core.cgutils import for_range_slice, get_or_insert_function
 from numba.extending import intrinsic
 
 LANES = 8
@@ -86,30 +86,44 @@ def _direct(builder: Any, x: Any) -> tuple[Any, Any]:
     return root, root
 
 
-def _terms(value: Callable[[Any, Any], tuple[Any, Any]], *, distance_dependent: bool) -> Callable[..., None]:
-    """sums[at … at + 7] += charge * value(squares[of … of + 7] + square): float32 arrays, lengths in cutoffs."""
-
-    def terms(_typing: Any, sums: Any, at: Any, squares: Any, of: Any, square: Any, charge: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            target = _pointer(context, builder, signature.args[0], args[0], args[1])
-            along = builder.load(_pointer(context, builder, signature.args[2], args[2], args[3]), align=4)
-            term, root = value(builder, builder.fadd(along, _spread(builder, args[4])))
-            if distance_dependent:
-                term = builder.fmul(term, root)
-            total = _fma(builder, _spread(builder, args[5]), term, builder.load(target, align=4))
-            builder.store(total, target, align=4)
-            return context.get_dummy_value()
-
-        return types.void(sums, at, squares, of, square, charge), code
-
-    return cast("Callable[..., None]", intrinsic(terms))
+# By the place of a scheme in SCHEMES.
+_VALUES = (_shift, _taylor2, _truncate, _direct)
 
 
-shift = _terms(_shift, distance_dependent=False)
-taylor2 = _terms(_taylor2, distance_dependent=False)
-truncate = _terms(_truncate, distance_dependent=False)
-direct = _terms(_direct, distance_dependent=False)
-shift_by_distance = _terms(_shift, distance_dependent=True)
-taylor2_by_distance = _terms(_taylor2, distance_dependent=True)
-truncate_by_distance = _terms(_truncate, distance_dependent=True)
-direct_by_distance = _terms(_direct, distance_dependent=True)
+def _add_eight(builder: Any, kind: int, sums: Any, squares: Any, square: Any, charge: Any) -> None:
+    """sums[0 … 7] += charge * value(squares[0 … 7] + square): pointers to eight floats, and vectors of eight."""
+    along = builder.load(squares, align=4)
+    term, root = _VALUES[kind % len(_VALUES)](builder, builder.fadd(along, square))
+    if kind >= len(_VALUES):
+        term = builder.fmul(term, root)
+    builder.store(_fma(builder, charge, term, builder.load(sums, align=4)), sums, align=4)
+
+
+def _add_row(
+    _typing: Any, kind: Any, sums: Any, at: Any, squares: Any, of: Any, count: Any, square: Any, charge: Any
+) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        chosen, target, at, source, of, count, square, charge = args
+        square, charge = _spread(builder, square), _spread(builder, charge)
+        after = builder.append_basic_block("after")
+        switch = builder.switch(chosen, after)
+        for number in range(2 * len(_VALUES)):
+            block = builder.append_basic_block(f"kind{number}")
+            switch.add_case(number, block)
+            builder.position_at_end(block)
+            step, first = ir.Constant(count.type, LANES), ir.Constant(count.type, 0)
+            with for_range_slice(builder, first, count, step) as (k, _):
+                sums_at = _pointer(context, builder, signature.args[1], target, builder.add(at, k))
+                squares_at = _pointer(context, builder, signature.args[3], source, builder.add(of, k))
+                _add_eight(builder, number, sums_at, squares_at, square, charge)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, sums, types.intp, squares, types.intp, types.intp, square, charge), code
+
+
+# One atom's terms in `count` points of one row, a multiple of eight: sums[at …] += charge * value(squares[of …] +
+# square); float32 arrays, lengths in cutoffs. kind: place of the scheme in SCHEMES, plus four if the dielectric is
+# distance-dependent.
+add_row = cast("Callable[..., None]", intrinsic(_add_row))

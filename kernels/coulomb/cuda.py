@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from kernels.coulomb.structs import (
     in_cutoffs,
     points_struct,
 )
+from kernels.ladder import Ladder, Variant
 from kernels.launch import kernel
 
 # What an atom's cell is must come out the same in every kernel: nothing is contracted that does not say so.
@@ -65,19 +66,6 @@ class Task:
         kernel("coulomb", entry).launch((blocks,), (threads,), args, stream=self.stream)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One way to compute a map: what it is, which kernels it is made of, and how it runs them."""
-
-    summary: str
-    entries: tuple[str, ...]
-    run: Callable[[Task], None]
-    direct: bool  # for the scheme "direct", or for those with a cutoff
-
-    def applies(self, scheme: Scheme) -> bool:
-        return (scheme.name == "direct") == self.direct
-
-
 def potential(
     atoms: Any,
     grid: Grid,
@@ -113,12 +101,25 @@ def potential(
     return out
 
 
+def variants_of(scheme: Scheme) -> Mapping[str, Variant]:
+    """Those that compute such a scheme, naive to fast: the last is the one in production."""
+    return DIRECT if scheme.name == "direct" else CUTOFF
+
+
+def ladders() -> tuple[Ladder, ...]:
+    """What `millrace kernels bench coulomb` measures."""
+    from kernels.coulomb.ladders import coulomb_ladders
+
+    return coulomb_ladders()
+
+
 def _chosen(name: str | None, scheme: Scheme) -> Variant:
+    variants = variants_of(scheme)
     if name is None:
-        return [found for found in VARIANTS.values() if found.applies(scheme)][-1]
-    if not VARIANTS[name].applies(scheme):
+        return list(variants.values())[-1]
+    if name not in variants:
         raise ValueError(f"variant {name!r} cannot compute the scheme {scheme.name!r}")
-    return VARIANTS[name]
+    return variants[name]
 
 
 def _points(task: Task, unit: float) -> PointsStruct:
@@ -316,68 +317,63 @@ _SORT = (*_reals("count_atoms", "place_atoms", "sort_cells"), "sum_cells", "scan
 _EXCLUDE = _reals("exclude_points")
 _BOTH = ("false", "true")
 
-# In the order of the source, naive to fast: the last that applies is the one in production.
-VARIANTS: Mapping[str, Variant] = MappingProxyType(
+# In the order of the source, naive to fast: the last is the one in production.
+DIRECT: Mapping[str, Variant] = MappingProxyType(
     {
         "scatter": Variant(
             summary="direct sum, one thread an atom: atomic additions to every point",
             entries=(*_RELATIVE, *(f"direct_scatter<{kind}>" for kind in _BOTH)),
             run=_run_scatter,
-            direct=True,
         ),
         "gather": Variant(
             summary="direct sum, one thread a point: no atomics",
             entries=(*_RELATIVE, *(f"direct_gather<{kind}>" for kind in _BOTH)),
             run=_run_gather,
-            direct=True,
         ),
         "coarsened": Variant(
             summary="direct sum, one thread eight neighbours of a row, which share loads and distances",
             entries=(*_RELATIVE, *(f"direct_coarsened<{kind}, false>" for kind in _BOTH)),
             run=lambda task: _run_coarsened(task, "false"),
-            direct=True,
         ),
         "coalesced": Variant(
             summary="the same with a thread's points so far apart that neighbouring threads store neighbours",
             entries=(*_RELATIVE, *(f"direct_coarsened<{kind}, true>" for kind in _BOTH)),
             run=lambda task: _run_coarsened(task, "true"),
-            direct=True,
         ),
         "constant": Variant(
             summary="the same with atoms from constant memory",
             entries=(*_RELATIVE, *(f"direct_constant<{kind}>" for kind in _BOTH)),
             run=_run_constant,
-            direct=True,
         ),
         "direct_tiles": Variant(
             summary="direct sum in compact tiles: atoms staged relative to the tile, sums compensated",
             entries=(*(f"direct_tiles<{real}, {kind}>" for real in REALS.values() for kind in _BOTH), *_EXCLUDE),
             run=_run_direct_tiles,
-            direct=True,
         ),
+    }
+)
+CUTOFF: Mapping[str, Variant] = MappingProxyType(
+    {
         "classic": Variant(
             summary="within a cutoff: bins of eight slots filled by the host, which adds up what does not fit",
             entries=_entries("regions_slots"),
             run=_run_classic,
-            direct=False,
         ),
         "atomic": Variant(
             summary="the same with bins filled on the device by atomics",
             entries=(*_reals("fill_slots"), *_entries("regions_slots", "add_overflow")),
             run=_run_atomic,
-            direct=False,
         ),
         "sorted": Variant(
             summary="regions over atoms sorted by cell: no empty slots, no overflow",
             entries=(*_SORT, *_entries("regions_sorted")),
             run=_run_sorted,
-            direct=False,
         ),
         "tiles": Variant(
             summary="a warp 4 × 4 × 8 points: lanes test atoms against the tile, only hits are computed",
             entries=(*_SORT, *_entries("tiles"), *_EXCLUDE),
             run=_run_tiles,
-            direct=False,
         ),
     }
 )
+VARIANTS: Mapping[str, Variant] = MappingProxyType({**DIRECT, **CUTOFF})

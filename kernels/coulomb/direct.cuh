@@ -136,6 +136,8 @@ direct_constant(const __grid_constant__ AtomChunk chunk, int count, float* __res
 // direct_tiles: a block 16 × 8 × 8 points, a thread eight along z; 128 atoms at a time are brought relative to the tile's
 // centre in float64, so that what float32 keeps is as fine as the tile is small. The sums of 128 atoms are added with the
 // rounding error carried along. Tiles count from the whole grid's origin: the bits of a point depend on nothing else.
+// It takes 3 % longer than direct_coarsened<…, true> (H200, 20,000 atoms), which is not good enough: coordinates in float32
+// from the grid's origin and one long float32 sum err by up to twelve times what the contract allows.
 template <typename Real, bool BY_DISTANCE>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_tiles(const Real* __restrict__ atoms, float* __restrict__ map, Points points) {

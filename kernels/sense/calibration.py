@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import next_fast_len
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.sense.arrays import centred_fft, namespace, to_host
@@ -66,6 +65,8 @@ def centre_images(
         raise ValueError(f"no sample lies within {width / 2:g} cycles per field of view of the centre of k-space")
     share = weights[where].astype(np.float64)
     share = (share / xp.maximum(xp.sum(share), 1e-300)).astype(np.float32)
+    from scipy.fft import next_fast_len  # takes a fifth of a second to import
+
     coarse = tuple(min(int(next_fast_len(_OVERSAMPLED * w)), n) for w, n in zip(widths, shape, strict=True))
     points = xp.ascontiguousarray(trajectory[where])
     transform = Nufft(points, coarse, eps=_EPS, coils=samples.shape[0], workers=workers)

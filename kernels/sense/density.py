@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.fft import next_fast_len
 
 from kernels.nufft import Nufft
 from kernels.sense.arrays import namespace
@@ -36,6 +35,8 @@ def pipe_menon(trajectory: Any, shape: tuple[int, ...], *, iterations: int = 10,
     Reson. Med. 41 (1999).
     """
     xp = namespace(trajectory)
+    from scipy.fft import next_fast_len  # takes a fifth of a second to import
+
     grid = tuple(int(next_fast_len(n + _APART)) for n in shape)
     transform = Nufft(trajectory, grid, eps=_EPS, coils=1, workers=workers)
     window = _window(xp, grid)

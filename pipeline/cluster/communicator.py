@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -26,8 +27,11 @@ AbortReason = Literal["requested", "rank_lost", "deadline", "error"]
 
 # What NCCL can reduce; complex numbers are twice as many reals, which only a sum allows.
 REDUCED = tuple(map(np.dtype, ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")))
+_REDUCED = frozenset(REDUCED)
 OPS: tuple[Op, ...] = get_args(Op)
 COLLECTIVE_SECONDS = 120.0
+# `allreduce_many` sends arrays from this size on by themselves: copying them would cost more than it saves.
+BUCKETED_BYTES = 1 << 20
 
 
 class Deadline:
@@ -93,6 +97,21 @@ class Communicator(ABC):
             self._allreduce(array, op, out, deadline)
         return out
 
+    def allreduce_many(self, arrays: Sequence[Array], op: Op = "sum", *, timeout_s: float | None = None) -> list[Array]:
+        """Each array combined as by `allreduce`, in one collective for all of a dtype that are small.
+
+        They are copied into one bucket and come back as views of another, which lives as long as one of them; larger
+        arrays get a new one each. Whatever their sizes, the call waits once.
+        """
+        arrays = list(arrays)
+        for array in arrays:
+            _check_reduced(array, op)
+        nbytes = sum(array.nbytes for array in arrays)
+        results: list[Array] = [None] * len(arrays)
+        with self._collective("allreduce", nbytes, timeout_s) as deadline:
+            self._allreduce_each(list(_in_buckets(arrays, results)), op, deadline)
+        return results
+
     def reduce(
         self, array: Array, op: Op = "sum", *, root: int = 0, out: Array = None, timeout_s: float | None = None
     ) -> Array | None:
@@ -150,6 +169,11 @@ class Communicator(ABC):
     def aborted(self) -> bool:
         return self._given_up is not None
 
+    @property
+    def device_lost(self) -> bool:
+        """Whether this process can use its GPU no more, so that only another process can take part again."""
+        return False
+
     def close(self, *, wait: bool = True) -> None:
         """Give everything back. Every rank calls it last: one that comes early waits for the rest.
 
@@ -172,6 +196,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None: ...
+
+    def _allreduce_each(self, pairs: Sequence[tuple[Array, Array]], op: Op, deadline: Deadline) -> None:
+        """Several arrays, each with where its result goes; for transports that can begin them all at once."""
+        for array, out in pairs:
+            self._allreduce(array, op, out, deadline)
 
     @abstractmethod
     def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None: ...
@@ -208,8 +237,9 @@ class Communicator(ABC):
         started = time.perf_counter()
         with self._failing():
             yield Deadline(self.timeout_s if timeout_s is None else timeout_s)
-        metrics.collective_bytes.labels(name).inc(nbytes)
-        metrics.collective_seconds.labels(name).inc(time.perf_counter() - started)
+        moved, spent = _counters(name)
+        moved.inc(nbytes)
+        spent.inc(time.perf_counter() - started)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -223,6 +253,11 @@ class Communicator(ABC):
             raise
 
 
+@cache
+def _counters(name: str) -> tuple[Any, Any]:
+    return metrics.collective_bytes.labels(name), metrics.collective_seconds.labels(name)
+
+
 class SoloCommunicator(Communicator):
     """The rank that is alone: every collective is a copy."""
 
@@ -230,17 +265,17 @@ class SoloCommunicator(Communicator):
         super().__init__(0, 1, epoch=epoch)
 
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
-        out[...] = array
+        _copy(array, out)
 
     def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
         assert out is not None
-        out[...] = array
+        _copy(array, out)
 
     def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
         pass
 
     def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
-        out[0] = array
+        _copy(array[None], out)
 
     def _barrier(self, deadline: Deadline) -> None:
         pass
@@ -273,7 +308,7 @@ def _reason(error: BaseException) -> AbortReason:
 def _check_reduced(array: Array, op: str) -> None:
     if op not in OPS:
         raise ValueError(f"op {op!r} is not one of {', '.join(OPS)}")
-    if array.dtype not in REDUCED:
+    if array.dtype not in _REDUCED:
         raise TypeError(f"{array.dtype} cannot be reduced: convert to one of {', '.join(map(str, REDUCED))}")
     if array.dtype.kind == "c" and op != "sum":
         raise TypeError(f"{op} of {array.dtype} is not defined here: complex numbers have a sum only")
@@ -302,7 +337,36 @@ def _output(array: Array, shape: tuple[int, ...], out: Array) -> Array:
     return out
 
 
+def _in_buckets(arrays: Sequence[Array], results: list[Array]) -> Iterator[tuple[Array, Array]]:
+    """The arrays to combine and where each result goes: small ones of a dtype together. Fills `results`."""
+    small: dict[tuple[type, np.dtype[Any]], list[int]] = {}
+    for number, array in enumerate(arrays):
+        if array.nbytes < BUCKETED_BYTES:
+            small.setdefault((type(array), array.dtype), []).append(number)
+        else:
+            results[number] = np.empty_like(array)
+            yield array, results[number]
+    for numbers in small.values():
+        bucket = np.concatenate([arrays[number].reshape(-1) for number in numbers])
+        combined = np.empty_like(bucket)
+        start = 0
+        for number in numbers:
+            given = arrays[number]
+            results[number] = combined[start : start + given.size].reshape(given.shape)
+            start += given.size
+        yield bucket, combined
+
+
+def on_gpu(array: Array) -> bool:
+    return hasattr(type(array), "__cuda_array_interface__")
+
+
+def _copy(array: Array, out: Array) -> None:
+    out[...] = array
+    if on_gpu(array):
+        array.device.synchronize()
+
+
 def _address(array: Array) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    address: int = interface["data"][0]
+    address: int = array.data.ptr if on_gpu(array) else array.__array_interface__["data"][0]
     return address

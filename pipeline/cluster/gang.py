@@ -113,7 +113,8 @@ def run_gang(
     worker, once an epoch: what it keeps in `member.partials` is there the next time. It must be importable on the
     workers; its value and arguments should be small, since Dask carries them. One gang at a time runs on a cluster.
 
-    transport : makes the communicator for data out of the one over TCP; None: that one
+    transport : makes the communicator for data out of the one over TCP; None: `NcclCommunicator`, which joins the
+                workers' GPUs when the first CuPy array comes, and sends NumPy arrays over TCP
 
     Raises the function's own error, of the lowest rank that has one, with those of the others as notes; ClusterError
     where another gang does not end in time, no workers are left, or one worker after another is lost;

@@ -18,6 +18,7 @@ import numpy as np
 from pipeline.cluster.communicator import AbortReason, Array, Communicator, Op, SoloCommunicator, combine
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.cluster.mesh import Endpoint, Membership, listen
+from pipeline.cluster.nccl import NcclCommunicator
 from pipeline.cluster.tcp import connect_tcp
 from pipeline.errors import Aborted, ClusterError, DeadlineExceeded, RankLost
 
@@ -27,7 +28,7 @@ STUCK_EXIT_CODE = 75
 class Member:
     """What a gang's function gets first: its rank's place, shards and partial results, and the way to the others.
 
-    communicator : for the data: of NCCL where the gang was started so, else the same as `control`
+    communicator : for the data: CuPy arrays go over NCCL, NumPy arrays over `control`
     control      : over TCP, for NumPy arrays
     shards       : which of 0 … shard_count − 1 this rank answers for in this epoch; at least one
     partials     : the results of shards, by number, kept while this process takes part in the gang
@@ -158,6 +159,13 @@ class _Part:
         for communicator in list(self.communicators):
             communicator.abort(reason)
 
+    def leave_devices(self, *, broken: bool) -> None:
+        """What may wait for a GPU, on the rank's own thread. If CUDA failed with another rank's end, so does this."""
+        for communicator in self.communicators[1:]:
+            communicator.close(wait=False)
+            if broken and communicator.device_lost:
+                os._exit(STUCK_EXIT_CODE)
+
     def end_epoch(self) -> None:
         """After the function has ended: every rank is through, or the epoch is broken."""
         for communicator in reversed(self.communicators):
@@ -203,6 +211,7 @@ def run_rank(task: RankTask) -> RankOutcome:
         return RankOutcome(value=value)
     except Exception as error:
         part.give_up("error")
+        part.leave_devices(broken=_of_another(error))
         return RankOutcome(broken=error) if _of_another(error) else RankOutcome(error=error)
     finally:
         with _entering:
@@ -257,10 +266,8 @@ def _member(task: RankTask, part: _Part) -> Member:
         timeout_s=task.collective_s, connect_s=task.connect_s, given_up=part.given_up,
     )  # fmt: skip
     part.communicators.append(control)
-    data = None
-    if task.transport is not None:
-        data = task.transport(control)
-        part.communicators.append(data)
+    data = NcclCommunicator(control) if task.transport is None else task.transport(control)
+    part.communicators.append(data)
     if part.given_up.is_set():  # between two of the lines above
         part.give_up("requested")
     for shard in part.partials.keys() - set(task.shards):

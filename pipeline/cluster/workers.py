@@ -37,6 +37,7 @@ from pipeline.cluster.segments import (
     profile,
     run_segment,
 )
+from pipeline.cluster.shares import Shares
 from pipeline.cluster.worker_specs import WorkerSpec
 from pipeline.engine.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
@@ -100,21 +101,22 @@ class DaskWorkers:
         """
         if not ledger.exists:
             ledger.create()
-        spec = replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output))
-        run = _ClusterRun(
-            self._client,
-            ClusterJob(
-                name=f"{job.spec.workload}-{secrets.token_hex(4)}",
-                spec=spec,
-                cut=job.cut,
-                held_bytes=job.workload.hold_at_most(job.cut.budget_bytes),
-                ledger_identity=ledger.identity,
-                worker_device=self._worker_device,
-            ),
-            self._where,
-            events.check,
+        cluster_job = ClusterJob(
+            name=f"{job.spec.workload}-{secrets.token_hex(4)}",
+            spec=replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output)),
+            cut=job.cut,
+            held_bytes=job.workload.hold_at_most(job.cut.budget_bytes),
+            ledger_identity=ledger.identity,
+            worker_device=self._worker_device,
         )
         record = self._new_record()
+        ring_bytes = job.cut.budget_bytes * self.ring_depth
+        shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
+        if shares.are_better:
+            with record.timed():
+                shares.stream(plan, ledger, events, record)
+            return record
+        run = _ClusterRun(self._client, cluster_job, self._where, events.check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
         with record.timed():
             for receipt in run.receipts(cut_segments(plan, len(self._profiles))):

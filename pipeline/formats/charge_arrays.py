@@ -6,8 +6,9 @@ are in angstrom, charges in elementary charges. Nothing pickled is ever loaded.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.formats.positional import PositionalFile, reading
 _COLUMNS = ("x", "y", "z", "q")
 _LONGEST_DETAIL = 120
 _LAYOUTS = "x, y, z and q, or xyz and q"
+_UNNAMED = re.compile(r"arr_\d+")  # np.savez(file, array)
 
 
 def read_charge_array(path: Path) -> Molecule:
@@ -36,8 +38,9 @@ def read_charge_array(path: Path) -> Molecule:
             mapped = np.lib.format.open_memmap(path, mode="r")
         return _molecule(path, _table(path, mapped), None)
     with _loading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name in (*_COLUMNS, "xyz", "cell")}
-    return _molecule(path, _stacked(path, arrays), _cell(path, arrays))
+        names = list(archive.files)
+        arrays = {name: archive[name] for name in names if name in (*_COLUMNS, "xyz", "cell")}
+    return _molecule(path, _stacked(path, arrays, names), _cell(path, arrays))
 
 
 def _table(path: Path, array: Any) -> Array:
@@ -46,7 +49,8 @@ def _table(path: Path, array: Any) -> Array:
     return _numbers(path, "", array)
 
 
-def _stacked(path: Path, arrays: Mapping[str, Any]) -> Array:
+def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Array:
+    """`names`: of all arrays in the file."""
     if "xyz" in arrays and "q" in arrays:
         xyz, q = _numbers(path, "xyz", arrays["xyz"]), _numbers(path, "q", arrays["q"])
         if xyz.ndim != 2 or xyz.shape[1] != 3 or q.shape != xyz.shape[:1]:
@@ -54,8 +58,15 @@ def _stacked(path: Path, arrays: Mapping[str, Any]) -> Array:
         return np.column_stack([xyz, q])
     missing = [name for name in _COLUMNS if name not in arrays]
     if missing:
-        found = ", ".join(arrays) or "none of them"
-        raise InputError(f"{path}: holds {found}; it needs arrays named {_LAYOUTS} (and may have cell)")
+        found = ", ".join(names) or "no arrays"
+        if len(found) > _LONGEST_DETAIL:
+            found = f"{len(names)} arrays"
+        if any(_UNNAMED.fullmatch(name) for name in names):
+            found += ", saved without a name of their own"
+        raise InputError(
+            f"{path}: holds {found}; it needs arrays named {_LAYOUTS} (and may have cell), as "
+            "np.savez(file, xyz=positions, q=charges) makes them"
+        )
     columns = [_numbers(path, name, arrays[name]) for name in _COLUMNS]
     if columns[0].ndim != 1 or any(column.shape != columns[0].shape for column in columns):
         shapes = ", ".join(f"{name} {column.shape}" for name, column in zip(_COLUMNS, columns, strict=True))

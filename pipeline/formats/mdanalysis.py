@@ -36,6 +36,8 @@ _NO_COORDINATES = "holds no coordinates; name the file that does with --trajecto
 class UniverseTrajectory(Trajectory):
     """The chosen atoms of an MDAnalysis Universe. One frame is read at a time, whatever the number of threads."""
 
+    coordinate_dtype = np.dtype(np.float32)
+
     def __init__(self, topology: Path, trajectory: Path | None = None, select: str | None = None) -> None:
         """`select`: MDAnalysis's selection language, evaluated once, at the first frame.
 
@@ -53,7 +55,9 @@ class UniverseTrajectory(Trajectory):
             atoms = self._selected(select)
             self.charges = _charges(topology, atoms)
             self.radii = None
-            self._atoms = atoms.indices
+            # All of them in their order, as a rule: nothing is then to be picked out.
+            is_whole = np.array_equal(atoms.indices, np.arange(len(self._universe.atoms)))
+            self._atoms = slice(None) if is_whole else atoms.indices
             with _translated(self._source):
                 self.n_frames = len(self._universe.trajectory)
             if self.n_frames < 1:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ class Trajectory(ABC):
     charges: Array  # (n,) float64 in elementary charges, finite, n ≥ 1
     radii: Array | None = None
     n_frames: int  # known without reading the frames, ≥ 1
+    coordinate_dtype: np.dtype[Any] = np.dtype(np.float64)  # that holds what the file says
 
     @property
     def n_atoms(self) -> int:
@@ -186,6 +187,8 @@ def cell_from(values: Array) -> Array | None:
 
 def require_finite(path: Path, what: str, values: Array, record: str) -> None:
     """InputError naming the first record of `values` (one a row) that is NaN or infinite."""
+    if np.isfinite(values.sum()):  # as a rule; a sum of finite numbers may overflow
+        return
     finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not finite.all():
         first = int(np.argmin(finite))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,12 @@ from pipeline.workloads.coulomb_parameters import Combination
 SAMPLES, FEWEST_SAMPLES = 300, 8
 # Atoms that are looked at in all: a few seconds on one core.
 MOST_PAIRS = 1 << 30
+# Frames times places that ranks tell each other of, 32 bytes each.
+MOST_LOOKS = 1 << 18
+# Frames that wait to be looked at, at most.
+MOST_WAITING = 32
+# What makes another thread worth its while: 0.05 s.
+PAIRS_A_THREAD = 1 << 24
 # Each term carries the rounding of a position, 1/sqrt and a polynomial; each of n additions half a step of its own, and
 # such steps add up like a random walk. The kernels promise 25 steps in all where n is some hundred.
 STEPS_A_TERM = 26
@@ -58,12 +67,59 @@ class CoulombAudit(AuditedPlaces):
         affordable = MOST_PAIRS // (frames.n_atoms * len(frames))
         count = min(SAMPLES, max(FEWEST_SAMPLES, affordable))
         super().__init__(header.shape, count)
+        # Frames that ranks have looked at as they came by: what the definition says of all places, (4, places).
+        self._looks: dict[int, Array] = {}
+        self._seen: set[int] = set()
+        self._lookers: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._waiting = threading.Semaphore(MOST_WAITING)
+
+    def look(self, number: int, coordinates: Array) -> None:
+        """Work out what the definition says of one frame while it is there, aside, on threads of the audit's own.
+
+        Each frame once, and only as long as all of them together are little; otherwise `verdict` reads it again.
+        """
+        with self._lock:
+            if number in self._seen or len(self._frames) * len(self._places) > MOST_LOOKS:
+                return
+            if self._lookers is None:
+                self._lookers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="look")
+            self._seen.add(number)
+        self._waiting.acquire()  # frames wait in memory: not too many
+        self._pending.append(self._lookers.submit(self._look, number, coordinates))
+
+    def _look(self, number: int, coordinates: Array) -> None:
+        try:
+            atoms = np.column_stack([coordinates, self._frames.charges])
+            found = expectation(atoms, self._points(self._places), self._scheme, self._frames.cells[number])
+            self._looks[number] = np.array([found.values, found.sizes, found.doubtful, found.counted])
+        finally:
+            self._waiting.release()
+
+    def _end_looking(self) -> None:
+        while self._pending:
+            self._pending.pop().result()
+        with self._lock:
+            lookers, self._lookers = self._lookers, None
+        if lookers is not None:
+            lookers.shutdown()
+
+    def looked_at(self) -> Mapping[str, Any]:
+        """What `look` has found since the last call, ready for JSON."""
+        self._end_looking()
+        looks, self._looks = self._looks, {}
+        return {str(number): found.tolist() for number, found in looks.items()}
+
+    def add_looks(self, notes: Mapping[str, Any]) -> None:
+        """Take over what another process has found."""
+        self._looks.update({int(number): np.array(found) for number, found in notes.items()})
 
     def verdict(self) -> Mapping[str, Any]:
         """Worst and rms error; AuditError where the worst passes the tolerance."""
+        self._end_looking()
         which = sorted(self._written)
         places, written = self._places[which], np.array([self._written[each] for each in which])
-        expected = self._expectation(places)
+        expected = self._expectation(which)
         errors = relative_errors(written, expected)
         tolerance = STEP * (STEPS_A_TERM + math.sqrt(float(expected.counted.max(initial=0))))
         passed = errors <= tolerance  # NaN is not
@@ -82,12 +138,18 @@ class CoulombAudit(AuditedPlaces):
             "unit": "relative to the sum of the terms' sizes",
         }
 
-    def _expectation(self, places: NDArray[np.int64]) -> Expectation:
-        points = np.array(self._header.origin) + places * np.array(self._header.spacing)
-        found = [
-            expectation(self._frames.atoms(number), points, self._scheme, cell)
-            for number, cell in enumerate(self._frames.cells)
-        ]
+    def _points(self, places: NDArray[np.int64]) -> Array:
+        return np.asarray(np.array(self._header.origin) + places * np.array(self._header.spacing))
+
+    def _expectation(self, which: list[int]) -> Expectation:
+        points, found = self._points(self._places[which]), []
+        for number, cell in enumerate(self._frames.cells):
+            look = self._looks.get(number)
+            if look is None:
+                found.append(expectation(self._frames.atoms(number), points, self._scheme, cell))
+            else:
+                values, sizes, doubtful, counted = look[:, which]
+                found.append(Expectation(values=values, sizes=sizes, doubtful=doubtful, counted=counted))
         return combined(self._how, found)
 
 
@@ -117,11 +179,20 @@ def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) 
     cutoff = math.inf if scheme.name == "direct" else scheme.cutoff_angstrom
     matrix = np.zeros((3, 3)) if cell is None else cell.matrix
     inverse = np.zeros((3, 3)) if cell is None else np.linalg.inv(cell.matrix)
-    found = np.empty((4, len(points)))
-    _add_up(
-        np.ascontiguousarray(atoms), np.ascontiguousarray(points, np.float64), SCHEMES.index(scheme.name), cutoff,
-        scheme.distance_dependent, scheme.exclude_radius_angstrom, matrix, inverse, found,
-    )  # fmt: skip
+    found, places = np.empty((4, len(points))), np.ascontiguousarray(points, np.float64)
+    atoms = np.ascontiguousarray(atoms)
+
+    def add_up(first: int) -> None:
+        part = np.empty((4, len(places[first::threads])))
+        _add_up(
+            atoms, np.ascontiguousarray(places[first::threads]), SCHEMES.index(scheme.name), cutoff,
+            scheme.distance_dependent, scheme.exclude_radius_angstrom, matrix, inverse, part,
+        )  # fmt: skip
+        found[:, first::threads] = part
+
+    threads = min(len(os.sched_getaffinity(0)), 1 + len(atoms) * len(points) // PAIRS_A_THREAD)
+    with ThreadPoolExecutor(threads, thread_name_prefix="audit") as pool:
+        list(pool.map(add_up, range(threads)))
     values, sizes, doubtful = found[:3] / scheme.dielectric
     return Expectation(values=values, sizes=sizes, doubtful=doubtful, counted=found[3])
 
@@ -171,10 +242,12 @@ def _term(kind: int, r: float, cutoff: float) -> float:
 
 
 @compiled
-def _square_distance(point: Any, atom: Any, matrix: Any, inverse: Any) -> float:
+def _square_distance(point: Any, atom: Any, matrix: Any, inverse: Any) -> Any:
     """To the image that can lie within half the cell's shortest width: that of the nearest fractions. A matrix of
     zeros stands for no cell."""
     apart = (point[0] - atom[0], point[1] - atom[1], point[2] - atom[2])
+    if matrix[0, 0] == 0 and matrix[0, 1] == 0 and matrix[0, 2] == 0:
+        return apart[0] * apart[0] + apart[1] * apart[1] + apart[2] * apart[2]
     square = 0.0
     steps = (
         np.rint(apart[0] * inverse[0, 0] + apart[1] * inverse[1, 0] + apart[2] * inverse[2, 0]),

@@ -20,6 +20,7 @@ from pipeline.formats.partial import Opening
 from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, Workload, refuse_same_file
 from pipeline.workloads.halo import read_with_borders
 from pipeline.workloads.smoothing_audit import SmoothingAudit
+from pipeline.workloads.statistics import ImageStatistics
 from pipeline.workloads.tiling import best_tiling
 
 DEFAULT_SIZE = (3,)
@@ -47,6 +48,9 @@ class SmoothingParameters(Parameters):
     )
     nan_policy: Literal["propagate", "omit", "raise"] = Field(
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
+    )
+    statistics: bool = Field(
+        False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
     )
 
     @field_validator("size", "sigma", "radius", mode="before")
@@ -76,6 +80,7 @@ class SmoothingParameters(Parameters):
         if self.radius is not None:
             own -= {"truncate"}
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
+        common |= {"statistics"} if self.statistics else set()
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
         return {**found, "size": self.size or DEFAULT_SIZE} if self.filter == "box" else found
 
@@ -112,6 +117,8 @@ class Smoothing(Workload):
             self._check_cval()
             sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
             self._audit = SmoothingAudit(self.header, self._windows, sigmas, self.parameters)
+            self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
+            self._chunks = 0
         except BaseException:
             self._reader.close()
             raise
@@ -175,6 +182,9 @@ class Smoothing(Workload):
 
     def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
         shape, dtype = self.header.shape, self.header.dtype
+        if self._statistics is not None:
+            self._statistics.forget()
+            budget_bytes = min(budget_bytes - self._statistics.spec.nbytes, self._statistics.most_bytes)
         halo = [(0, 0)] * len(shape)
         for window in self._windows:
             halo[window.axis] = (window.before, window.after)
@@ -190,7 +200,9 @@ class Smoothing(Workload):
         if tiling is None:
             raise ParameterError(f"--memory is too small for one chunk of {self.spec.input} with its halo; raise it")
         regions = enumerate(tiling.regions())
-        return Plan(chunks=tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions))
+        chunks = tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions)
+        self._chunks = len(chunks)
+        return Plan(chunks=chunks)
 
     def _grain(self) -> tuple[int, ...]:
         """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
@@ -208,7 +220,7 @@ class Smoothing(Workload):
             region=region,
             halo=halo,
             inputs=(ArraySpec(_grown(region, halo).shape, dtype),),
-            outputs=(ArraySpec(region.shape, dtype),),
+            outputs=(ArraySpec(region.shape, dtype), *((self._statistics.spec,) if self._statistics else ())),
             work=math.prod(n for n, letter in zip(region.shape, self.header.axes, strict=True) if letter != "C"),
         )
 
@@ -245,11 +257,15 @@ class Smoothing(Workload):
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
             raise InputError(f"{self.spec.input}, {where}: {error}") from error
+        if self._statistics is not None:
+            self._statistics.compute(outputs[0], outputs[1], stream)
 
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
         assert self._writer is not None, "start comes before write"
         self._audit.note(chunk.region, outputs[0])
         self._writer.write(chunk.region, outputs[0])
+        if self._statistics is not None:
+            self._statistics.note(chunk, outputs[1])
 
     def flush(self) -> None:
         assert self._writer is not None, "start comes before flush"
@@ -258,12 +274,17 @@ class Smoothing(Workload):
     # The end
 
     def audit_notes(self) -> Mapping[str, Any]:
-        return self._audit.notes()
+        counted = {} if self._statistics is None else {"statistics": self._statistics.notes()}
+        return {**self._audit.notes(), **counted}
 
     def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
-        self._audit.add_notes(notes)
+        self._audit.add_notes({place: value for place, value in notes.items() if place != "statistics"})
+        if self._statistics is not None:
+            self._statistics.add_notes(notes.get("statistics", {}))
 
     def audit(self) -> Mapping[str, Any]:
+        if self._statistics is not None:
+            self._statistics.check(self._chunks)
         return self._audit.verdict(self._reader)
 
     def publish(self) -> None:
@@ -281,7 +302,10 @@ class Smoothing(Workload):
         self._reader.close()
 
     def describe(self) -> Mapping[str, Any]:
-        return {"shape": list(self.header.shape), "axes": self.header.axes, "dtype": self.header.dtype.name}
+        found = {"shape": list(self.header.shape), "axes": self.header.axes, "dtype": self.header.dtype.name}
+        if self._statistics is not None and self._chunks and self._statistics.covers(self._chunks):
+            found["statistics"] = self._statistics.describe()
+        return found
 
 
 def _grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:

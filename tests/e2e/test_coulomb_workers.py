@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.images import names_in
-from tests.pipeline.cluster.processes import run, running, wait_until, worker_processes
+from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
 from tests.pipeline.workloads.coulomb_jobs import molecule, write_npz, write_trajectory
 
 
@@ -48,3 +48,26 @@ def test_a_killed_command_is_resumed(tmp_path):
     assert run(*coulomb("a.npz", "whole.mrc", *options, "--quiet"), cwd=tmp_path) == (0, "", "")
     found, whole = ((tmp_path / f"{name}.mrc").read_bytes() for name in ("out", "whole"))
     assert found == whole
+
+
+def test_frames_are_shared_also_when_a_worker_is_killed(tmp_path):
+    write_trajectory(tmp_path, 24)
+    options = ("--trajectory", "a.dcd", "--cell", "none", "--spacing", "0.25", "--combine", "std", "--threads", 1)
+    assert run(*coulomb("a.pqr", "one.npy", *options, "--quiet"), cwd=tmp_path) == (0, "", "")
+    with running(*coulomb("a.pqr", "two.npy", *options, "--workers", 2, "--json"), cwd=tmp_path) as process:
+        wait_until((tmp_path / "two.npy.ledger").exists, "the ledger")
+        began = {each.pid: each.cpu_times().user for each in worker_processes(process)}
+        wait_until(lambda: any(busy(each, began) for each in worker_processes(process)), "some computing")
+        kill_9(next(each for each in worker_processes(process) if busy(each, began)))
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    receipt = json.loads(out)
+    assert receipt["device"]["name"] == "2 × cpu"
+    assert receipt["audit"]["samples"] > 290
+    assert receipt["stages"]["read"]["seconds"] > 0
+    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
+
+
+def busy(process, began):
+    """Whether it has computed for half a second since."""
+    return process.cpu_times().user - began.get(process.pid, 0.0) > 0.5

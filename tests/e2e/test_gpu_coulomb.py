@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import numpy as np
 import pytest
 
-from pipeline.engine.run import open_device
+from pipeline.cluster.segments import ClusterJob, WorkerDevice
+from pipeline.cluster.shares import Shares
+from pipeline.engine.run import open_device, run_job
+from pipeline.engine.stages import StageRecord
+from tests.images import COMMAND
+from tests.pipeline.cluster.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.coulomb_jobs import (
     KINDS,
     check,
     definition,
+    job,
     make_map,
     molecule,
     points_of,
@@ -58,3 +66,34 @@ def test_frames_are_combined(tmp_path, how, cells):
     check(np.ascontiguousarray(whole[part]), COMBINED[how](maps, axis=0), np.max(sizes, axis=0))
     parts, _ = on_gpu(tmp_path, "a.pqr", output="parts.npy", chunk_bytes=40_000, memory=2 << 20, **options)
     np.testing.assert_array_equal(whole.view(np.uint32), parts.view(np.uint32))
+
+
+@pytest.mark.parametrize("how", COMBINED)
+def test_a_rank_gives_the_bits_of_the_device_alone(tmp_path, how):
+    write_trajectory(tmp_path, 19, cells=[(15.0 + number, 14.0, 16.0, 90, 90, 90) for number in range(19)])
+    options = GRID | {"trajectory": str(tmp_path / "a.dcd"), "combine": how, "cutoff": 5}
+    alone, _ = on_gpu(tmp_path, "a.pqr", **options)
+
+    def stream(planned, plan, ledger, events):
+        ledger.create()
+        cluster_job = ClusterJob(
+            name=how, spec=planned.spec, cut=planned.cut, held_bytes=0, ledger_identity=ledger.identity,
+            worker_device=WorkerDevice(device="cuda:0", threads=None),
+        )  # fmt: skip
+        found, record = Shares(ThreadWorkers(1), cluster_job, planned, ranks=1, memory_bytes=256 << 20), StageRecord()
+        assert found.are_better
+        found.stream(plan, ledger, events, record)
+        return record
+
+    receipt = run_job(*job(tmp_path, "a.pqr", "rank.npy", chunk_bytes=900_000, **options), stream=stream)
+    assert receipt["chunks"] >= 2
+    np.testing.assert_array_equal(np.load(tmp_path / "rank.npy").view(np.uint32), alone.view(np.uint32))
+
+
+@pytest.mark.multi_gpu
+def test_all_gpus_give_the_bits_of_one(tmp_path):
+    write_trajectory(tmp_path, 40)
+    for device in ("cuda:0", "all"):
+        arguments = ("a.pqr", f"{device[:3]}.npy", "--trajectory", "a.dcd", "--combine", "std", "--device", device)
+        subprocess.run([*COMMAND, "run", "coulomb", *arguments, "--quiet"], cwd=tmp_path, check=True)
+    assert (tmp_path / "cud.npy").read_bytes() == (tmp_path / "all.npy").read_bytes()

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.coulomb import SCHEMES, Grid, Scheme, cutoff, direct, potential
+from kernels.coulomb import SCHEMES, Grid, Scheme, cutoff, direct, potential, reaching
 from kernels.coulomb.cases import CELLS, Case, Expected, cases, check, image_vectors, in_slabs, made_atoms, water_box
-from kernels.coulomb.cuda import VARIANTS
+from kernels.coulomb.cuda import ladders, variants_of
 from kernels.coulomb.cuda import potential as on_cuda
 from tests.kernels.coulomb.real_inputs import molecule
 
@@ -45,8 +45,8 @@ def poisoned(cupy: Any, grid: Grid) -> Any:
 def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
     expected, atoms = case.exact(), cupy.asarray(case.atoms())
     case.check(cupy.asnumpy(case.apply(atoms, out=poisoned(cupy, case.grid))), expected)
-    for name, variant in VARIANTS.items():
-        if not variant.applies(case.scheme) or (case.content == "far" and name not in PRODUCTION):
+    for name in variants_of(case.scheme):
+        if case.content == "far" and name not in PRODUCTION:
             continue  # far: the order of additions by chance costs the others more
         out = poisoned(cupy, case.grid)
         on_cuda(atoms, case.grid, case.scheme, CELLS[case.cell], out, variant=name)
@@ -77,6 +77,26 @@ def test_any_part_has_the_bits_of_the_whole(cupy: Any, name: str, cell: str) -> 
         part = replace(GRID, first=tuple(begin), shape=shape)
         window = tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))
         np.testing.assert_array_equal(potential(atoms, part, scheme, cell=periodic).get(), whole[window], strict=True)
+
+
+@pytest.mark.parametrize(("name", "cell"), KINDS)
+def test_the_atoms_that_reach_a_part_are_enough_for_it(cupy: Any, name: str, cell: str) -> None:
+    scheme, periodic = scheme_of(name, exclude_radius_angstrom=0.7), CELLS[cell]
+    atoms = made_atoms("outside" if periodic else "water", 1500, GRID)
+    for begin, end in ((0, 3), (17, 18), (33, 43)):
+        part = GRID.slab(begin, end)
+        few = cupy.asarray(atoms[reaching(atoms, part, scheme, periodic)])
+        all_of_them = potential(cupy.asarray(atoms), part, scheme, cell=periodic).get()
+        np.testing.assert_array_equal(potential(few, part, scheme, cell=periodic).get(), all_of_them, strict=True)
+
+
+def test_the_ladders_end_with_what_is_in_production() -> None:
+    for ladder, scheme in zip(ladders(), (Scheme(name="direct"), Scheme()), strict=True):
+        assert ladder.variants == tuple(variants_of(scheme))
+        assert ladder.variants[-1] in PRODUCTION
+        assert ladder.roots > 1e9
+        for name in ladder.variants[-2:]:
+            ladder.prepare(name)()
 
 
 @pytest.mark.parametrize("name", SCHEMES)

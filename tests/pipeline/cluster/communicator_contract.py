@@ -16,7 +16,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pipeline.cluster.communicator import OPS, REDUCED
+from pipeline import metrics
+from pipeline.cluster.communicator import BUCKETED_BYTES, OPS, REDUCED
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.errors import Aborted, CommunicatorError, DeadlineExceeded
 
@@ -201,6 +202,36 @@ class CommunicatorContract:
             for each in gathered:
                 assert each.tobytes() == values.tobytes() * len(ranks)
 
+    def test_many_arrays_are_each_reduced(self, ranks):
+        """Small ones of several dtypes in a bucket each, one too large for it, one of no elements."""
+        shapes = [(), (3,), (0,), (5, 7), (BUCKETED_BYTES // 8,), (2, 3, 13), (1,), (101,)]
+        dtypes = ["f8", "f4", "f8", "c8", "i8", "f4", "i4", "f8"]
+        arrays = [
+            [numbers(dtype, shape, rank) for dtype, shape in zip(dtypes, shapes, strict=True)]
+            for rank in range(len(ranks))
+        ]
+
+        def many(each):
+            mine = [self.array(array.copy()) for array in arrays[each.rank]]
+            assert each.allreduce_many([]) == []
+            found = each.allreduce_many(mine)
+            lowest = each.allreduce_many(mine[:3], "min")
+            assert all(result.flags.c_contiguous for result in found)
+            for given, array in zip(mine, arrays[each.rank], strict=True):
+                np.testing.assert_array_equal(self.back(given), array)
+            return [self.back(result) for result in found], [self.back(result) for result in lowest]
+
+        for found, lowest in self.results(ranks, many):
+            for number, result in enumerate(found):
+                given = [each[number] for each in arrays]
+                if result.size > 1000:
+                    with np.errstate(over="ignore"):
+                        np.testing.assert_array_equal(result, np.sum(given, axis=0))
+                else:
+                    assert_reduced(result, given, "sum")
+            for number, result in enumerate(lowest):
+                np.testing.assert_array_equal(result, np.min([each[number] for each in arrays], axis=0))
+
     def test_float_overflow_is_infinite(self, ranks):
         largest = np.full(3, np.finfo(np.float16).max)
         for each in self.results(ranks, lambda each: self.back(each.allreduce(self.array(largest)))):
@@ -276,6 +307,40 @@ class CommunicatorContract:
         for error in self.together(ranks, lambda each: each.check()):
             assert isinstance(error, Aborted)
         assert all(each.aborted for each in ranks)
+
+    def test_metrics_count_bytes_seconds_and_aborts(self, ranks):
+        """Of every rank of this process together."""
+        operations = ("allreduce", "reduce", "broadcast", "allgather", "barrier")
+
+        def counted():
+            return {
+                name: (
+                    metrics.collective_bytes.labels(name)._value.get(),
+                    metrics.collective_seconds.labels(name)._value.get(),
+                )
+                for name in operations
+            }
+
+        def all_of_them(each):
+            ones = self.array(np.ones(100))
+            each.allreduce(ones)
+            each.allreduce_many([ones, ones])
+            each.reduce(ones)
+            each.broadcast(ones)
+            each.allgather(ones)
+            each.barrier()
+
+        before = counted()
+        self.results(ranks, all_of_them)
+        after = counted()
+        for name, calls in zip(operations, (3, 1, 1, 1, 0), strict=True):
+            assert after[name][0] - before[name][0] == 800 * calls * len(ranks), name
+            assert after[name][1] > before[name][1], name
+        aborts = metrics.communicator_aborts.labels("deadline")
+        count = aborts._value.get()
+        ranks[0].abort("deadline")
+        assert aborts._value.get() == count + 1
+        assert metrics.communicator_epoch._value.get() == ranks[0].epoch
 
     def test_ranks_close_together(self, ranks):
         def one(each):

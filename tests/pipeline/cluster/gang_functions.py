@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +83,72 @@ def never_comes(member):
     """Rank 1 stays away from a collective."""
     if member.rank != 1:
         member.control.barrier()
+
+
+# On GPUs
+
+
+def marking_nccl(folder):
+    """NCCL, with a word about every rank's coming to its start."""
+
+    def transport(control):
+        from pipeline.cluster.nccl import over
+
+        mark(folder, "init", control.rank, control.epoch, os.getpid())
+        return over(control)
+
+    return transport
+
+
+def summed_on_gpus(member, folder=None, work=0, rounds=0, elements=16 << 20):
+    """As `summed`, with the partial results on the rank's GPU, and `rounds` all-reduces there."""
+    import cupy
+
+    if folder:
+        mark(folder, "compute", member.rank, member.epoch, os.getpid())
+
+    def compute(shard):
+        values = cupy.asarray(partial_of(shard))
+        for _ in range(work):
+            cupy.sort(cupy.random.random(1 << 20)).sum().item()
+        if folder:
+            mark(folder, "shard", shard, os.getpid())
+        return values
+
+    member.compute(compute)
+    ones, total = cupy.ones(elements, np.float32), cupy.empty(elements, np.float32)
+    if folder:
+        member.communicator.allreduce(ones[:1])  # no rank is told to be in the reduction before all have joined
+        mark(folder, "reduce", member.rank, member.epoch, os.getpid())
+    for _ in range(rounds):
+        member.communicator.allreduce(ones, out=total)
+        assert total[0] == total[-1] == member.size
+    return member.reduce(deterministic=True).get().tobytes()
+
+
+def lost_by_rebuilding(member, times):
+    """Bytes of this process on its GPU that did not come back, from the fifth rebuild to the last."""
+    import cupy
+
+    from pipeline.cluster.nccl import over
+
+    values = cupy.ones(1 << 20, np.float32)
+    for number in range(times):
+        with over(member.control) as ranks:
+            assert (ranks.allreduce(values) == member.size).all()
+        if number == 4:
+            settled = device_bytes()
+    return device_bytes() - settled
+
+
+def device_bytes():
+    """What the driver says this process holds of its GPU; where it does not say, what all processes hold."""
+    import cupy
+
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    for pid, mib in (line.split(",") for line in lines):
+        if int(pid) == os.getpid() and mib.strip().isdigit():
+            return int(mib) << 20
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return total - free

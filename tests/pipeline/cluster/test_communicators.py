@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import metrics
-from pipeline.cluster.communicator import Deadline, SoloCommunicator
+from pipeline.cluster.communicator import BUCKETED_BYTES, Deadline, SoloCommunicator
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.cluster.in_process import in_process
 from pipeline.cluster.mesh import Membership, listen
@@ -129,6 +129,18 @@ def test_partials_of_the_wrong_shards_are_refused():
         fixed_tree_sum(SoloCommunicator(), {1: np.ones(2)}, [0, 0])
     with pytest.raises(ValueError, match="alike"):
         fixed_tree_sum(SoloCommunicator(), {0: np.ones(2), 1: np.ones(3)}, [0, 0])
+
+
+def test_small_arrays_share_a_collective(monkeypatch):
+    sent = []
+    monkeypatch.setattr(SoloCommunicator, "_allreduce", lambda self, array, op, out, deadline: sent.append(array))
+    SoloCommunicator().allreduce_many([np.ones(n % 7, "f4" if n % 2 else "i4") for n in range(100)])
+    even, odd = (sum(n % 7 for n in range(first, 100, 2)) for first in (0, 1))
+    assert [(array.dtype.str[1:], array.size) for array in sent] == [("i4", even), ("f4", odd)]
+    sent.clear()
+    large = np.ones(BUCKETED_BYTES, "u1")
+    SoloCommunicator().allreduce_many([large, large[1:], large])
+    assert [array.size for array in sent] == [BUCKETED_BYTES, BUCKETED_BYTES, BUCKETED_BYTES - 1]
 
 
 def test_metrics_count_what_went_through():

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline import metrics
 from pipeline.cluster import member
+from pipeline.cluster.communicator import SoloCommunicator
 from pipeline.cluster.gang import GangLimits, run_alone, run_gang
 from pipeline.cluster.member import assign
 from pipeline.cluster.worker_specs import cpu_workers
@@ -210,6 +211,20 @@ def test_one_gang_at_a_time():
     assert len(run_gang(workers, gang_functions.place, 2).values) == 2
 
 
+@pytest.mark.parametrize(("broken", "lost", "code"), [(True, True, 75), (True, False, None), (False, True, None)])
+def test_a_process_whose_gpu_failed_with_another_rank_ends(monkeypatch, broken, lost, code):
+    """A fault of the function's own comes back as it is; what a dead peer did to CUDA only another process mends."""
+
+    class Failed(SoloCommunicator):
+        device_lost = lost
+
+    ended = []
+    monkeypatch.setattr(member.os, "_exit", ended.append)
+    part = member._Part("session", communicators=[SoloCommunicator(), Failed()])
+    part.leave_devices(broken=broken)
+    assert ended == ([] if code is None else [code])
+
+
 def test_nothing_is_left_on_the_workers(expected):
     workers = ThreadWorkers(3)
     run_gang(workers, gang_functions.summed, SHARDS)
@@ -254,6 +269,11 @@ def test_errors_cross_processes(processes):
         run_gang(processes, gang_functions.fails, SHARDS, (1,), InputError("bad.h5: line 3"))
 
 
+def summed_over_tcp(workers, folder, phase):
+    transport = gang_functions.marking_transport(folder)
+    return run_gang(workers, gang_functions.summed, SHARDS, folder, 3, 10, transport=transport)
+
+
 def test_kill_9_in_every_phase_leaves_the_same_bits(processes, expected, tmp_path):
     """Only what the lost rank held is computed again, and the result is there within seconds of the kill."""
     rng = random.Random(17)
@@ -278,11 +298,11 @@ def test_kill_9_in_every_phase_leaves_the_same_bits(processes, expected, tmp_pat
     assert recoveries[int(0.99 * (KILLS - 1))] < RECOVERY_SECONDS
 
 
-def kill_once(processes, folder, phase, rng):
+def kill_once(workers, folder, phase, rng, gang=summed_over_tcp, spread_s=0.05):
     """A gang of which one rank is killed in a phase, a random moment after it has come there."""
-    ranks = min(len(processes.last_heard()), SHARDS)
+    ranks = min(len(workers.last_heard()), SHARDS)
     victim = rng.randrange(ranks)
-    delay = rng.uniform(0, 0.05)
+    delay = rng.uniform(0, spread_s)
     killed = {"pid": None}
 
     def kill():
@@ -296,8 +316,7 @@ def kill_once(processes, folder, phase, rng):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    transport = gang_functions.marking_transport(str(folder))
-    result = run_gang(processes, gang_functions.summed, SHARDS, str(folder), 3, 10, transport=transport)
+    result = gang(workers, str(folder), phase)
     end = time.monotonic()
     killed["result"] = result
     killer.join()
@@ -317,32 +336,36 @@ def computed_again(folder):
 def test_event_loops_answer_during_init_and_collectives(processes):
     """The scheduler hears of every worker at least once a second, and a call on their loops comes back at once."""
     wait_until(lambda: len(processes.last_heard()) == 4, "a nanny's restart")
+    for _ in range(3):  # the machine itself may stall; a loop that is held up stalls every time
+        age, answer = watched(processes, lambda: run_gang(processes, gang_functions.summed, SHARDS, None, 1, 25))
+        if max(age, answer) < 1.0:
+            break
+    print(f"heartbeat age at most {age:.2f} s, answers within {answer:.2f} s")
+    assert age < 1.0
+    assert answer < 1.0
+
+
+def watched(workers, gang):
+    """The oldest heartbeat and the slowest answer of the workers' event loops while a gang runs twice."""
     done = threading.Event()
     ages, answers = [], []
 
     def watch():
         while not done.is_set():
             started = time.time()
-            assert processes._client.run(os.getpid)
+            assert workers._client.run(os.getpid)
             answers.append(time.time() - started)
-            ages.append(max(time.time() - moment for moment in processes.last_heard().values()))
+            ages.append(max(time.time() - moment for moment in workers.last_heard().values()))
 
-    for _ in range(3):  # the machine itself may stall; a loop that is held up stalls every time
-        done.clear()
-        ages, answers = [], []
-        with ThreadPoolExecutor(1) as threads:
-            watching = threads.submit(watch)
-            try:
-                for _ in range(2):
-                    run_gang(processes, gang_functions.summed, SHARDS, None, 1, 25)
-            finally:
-                done.set()
-            watching.result(20)
-        if max(ages) < 1.0 and max(answers) < 1.0:
-            break
-    print(f"{len(ages)} looks: heartbeat age at most {max(ages):.2f} s, answers within {max(answers):.2f} s")
-    assert max(ages) < 1.0
-    assert max(answers) < 1.0
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(watch)
+        try:
+            for _ in range(2):
+                gang()
+        finally:
+            done.set()
+        watching.result(20)
+    return max(ages), max(answers)
 
 
 def test_a_stopped_process_is_ended_and_replaced(processes, expected):

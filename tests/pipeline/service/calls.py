@@ -31,4 +31,4 @@ def assert_problem(response, status, said):
     assert response.headers["content-type"] == MEDIA_TYPE
     found = response.json()
     assert found["status"] == status
-    assert said in found["detail"]
+    assert said in found["detail"], found["detail"]

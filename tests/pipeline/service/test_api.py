@@ -89,9 +89,9 @@ def test_a_link_out_of_the_roots_is_refused(world, tmp_path):
 @pytest.mark.parametrize(
     ("workload", "parameters"),
     [
-        ("coulomb", {"trajectory": "/etc/passwd"}),
-        ("mri", {"field_map": "/etc/passwd"}),
-        ("mri", {"density": "/etc/passwd"}),
+        ("coulomb", {"trajectory": "/x/y.npy"}),
+        ("mri", {"field_map": "/x/y.npy"}),
+        ("mri", {"density": "/x/y.npy"}),
     ],
 )
 def test_files_among_the_parameters_lie_under_the_roots_too(world, workload, parameters):

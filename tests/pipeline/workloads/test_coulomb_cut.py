@@ -19,7 +19,7 @@ from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, Paramete
 from pipeline.formats.molecule import FrameRange
 from pipeline.workloads.coulomb import Coulomb
 from pipeline.workloads.coulomb_audit import expectation, relative_errors
-from pipeline.workloads.coulomb_frames import combine, scratch_bytes
+from pipeline.workloads.coulomb_combine import combine, scratch_bytes
 from pipeline.workloads.coulomb_grid import cut_extents, regions
 from tests.images import names_in
 from tests.pipeline.workloads.coulomb_jobs import (
@@ -72,8 +72,8 @@ def test_combined_frames_in_chunks_and_in_little_memory(tmp_path, how):
     np.testing.assert_array_equal(whole.view(np.uint32), parts.view(np.uint32))
 
 
-def test_later_frames_go_where_the_first_was(tmp_path):
-    """What a GPU does: inputs that are filled from the host, on a stream."""
+def test_each_frame_goes_where_the_one_before_was(tmp_path):
+    """What a GPU does: one array, like the output, that is filled from the host, on a stream."""
 
     class Settable(np.ndarray):
         def set(self, atoms, stream):
@@ -91,12 +91,14 @@ def test_later_frames_go_where_the_first_was(tmp_path):
     whole, _ = make_map(tmp_path, "a.pqr", **options)
     planned, _ = job(tmp_path, "a.pqr", "again.npy", **options)
     (chunk,), stream = planned.plan.chunks, Stream()
-    atoms, out = np.empty(chunk.inputs[0].shape).view(Settable), np.empty(whole.shape, np.float32)
-    planned.workload.read(chunk, [atoms])
-    planned.workload.compute(chunk, [atoms], [out], stream)
+    assert not chunk.inputs
+    assert planned.plan.input_bytes == 4 * 60 * 32
+    out = np.empty(whole.shape, np.float32).view(Settable)
+    planned.workload.read(chunk, [])
+    planned.workload.compute(chunk, [], [out], stream)
     planned.workload.discard()
     np.testing.assert_array_equal(out, whole)
-    assert stream.calls == ("set", "synchronize") * 3
+    assert stream.calls == ("set", "synchronize") * 4
 
 
 @pytest.mark.parametrize("kept", [0, 2, 99])
@@ -280,8 +282,27 @@ def test_space_that_the_job_itself_has_taken_counts_as_free(folder, monkeypatch)
 
 def test_too_many_atoms_for_the_memory(folder):
     write_npz(folder / "many.npz", molecule(9000))
-    with pytest.raises(ParameterError, match=r"--memory is too small: .* for its 9,000 atoms"):
+    with pytest.raises(ParameterError, match=r"--memory is too small: a single point .* for the atoms that reach it"):
         job(folder, "many.npz", "out.npy", memory=3 << 20, device=CpuDevice(16), **GRID)
+
+
+@pytest.mark.parametrize("cell", [None, np.diag([200.0, 60.0, 60.0])], ids=["free", "box"])
+def test_a_slot_holds_the_atoms_that_reach_its_slab(folder, cell):
+    """All of them would not fit."""
+    atoms = molecule(20_000, extent=(70, 8, 8))
+    write_npz(folder / "long.npz", atoms, cell)
+    grid = {"origin": "-7,3,20", "shape": "101,5,6", "spacing": "1,2,2", "cutoff": 4, "units": "e/A"}
+    planned, _ = job(folder, "long.npz", "out.npy", memory=7 << 20, device=CpuDevice(16), chunk_bytes=200_000, **grid)
+    assert len(planned.plan.chunks) > 3
+    assert planned.plan.input_bytes == 20_000 * 32 > planned.cut.budget_bytes
+    assert all(chunk.input_bytes + chunk.output_bytes <= planned.cut.budget_bytes for chunk in planned.plan.chunks)
+    planned.workload.discard()
+    whole, _ = make_map(folder, "long.npz", "whole.npy", **grid)
+    parts, receipt = make_map(
+        folder, "long.npz", "parts.npy", memory=7 << 20, device=CpuDevice(16), chunk_bytes=200_000, **grid
+    )
+    assert receipt["read_bytes"] == 20_000 * 32
+    np.testing.assert_array_equal(whole.view(np.uint32), parts.view(np.uint32))
 
 
 def test_frames_are_named_one_way():

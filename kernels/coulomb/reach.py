@@ -1,0 +1,95 @@
+"""Which atoms a part of a grid needs: those that can come into any cell around it, on whatever device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.coulomb.cells import CUBES, SLICES, cells_around
+from kernels.coulomb.geometry import Cell, Grid, Scheme, images, times
+
+# Whole tiles and blocks of every kernel; and what rounding may move an atom by, generously.
+_ALIGNED = (8, 8, 16)
+_MARGIN_ANGSTROM = 1e-2
+# Of the boxes that atoms are put into: some twenty of water each, and hardly more boxes than atoms.
+_EDGE_ANGSTROM = 6.0
+
+
+class Reach:
+    """Atoms put into boxes once, so that the few near a part of a grid are found without looking at the others.
+
+    positions : [n, 3 or more] of x, y and z first, in angstrom
+    """
+
+    def __init__(self, positions: NDArray[Any], scheme: Scheme, cell: Cell | None = None) -> None:
+        self._scheme = scheme
+        self._cell = cell
+        self._count = len(positions)
+        if scheme.name == "direct" or self._count == 0:
+            return
+        placed = np.asarray(positions[:, :3], np.float64)
+        if cell is not None:
+            placed = placed - cell.vectors_of(np.floor(times(placed, cell.inverse)))
+        self._low, high = placed.min(axis=0), placed.max(axis=0)
+        sides = high - self._low
+        self._edge = max(_EDGE_ANGSTROM, float((sides + _EDGE_ANGSTROM).prod() / self._count) ** (1 / 3))
+        self._shape = (sides / self._edge).astype(np.int64) + 1
+        place = np.minimum(((placed - self._low) / self._edge).astype(np.int64), self._shape - 1)
+        number = np.ravel_multi_index(tuple(place.T), tuple(self._shape))
+        self._order = np.argsort(number, kind="stable")
+        self._starts = np.zeros(int(self._shape.prod()) + 1, np.int64)
+        np.cumsum(np.bincount(number, minlength=len(self._starts) - 1), out=self._starts[1:])
+
+    def count(self, grid: Grid) -> int:
+        """How many atoms `atoms` returns."""
+        if self._cell is None and self._scheme.name != "direct" and self._count:
+            return int(sum((last - first).sum() for first, last in self._runs(grid)))
+        return len(self.atoms(grid))
+
+    def atoms(self, grid: Grid) -> NDArray[np.int64]:
+        """The atoms, by their number and ascending, without which this part of a grid would not have the same bits,
+        and some around them. With the scheme "direct" they are all.
+
+        The map of these atoms alone has the bits of the map of all.
+        """
+        if self._scheme.name == "direct" or self._count == 0:
+            return np.arange(self._count)
+        needed = np.zeros(self._count, bool)
+        for firsts, lasts in self._runs(grid):
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                needed[self._order[first:last]] = True
+        return np.flatnonzero(needed)
+
+    def _runs(self, grid: Grid) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Of each image: where its atoms begin and end among the sorted ones, a pair for each row of boxes along z."""
+        low, high = self._box(grid)
+        shifts = np.zeros((1, 3))
+        if self._cell is not None:
+            shifts = self._cell.vectors_of(images(self._cell, low, high).astype(np.float64))
+        for shift in shifts:
+            first = np.floor((low - shift - self._low) / self._edge).clip(0, self._shape).astype(np.int64)
+            last = np.floor((high - shift - self._low) / self._edge).clip(-1, self._shape - 1).astype(np.int64)
+            if (first > last).any():
+                continue
+            x, y = np.ogrid[first[0] : last[0] + 1, first[1] : last[1] + 1]
+            row = ((x * self._shape[1] + y) * self._shape[2]).ravel()
+            yield self._starts[row + first[2]], self._starts[row + last[2] + 1]
+
+    def _box(self, grid: Grid) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Corners of all that can matter to a part of a grid."""
+        boxes = [cells_around(grid, self._scheme, None, _ALIGNED, cut).box() for cut in (CUBES, SLICES)]
+        low, high = np.minimum(boxes[0][0], boxes[1][0]), np.maximum(boxes[0][1], boxes[1][1])
+        # What excludes points need not be charged, nor within the cutoff.
+        first, shape, spacing = np.array(grid.first), np.array(grid.shape), np.array(grid.spacing)
+        radius = self._scheme.exclude_radius_angstrom
+        low = np.minimum(low, first * spacing - radius) - _MARGIN_ANGSTROM
+        high = np.maximum(high, (first + shape - 1) * spacing + radius) + _MARGIN_ANGSTROM
+        return low + np.array(grid.origin), high + np.array(grid.origin)
+
+
+def reaching(positions: NDArray[Any], grid: Grid, scheme: Scheme, cell: Cell | None = None) -> NDArray[np.int64]:
+    """`Reach.atoms`, for one part of a grid."""
+    return Reach(positions, scheme, cell).atoms(grid)

@@ -1,0 +1,77 @@
+"""What is needed to describe an image channel by channel: extremes, exact sums and counts, which add up over its parts.
+
+    partial = summarise(part)            for each part, anywhere, in any order
+    totals.add(partial)                  gives `Totals` of the whole: minimum, maximum, mean, deviation, histogram
+
+All is counted in whole numbers, so that the totals are the same for any cut into parts and any order, on any device.
+An integer sample is taken as u = sample − the type's least, and Σu, Σu² are exact. A float is m × 2^e with a whole m;
+Σm and Σm² are kept for each e by itself, exactly, in words of so many bits that no sum of 2³⁰ terms overflows.
+
+Partial, int64 [channels, words]: `LAYOUTS` says which word is what. The histogram has 256 bins of equal width over an
+integer type's range; of floats, a bin for each sign and power of two.
+
+Source: sums of floats by exponent, Malcolm, "On accurate floating-point summation", Comm. ACM 14 (1971).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.statistics.totals import LAYOUTS, MAX_SAMPLES, Layout, Totals
+
+__all__ = ["DTYPES", "LAYOUTS", "MAX_SAMPLES", "Layout", "Totals", "partial_shape", "summarise"]
+
+DTYPES = tuple(LAYOUTS)
+
+
+def partial_shape(dtype: Any, channels: int) -> tuple[int, int]:
+    """The shape of a partial of images of a dtype."""
+    return channels, LAYOUTS[np.dtype(dtype).name].words
+
+
+def summarise(image: Any, *, channel_axis: int | None = None, out: Any = None, stream: Any = None) -> Any:
+    """The partial of one part of an image.
+
+    image        : NumPy or CuPy array, C-contiguous, one of `DTYPES`, at most `MAX_SAMPLES` samples a channel
+    channel_axis : the axis of channels; None: there is but one
+    out          : array for the result, of the image's kind: int64, `partial_shape`, C-contiguous
+    stream       : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+
+    Returns the partial: int64 [channels, words]. On the CPU one thread computes, without Python's lock.
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+    dtype = np.dtype(image.dtype)
+    if dtype.name not in LAYOUTS or not dtype.isnative:
+        raise TypeError(f"image has dtype {image.dtype.str}; supported are {', '.join(DTYPES)} in native byte order")
+    if not image.flags.c_contiguous:
+        raise ValueError("image must be C-contiguous")
+    if channel_axis is not None and not 0 <= channel_axis < image.ndim:
+        raise ValueError(f"channel_axis {channel_axis} is no axis of an image of shape {image.shape}")
+    blocks = _blocks(image.shape, channel_axis)
+    if blocks[0] * blocks[2] > MAX_SAMPLES:
+        raise ValueError(
+            f"image has {blocks[0] * blocks[2]} samples a channel: summarise at most {MAX_SAMPLES} at once"
+        )
+    shape = partial_shape(dtype, blocks[1])
+    if out is not None and (
+        type(out) is not type(image) or out.shape != shape or out.dtype != np.int64 or not out.flags.c_contiguous
+    ):
+        raise ValueError(f"out must be a C-contiguous int64 array of shape {shape}, where the image is")
+    if isinstance(image, np.ndarray):
+        from kernels.statistics import cpu
+
+        return cpu.summarise(image.reshape(blocks), out)
+    from kernels.statistics import cuda
+
+    return cuda.summarise(image, blocks, out, stream=stream)
+
+
+def _blocks(shape: tuple[int, ...], channel_axis: int | None) -> tuple[int, int, int]:
+    """The image as [outer, channels, inner]."""
+    count = int(np.prod(shape, dtype=np.int64))
+    if channel_axis is None:
+        return count, 1, 1
+    inner = int(np.prod(shape[channel_axis + 1 :], dtype=np.int64))
+    return int(np.prod(shape[:channel_axis], dtype=np.int64)), shape[channel_axis], inner

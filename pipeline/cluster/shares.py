@@ -1,0 +1,261 @@
+"""Jobs whose ranks share the summands of every output: a gang for each run of chunks, and an all-reduce at its end.
+
+Each rank computes the shards that it answers for, over the whole run of chunks; the partial results are put together
+in an order that the shards alone decide; then every rank writes some of the chunks. What is written is durable and in
+the ledger before the next run of chunks begins.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pipeline.cluster.gang import GangLimits, GangResult, GangWorkers, run_gang
+from pipeline.cluster.member import Member
+from pipeline.cluster.segments import ClusterJob, _device, _refuse_other_input
+from pipeline.engine.buffers import Slot, buffer_bytes, carve
+from pipeline.engine.device import Device
+from pipeline.engine.ledger import Entry, Ledger
+from pipeline.engine.planned import PlannedJob
+from pipeline.engine.run import RunEvents
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import OutOfDeviceMemory
+from pipeline.formats.base import Region
+from pipeline.formats.partial import Opening
+from pipeline.workloads import Chunk, Plan, workloads
+from pipeline.workloads.base import ArraySpec
+from pipeline.workloads.shared import Room, SharedWorkload
+
+# Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
+COLLECTIVE_SECONDS = 24 * 3600.0
+SHARDS_A_RANK = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Consecutive chunks of the plan whose regions together are one region."""
+
+    chunks: tuple[Chunk, ...]
+    region: Region
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.region.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank tells of a run: the chunks it wrote, notes for the audit, stages as (seconds, bytes, chunks)."""
+
+    chunks: tuple[int, ...]
+    notes: Mapping[str, Any]
+    share_notes: Mapping[str, Any]
+    stages: Mapping[str, tuple[float, int, int]]
+    device: str
+
+
+class Shares:
+    """A job of a `SharedWorkload` over the workers of a cluster."""
+
+    def __init__(
+        self, workers: GangWorkers, cluster_job: ClusterJob, job: PlannedJob, *, ranks: int, memory_bytes: int
+    ) -> None:
+        """`memory_bytes`: of a host, which all ranks may be on."""
+        self._workers = workers
+        self._cluster_job = cluster_job
+        self._job = job
+        self._ranks = ranks
+        self._memory_bytes = memory_bytes
+
+    @property
+    def are_better(self) -> bool:
+        """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
+        workload = self._job.workload
+        if not isinstance(workload, SharedWorkload) or workload.shards < max(2, SHARDS_A_RANK * self._ranks):
+            return False
+        largest = max(math.prod(chunk.region.shape) for chunk in self._job.plan.chunks)
+        return largest <= self._most_samples(workload)
+
+    def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
+        """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
+        workload = self._job.workload
+        assert isinstance(workload, SharedWorkload)
+        limits = GangLimits(collective_s=COLLECTIVE_SECONDS)
+        try:
+            for run in cut_runs(plan.chunks, self._most_samples(workload)):
+                events.check()
+                arguments = (self._cluster_job, workload.facts(), run)
+                found = run_gang(self._workers, compute_run, workload.shards, *arguments, limits=limits)
+                _take_in(found, workload, ledger, record)
+                for chunk in run.chunks:
+                    events.on_written(chunk)
+        finally:
+            with suppress(Exception):  # workers that are gone hold nothing
+                self._workers.tell(list(self._workers.last_heard()), _close_soon, self._cluster_job.name)
+
+    def _most_samples(self, workload: SharedWorkload) -> int:
+        """Of a run, so that what all ranks hold of it fits the memory."""
+        held = -(-workload.shards // self._ranks)
+        return self._memory_bytes // self._ranks // workload.share_bytes(held)
+
+
+def cut_runs(chunks: Sequence[Chunk], most_samples: int) -> list[Run]:
+    """The chunks in runs that are boxes along x, each as long as the memory allows."""
+    runs: list[Run] = []
+    for chunk in chunks:
+        last = runs[-1] if runs else None
+        joined = _joined(last.region, chunk.region) if last is not None else None
+        if last is not None and joined is not None and math.prod(joined.shape) <= most_samples:
+            runs[-1] = Run(chunks=(*last.chunks, chunk), region=joined)
+        else:
+            runs.append(Run(chunks=(chunk,), region=chunk.region))
+    return runs
+
+
+def _joined(first: Region, second: Region) -> Region | None:
+    """Both as one region, where they follow each other along the first axis."""
+    alike = (first.start[1:], first.stop[1:]) == (second.start[1:], second.stop[1:])
+    return Region(first.start, second.stop) if alike and first.stop[0] == second.start[0] else None
+
+
+def _take_in(found: GangResult, workload: SharedWorkload, ledger: Ledger, record: StageRecord) -> None:
+    """What the ranks tell; into the ledger only once all is there."""
+    for report in found.values:
+        record.include(report.stages)
+        workload.add_audit_notes(report.notes)
+        workload.add_share_notes(report.share_notes)
+    for report in found.values:
+        if report.chunks:
+            ledger.add(Entry(chunks=report.chunks, notes=report.notes, device=report.device))
+
+
+# What runs on a worker
+
+
+def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
+    """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
+    device = _device(job.worker_device)
+    device.enter()
+    workload, rank = _opened(job, facts, device), _Rank(device, member)
+    began = time.perf_counter()
+    try:
+        member.compute(lambda shard: workload.share(run.region, shard, rank))
+        computed = time.perf_counter()
+        total = member.reduce(workload.reduction, deterministic=True)
+        reduced = time.perf_counter()
+        mine = run.chunks[member.rank :: member.size]
+        values = workload.whole(run.region, total) if mine else None
+    except MemoryError as error:  # CuPy's too is one
+        raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
+    if values is not None:
+        for chunk in mine:
+            workload.write(chunk, [_part(values, run.region, chunk.region)])
+        workload.flush()
+    written = time.perf_counter()
+    nbytes = run.size * workload.share_bytes(0)
+    stages = {
+        "read": (rank.read_seconds, rank.read_bytes, rank.reads),
+        "compute": (computed - began, nbytes * len(member.shards), len(member.shards)),
+        "download": (reduced - computed, nbytes, len(mine)),
+        "write": (written - reduced, sum(chunk.output_bytes for chunk in mine), len(mine)),
+    }
+    return RankReport(
+        chunks=tuple(chunk.index for chunk in mine),
+        notes=workload.audit_notes(),
+        share_notes=workload.share_notes(),
+        stages=stages,
+        device=device.name,
+    )
+
+
+def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
+    bounds = zip(part.start, part.stop, region.start, strict=True)
+    return values[tuple(slice(start - first, stop - first) for start, stop, first in bounds)]
+
+
+class _Rank:
+    """The device of this process, as `SharedWorkload.share` sees it."""
+
+    def __init__(self, device: Device, member: Member) -> None:
+        self._device = device
+        self._member = member
+        self.threads = device.lanes
+        self.read_seconds, self.read_bytes, self.reads = 0.0, 0, 0
+
+    def room(self, specs: Sequence[ArraySpec]) -> Room:
+        return _Room(self._device.allocate(buffer_bytes(specs), 0), specs)
+
+    def enter(self) -> None:
+        self._device.enter()
+
+    def check(self) -> None:
+        self._member.check()
+
+    def note_read(self, seconds: float, nbytes: int) -> None:
+        self.read_seconds += seconds
+        self.read_bytes += nbytes
+        self.reads += 1
+
+
+class _Room:
+    """A slot's input, on the host and on the device."""
+
+    def __init__(self, slot: Slot, specs: Sequence[ArraySpec]) -> None:
+        self._cuda = slot.cuda
+        self.host: Sequence[NDArray[Any]] = carve(slot.host_input, specs)
+        whole = Region((0,), (1,))
+        chunk = Chunk(index=0, region=whole, halo=((0, 0),), inputs=tuple(specs), outputs=(), work=0)
+        self.device: Sequence[Any] = self.host if slot.cuda is None else slot.cuda.inputs(chunk)
+
+    def upload(self) -> None:
+        if self._cuda is not None:
+            for host, device in zip(self.host, self.device, strict=True):
+                device.set(host)
+            self._cuda.upload_done.record()
+
+    def wait(self) -> None:
+        if self._cuda is not None:
+            self._cuda.upload_done.synchronize()
+
+
+_open: dict[str, SharedWorkload] = {}
+_opening = threading.Lock()
+
+
+def _opened(job: ClusterJob, facts: Any, device: Device) -> SharedWorkload:
+    """The job as this process has it open; any other is closed first."""
+    with _opening:
+        found = _open.get(job.name)
+        if found is None:
+            for name in list(_open):
+                _open.pop(name).discard()
+            _refuse_other_input(job)
+            kind = workloads()[job.spec.workload]
+            assert issubclass(kind, SharedWorkload)
+            found = kind.joining(job.spec, facts)
+            try:
+                found.start(Opening.JOIN)
+            except BaseException:
+                found.discard()
+                raise
+            _open[job.name] = found
+        return found
+
+
+def _close(name: str) -> None:
+    with _opening:
+        found = _open.pop(name, None)
+    if found is not None:
+        found.discard()
+
+
+def _close_soon(name: str, address: str) -> None:
+    """On a thread of its own: the worker's event loop must not wait. Several workers may be threads of one process."""
+    threading.Thread(target=_close, args=(name,), name="close-job", daemon=True).start()

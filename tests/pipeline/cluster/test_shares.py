@@ -1,0 +1,186 @@
+"""Frames shared by ranks: the bits of one device, for any number of ranks, whichever of them dies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.cluster import shares
+from pipeline.cluster.segments import ClusterJob, WorkerDevice
+from pipeline.cluster.shares import Shares, cut_runs
+from pipeline.engine.ledger import Ledger, job_identity
+from pipeline.engine.run import RunEvents, run_job
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import InputError, MillraceError
+from pipeline.formats.base import Region
+from pipeline.workloads import Chunk
+from tests.pipeline.cluster.thread_workers import ThreadWorkers
+from tests.pipeline.workloads.coulomb_jobs import job, make_map, write_trajectory
+
+FRAMES = 23
+# A few planes of the grid, with what combining takes besides.
+CHUNK_BYTES = {"avg": 20_000, "min": 8000, "max": 8000, "std": 40_000}
+GRID = {"origin": "-9.3,1.1,17.7", "shape": "37,13,11", "spacing": "0.5,1.1,1.7", "cutoff": 5}
+CELLS = [(15.0 + number / 7, 14.0, 16.0, 90, 90, 90) for number in range(FRAMES)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shares")
+    write_trajectory(folder, FRAMES, cells=CELLS)
+    return folder
+
+
+def options(folder, how, **more):
+    return {"trajectory": str(folder / "a.dcd"), "combine": how, **GRID, **more}
+
+
+class Streamed:
+    """A stream over workers that are threads; remembers what the ledger held at the end."""
+
+    def __init__(self, workers, ranks, memory=64 << 20):
+        self.workers, self.ranks, self.memory = workers, ranks, memory
+        self.entries = []
+
+    def __call__(self, planned, plan, ledger, events):
+        if not ledger.exists:
+            ledger.create()
+        cluster_job = ClusterJob(
+            name=f"test-{id(self)}", spec=planned.spec, cut=planned.cut, held_bytes=0,
+            ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
+        )  # fmt: skip
+        found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
+        assert found.are_better
+        record = StageRecord()
+        with record.timed():
+            found.stream(plan, ledger, events, record)
+        self.entries = ledger.entries()
+        return record
+
+
+def shared(folder, how, workers, ranks, output="out.npy", memory=64 << 20, **more):
+    planned, run_options = job(folder, "a.pqr", output, chunk_bytes=CHUNK_BYTES[how], **options(folder, how, **more))
+    stream = Streamed(workers, ranks, memory)
+    receipt = run_job(planned, run_options, stream=stream)
+    return np.load(folder / output), receipt, stream
+
+
+@pytest.mark.parametrize("how", ["avg", "min", "max", "std"])
+def test_any_number_of_ranks_gives_the_bits_of_one_device(folder, how):
+    alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, how))
+    for ranks in (1, 2, 3):
+        found, receipt, stream = shared(folder, how, ThreadWorkers(ranks), ranks)
+        np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
+        assert sorted(chunk for entry in stream.entries for chunk in entry.chunks) == list(range(receipt["chunks"]))
+        assert receipt["chunks"] >= 4
+        assert receipt["audit"]["samples"] > 250
+        assert receipt["stages"]["read"]["seconds"] > 0
+
+
+def test_little_memory_takes_several_runs(folder):
+    alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, "std"))
+    found, receipt, stream = shared(folder, "std", ThreadWorkers(2), 2, memory=2 * 1500 * 200)
+    np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
+    assert receipt["chunks"] >= 4
+    assert len(stream.entries) >= 3
+
+
+def test_a_rank_that_dies_is_made_up_for(folder, monkeypatch):
+    alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, "avg"))
+    workers = ThreadWorkers(3)
+    victim = sorted(workers.last_heard())[1]
+    original = shares.compute_run
+    epochs = []
+
+    def dies(member, *arguments):
+        epochs.append(member.epoch)
+        if member.epoch == 1 and member.rank == 1:
+            workers.kill(victim)
+        return original(member, *arguments)
+
+    monkeypatch.setattr(shares, "compute_run", dies)
+    found, receipt, _ = shared(folder, "avg", workers, 3)
+    np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
+    assert max(epochs) > 1
+    assert receipt["audit"]["samples"] > 250
+
+
+def test_a_run_that_was_stopped_goes_on(folder):
+    """The first run of chunks is in when it stops; the next process computes the rest alone, to the same bits."""
+    alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, "max"))
+    planned, run_options = job(folder, "a.pqr", "part.npy", chunk_bytes=CHUNK_BYTES["max"], **options(folder, "max"))
+    written = []
+
+    def stop(chunk):
+        written.append(chunk.index)
+        if len(written) == 2:
+            raise MillraceError("stopped")
+
+    with pytest.raises(MillraceError, match="stopped"):
+        run_job(
+            planned,
+            run_options,
+            events=RunEvents(on_written=stop),
+            stream=Streamed(ThreadWorkers(2), 2, 2 * 1500 * 100),
+        )
+    found, receipt = make_map(
+        folder, "a.pqr", output="part.npy", chunk_bytes=CHUNK_BYTES["max"], resume=True, **options(folder, "max")
+    )
+    assert 0 < receipt["resumed_chunks"] < receipt["chunks"]
+    np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
+
+
+def test_a_frame_that_cannot_be_read_is_named(folder):
+    planned, run_options = job(folder, "a.pqr", "bad.npy", **options(folder, "avg"))
+    frames = planned.workload._frames
+
+    def broken(number):
+        raise InputError(f"a.dcd, frame {number}: cannot be read")
+
+    original = shares.workloads()["coulomb"].joining
+
+    def joining(spec, facts):
+        found = original(spec, facts)
+        found._frames._frame = broken
+        return found
+
+    stream = Streamed(ThreadWorkers(2), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares.workloads()["coulomb"], "joining", joining)
+        with pytest.raises(InputError, match="cannot be read"):
+            run_job(planned, run_options, stream=stream)
+    assert len(frames) == FRAMES
+
+
+def test_few_frames_stay_with_whole_chunks(folder):
+    for frames, better in (("::", True), (":5:", False), ("3", False)):
+        planned, _ = job(folder, "a.pqr", "few.npy", **options(folder, "avg", frames=frames))
+        ledger = Ledger(planned.spec.output, job_identity(planned.spec, planned.cut, planned.plan))
+        cluster_job = ClusterJob(
+            name="few", spec=planned.spec, cut=planned.cut, held_bytes=0,
+            ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
+        )  # fmt: skip
+        found = Shares(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
+        assert found.are_better is better
+        assert not replace_memory(found).are_better
+        planned.workload.discard()
+
+
+def replace_memory(found):
+    found._memory_bytes = 1000
+    return found
+
+
+def test_runs_are_boxes_within_the_memory():
+    def chunk(index, start, stop):
+        return Chunk(index=index, region=Region(start, stop), halo=((0, 0),) * 3, inputs=(), outputs=(), work=1)
+
+    slabs = [chunk(n, (4 * n, 0, 0), (4 * n + 4, 5, 6)) for n in range(5)]
+    assert [[each.index for each in run.chunks] for run in cut_runs(slabs, 300)] == [[0, 1], [2, 3], [4]]
+    assert cut_runs(slabs, 10**9)[0].region == Region((0, 0, 0), (20, 5, 6))
+    gap = [slabs[0], replace(slabs[3], index=1)]
+    assert len(cut_runs(gap, 10**9)) == 2
+    pieces = [chunk(0, (0, 0, 0), (4, 3, 6)), chunk(1, (0, 3, 0), (4, 5, 6)), chunk(2, (4, 0, 0), (8, 3, 6))]
+    assert len(cut_runs(pieces, 10**9)) == 3
