@@ -31,7 +31,7 @@ class Ladder:
     bytes: int  # that must at least go to and from device memory
     flops: int  # of the definition
     limit: Limit
-    # Allocates the input on the current device; the call returned launches the named variant once on the current stream.
+    # Allocates the input on the current device; what it returns launches the named variant once on the current stream.
     prepare: Callable[[str], Callable[[], Any]]
     # The same for each library on this machine that can do it, by the library's name.
     libraries: Callable[[], Mapping[str, Callable[[], Any]]]

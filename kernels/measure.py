@@ -9,7 +9,9 @@ another.
 Rules of the roofline: a rung takes at least its bytes over the bandwidth, and its operations over the rate of the unit
 that does them. Where its time is within 1 / NEAR of the larger of the two, it is bound by that, "memory" or
 "instruction"; where it is far from both, by "latency": it waits (for single accesses, barriers, conflicts in banks, or
-because too little is on the way).
+because too little is on the way). A rung that passes a limit does not do what is counted: it gets by with fewer
+operations than the definition, or has other units do them, such as tensor cores. Of what that is bound by nothing is
+said: "other".
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from typing import Any, Literal
 
 import kernels
 from kernels.ladder import Ladder, Limit
-from kernels.launch import KernelError, Launch, observe
+from kernels.launch import Launch, observe
 
 __all__ = ["Bound", "DeviceFacts", "LadderResult", "Occupancy", "Rung", "bound_of", "ladders_of", "measure", "unpaid"]
 
-Bound = Literal["memory", "instruction", "latency"]
+Bound = Literal["memory", "instruction", "latency", "other"]
 LIMITS: tuple[Limit, ...] = ("copy", "read", "fma", "roots")
 
 NEAR = 0.6  # of a limit, from which on a rung is said to be bound by it
+BEYOND = 1.15  # of a limit, from which on it is not the limit
 SAME = 0.02  # times that differ by less are the same
+TIMES = 2  # from so many times on, times are said instead of per cent
 ROUNDS, MOST_CALLS, ROUND_S = 5, 10, 0.02
 SLOW_S = 0.1  # from here on one call must do
 L2_TIMES = 4  # inputs larger than so many caches find nothing of themselves there
@@ -86,7 +90,7 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class LadderResult:
-    """One ladder, measured. `failures`: what could not be, and why."""
+    """One ladder, measured."""
 
     operation: str
     ladder: str
@@ -97,7 +101,8 @@ class LadderResult:
     bound_rung: str | None  # the rung that is an upper bound, not a step
     rungs: tuple[Rung, ...]
     libraries: tuple[Rung, ...]
-    failures: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)  # rungs that could not be measured, and why
+    missing: Mapping[str, str] = field(default_factory=dict)  # the same of libraries: not our fault, and no error
 
 
 def ladders_of(operation: str) -> tuple[Ladder, ...]:
@@ -109,6 +114,8 @@ def ladders_of(operation: str) -> tuple[Ladder, ...]:
 
 def bound_of(memory: float, instruction: float) -> Bound:
     """What a rung is bound by that reaches these fractions of the bandwidth and of the rate of its operations."""
+    if max(memory, instruction) > BEYOND:
+        return "other"
     if max(memory, instruction) < NEAR:
         return "latency"
     return "memory" if memory >= instruction else "instruction"
@@ -120,7 +127,9 @@ def unpaid(result: LadderResult) -> list[str]:
     said = []
     for before, after in itertools.pairwise(steps):
         ratio = after.seconds / before.seconds
-        if ratio > 1 + SAME:
+        if ratio >= TIMES:
+            said.append(f"{after.name} takes {ratio:.1f} times as long as {before.name}")
+        elif ratio > 1 + SAME:
             said.append(f"{after.name} is {100 * (ratio - 1):.0f} % slower than {before.name}")
         elif ratio > 1 - SAME:
             said.append(f"{after.name} is as fast as {before.name} (within {100 * SAME:.0f} %)")
@@ -169,25 +178,26 @@ class Meter:
         variants = import_module(f"kernels.{operation}.cuda").VARIANTS
         limit_rates: list[float] = []
         failures: dict[str, str] = {}
+        missing: dict[str, str] = {}
         rungs, libraries = [], []
         for name in ladder.variants:
             summary = variants[name].summary
             rungs += self._tried(name, summary, partial(ladder.prepare, name), ladder, limit_rates, failures)
-        for name, run in self._libraries(ladder, failures).items():
-            libraries += self._tried(name, "", partial(_as_it_is, run), ladder, limit_rates, failures)
+        for name, run in self._libraries(ladder, missing).items():
+            libraries += self._tried(name, "", partial(_as_it_is, run), ladder, limit_rates, missing)
         self._free()
         return LadderResult(
             operation=operation, ladder=ladder.name, limit=ladder.limit,
             limit_per_s=statistics.median(limit_rates or [self.limits[ladder.limit]]), bytes=ladder.bytes,
             flops=ladder.flops, bound_rung=ladder.bound, rungs=tuple(rungs), libraries=tuple(libraries),
-            failures=failures,
+            failures=failures, missing=missing,
         )  # fmt: skip
 
-    def _libraries(self, ladder: Ladder, failures: dict[str, str]) -> Mapping[str, Callable[[], Any]]:
+    def _libraries(self, ladder: Ladder, missing: dict[str, str]) -> Mapping[str, Callable[[], Any]]:
         try:
             return ladder.libraries()
         except Exception as error:  # a library may be there and broken in any way
-            failures["libraries"] = f"{type(error).__name__}: {error}"
+            missing["libraries"] = f"{type(error).__name__}: {error}"
             return {}
 
     def _tried(
@@ -196,7 +206,7 @@ class Meter:
     ) -> list[Rung]:  # fmt: skip
         try:
             return [self._rung(name, summary, prepare(), ladder, limit_rates)]
-        except (KernelError, MemoryError, RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever it is, it is told, and the others are measured
             failures[name] = f"{type(error).__name__}: {error}"
             self._free()
             return []

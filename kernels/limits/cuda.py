@@ -17,7 +17,7 @@ from kernels.launch import kernel, multiprocessors
 OPTIONS: tuple[str, ...] = ()
 
 THREADS, CHAINS = 256, 8
-COPY_VECTORS, READ_VECTORS = 4 * THREADS, 8 * THREADS  # 16 bytes each, a block
+COPY_VECTORS, READ_VECTORS = THREADS, 8 * THREADS  # 16 bytes each, a block
 ROUNDS = 4096
 BLOCKS_A_MULTIPROCESSOR = 32  # four times what is resident
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.ladder import Ladder
 from kernels.launch import Repeat, kernel, record
 from kernels.smoothing import fused, ladder, running, streamed, tree, wide
 from kernels.smoothing.borders import MODES
@@ -399,3 +400,10 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
     }
 )
+
+
+def ladders() -> tuple[Ladder, ...]:
+    """What `millrace kernels bench smoothing` measures."""
+    from kernels.smoothing.ladders import smoothing_ladders
+
+    return smoothing_ladders()

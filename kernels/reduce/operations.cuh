@@ -1,0 +1,186 @@
+// What reduce_tiles can do. An operation has Value (of the input), Column (what a thread keeps of one column of a
+// tile) and State (a partial result); start() is an empty column and add(column, value, row) takes one more value, the
+// row-th; state(column, rows, first, step) is what a column of `rows` values comes to, whose indices are first, first
+// + step, …; none() is the state of nothing and join(left, right) that of both.
+#pragma once
+
+constexpr int ROWS = 16;  // of a tile
+
+template <typename T>
+__device__ inline bool is_nan(T value) {
+    return value != value;
+}
+
+// Columns of small whole numbers are summed in 32 bits: ROWS of them fit.
+template <typename T, typename Accumulator>
+struct Narrow {
+    typedef Accumulator Type;
+};
+template <>
+struct Narrow<signed char, long long> {
+    typedef int Type;
+};
+template <>
+struct Narrow<short, long long> {
+    typedef int Type;
+};
+template <>
+struct Narrow<unsigned char, unsigned long long> {
+    typedef unsigned Type;
+};
+template <>
+struct Narrow<unsigned short, unsigned long long> {
+    typedef unsigned Type;
+};
+
+template <typename T, typename Accumulator>
+struct Sum {
+    typedef T Value;
+    typedef typename Narrow<T, Accumulator>::Type Column;
+    typedef Accumulator State;
+    static __device__ Column start() { return Column(-0.0); }  // -0.0 + x is x, also where x is -0.0
+    static __device__ Column add(Column column, Value value, int) { return column + static_cast<Column>(value); }
+    static __device__ State state(Column column, int, long long, int) { return column; }
+    static __device__ State none() { return State(-0.0); }
+    static __device__ State join(State left, State right) { return left + right; }
+};
+
+template <typename T>
+struct Bounds;  // the largest value, and the smallest
+
+#define BOUNDS(T, LOW, HIGH)                                   \
+    template <>                                                \
+    struct Bounds<T> {                                         \
+        static __device__ constexpr T low() { return LOW; }    \
+        static __device__ constexpr T high() { return HIGH; }  \
+    };
+BOUNDS(signed char, -128, 127)
+BOUNDS(unsigned char, 0, 255)
+BOUNDS(short, -32768, 32767)
+BOUNDS(unsigned short, 0, 65535)
+BOUNDS(int, -2147483647 - 1, 2147483647)
+BOUNDS(unsigned, 0, 4294967295u)
+BOUNDS(long long, -9223372036854775807ll - 1, 9223372036854775807ll)
+BOUNDS(unsigned long long, 0, 18446744073709551615ull)
+BOUNDS(float, -__int_as_float(0x7f800000), __int_as_float(0x7f800000))
+BOUNDS(double, -__longlong_as_double(0x7ff0000000000000ll), __longlong_as_double(0x7ff0000000000000ll))
+#undef BOUNDS
+
+// A NaN wins over every number. Of two equal zeros the first stays.
+template <typename T>
+struct Min {
+    typedef T Value;
+    typedef T Column;
+    typedef T State;
+    static __device__ State none() { return Bounds<T>::high(); }
+    static __device__ State join(State left, State right) { return right < left || is_nan(right) ? right : left; }
+    static __device__ Column start() { return none(); }
+    static __device__ Column add(Column column, Value value, int) { return join(column, value); }
+    static __device__ State state(Column column, int, long long, int) { return column; }
+};
+
+template <typename T>
+struct Max {
+    typedef T Value;
+    typedef T Column;
+    typedef T State;
+    static __device__ State none() { return Bounds<T>::low(); }
+    static __device__ State join(State left, State right) { return right > left || is_nan(right) ? right : left; }
+    static __device__ Column start() { return none(); }
+    static __device__ Column add(Column column, Value value, int) { return join(column, value); }
+    static __device__ State state(Column column, int, long long, int) { return column; }
+};
+
+// A value as a whole number that has the same order; all NaNs are the largest.
+template <typename T>
+__device__ inline unsigned long long key_of(T value) {
+    constexpr unsigned long long SIGN = 1ull << 63;
+    if constexpr (T(0.5) != T(0)) {
+        if (is_nan(value)) return ~0ull;
+        const unsigned long long bits = __double_as_longlong(value == 0 ? 0.0 : static_cast<double>(value));
+        return bits & SIGN ? ~bits : bits | SIGN;
+    } else {
+        return T(-1) < T(0) ? static_cast<unsigned long long>(static_cast<long long>(value)) ^ SIGN : value;
+    }
+}
+
+struct Largest {
+    unsigned long long key;
+    long long index;  // -1: none yet
+};
+
+__device__ inline Largest larger_of(const Largest& left, const Largest& right) {
+    if (right.index < 0 || (left.index >= 0 && left.key > right.key)) return left;
+    if (left.index < 0 || right.key > left.key) return right;
+    return left.index < right.index ? left : right;
+}
+
+// The first place of the largest value; a NaN counts as larger than any number.
+template <typename T>
+struct ArgMax {
+    typedef T Value;
+    struct Column {
+        T value;
+        int row;
+    };
+    typedef Largest State;
+    // Nothing is below the first value, so that row 0 is right where no other is larger.
+    static __device__ Column start() { return {Bounds<T>::low(), 0}; }
+    static __device__ Column add(Column column, Value value, int row) {
+        const bool larger = !(value <= column.value) && !is_nan(column.value);
+        return {larger ? value : column.value, larger ? row : column.row};
+    }
+    static __device__ State state(Column column, int, long long first, int step) {
+        return {key_of(column.value), first + static_cast<long long>(column.row) * step};
+    }
+    static __device__ State none() { return {0, -1}; }
+    static __device__ State join(State left, State right) { return larger_of(left, right); }
+};
+
+struct MomentsState {
+    double count, mean, squares;  // squares: the sum of squared differences from the mean
+};
+
+__constant__ double RECIPROCAL[ROWS] = {1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  1.0 / 5,  1.0 / 6,  1.0 / 7,  1.0 / 8,
+                                        1.0 / 9,  1.0 / 10, 1.0 / 11, 1.0 / 12, 1.0 / 13, 1.0 / 14, 1.0 / 15, 1.0 / 16};
+
+// Welford's updates along a column, Chan's between columns.
+template <typename T>
+struct Moments {
+    typedef T Value;
+    struct Column {
+        double mean, squares;
+    };
+    typedef MomentsState State;
+    static __device__ Column start() { return {0, 0}; }
+    static __device__ Column add(Column column, Value value, int row) {
+        const double x = static_cast<double>(value), difference = x - column.mean;
+        const double mean = column.mean + difference * RECIPROCAL[row];
+        return {mean, column.squares + difference * (x - mean)};
+    }
+    static __device__ State state(Column column, int rows, long long, int) {
+        return {static_cast<double>(rows), column.mean, column.squares};
+    }
+    static __device__ State none() { return {0, 0, 0}; }
+    static __device__ State join(State left, State right) {
+        if (right.count == 0) return left;
+        if (left.count == 0) return right;
+        const double count = left.count + right.count, difference = right.mean - left.mean;
+        const double share = right.count / count;
+        return {count, left.mean + difference * share,
+                left.squares + right.squares + difference * difference * (left.count * share)};
+    }
+};
+
+// Partial results of an operation as the input of the next launch.
+template <typename Operation>
+struct Partials {
+    typedef typename Operation::State Value;
+    typedef typename Operation::State Column;
+    typedef typename Operation::State State;
+    static __device__ Column start() { return Operation::none(); }
+    static __device__ Column add(Column column, Value value, int) { return Operation::join(column, value); }
+    static __device__ State state(Column column, int, long long, int) { return column; }
+    static __device__ State none() { return Operation::none(); }
+    static __device__ State join(State left, State right) { return Operation::join(left, right); }
+};

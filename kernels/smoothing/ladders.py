@@ -1,0 +1,62 @@
+"""The ladder of smoothing on inputs of everyday size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kernels.ladder import Ladder
+from kernels.limits.cuda import random_values
+from kernels.smoothing.cases import Case
+from kernels.smoothing.cuda import smooth
+
+SHAPE = (8192, 8192, 3)
+CLASSIC_BOX = ("naive", "tiled", "padded", "pitched", "pitched_tiled", "separable", "running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filter:
+    name: str
+    case: Case
+    variants: tuple[str, ...]  # those that apply, on every device
+
+
+def _case(**what: Any) -> Case:
+    return Case(shape=SHAPE, dtype="uint16", axes=(0, 1), modes=("mirror",) * 2, **what)
+
+
+_FILTERS = (
+    _Filter(name="box 3×3", case=_case(sizes=(3, 3)), variants=(*CLASSIC_BOX, "fused")),
+    _Filter(name="box 31×31", case=_case(sizes=(31, 31)), variants=CLASSIC_BOX),
+    _Filter(
+        name="Gaussian σ=2",
+        case=_case(sigmas=(2.0, 2.0)),
+        variants=("naive", "tiled", "pitched_tiled", "separable", "wide", "fused"),
+    ),
+)
+
+
+def smoothing_ladders() -> tuple[Ladder, ...]:
+    """uint16 RGB images of 8192 × 8192 pixels, border mode mirror: every variant that applies."""
+    return tuple(_ladder(each) for each in _FILTERS)
+
+
+def _ladder(each: _Filter) -> Ladder:
+    windows = each.case.windows()
+
+    @cache
+    def arrays() -> tuple[Any, Any]:
+        image = random_values(math.prod(SHAPE), each.case.dtype).reshape(SHAPE)
+        return image, image.copy()
+
+    def prepare(variant: str) -> Callable[[], Any]:
+        image, out = arrays()
+        return lambda: smooth(image, windows, 0, out, variant=variant)
+
+    return Ladder(
+        name=f"{each.name}, uint16 RGB, 8192 × 8192", variants=each.variants, bytes=each.case.bytes(),
+        flops=each.case.flops(), limit="copy", prepare=prepare, libraries=dict,
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+// Transposes of batches of matrices; the contract is in kernels/transpose/__init__.py.
+//
+// `in` holds batches of rows × columns elements, rows `row_pitch` and matrices `batch_pitch` elements apart; `out` the
+// same matrices transposed, columns × rows each, without gaps. An element is 1, 2, 4, 8 or 16 bytes: T is an unsigned
+// type of that size, for nothing is computed.
+//
+// Floors: 2 × bytes over the bandwidth of a copy; no arithmetic.
+//
+// Naive to fast:
+//   copy_vectors           no transpose: the same bytes moved without turning them, the upper bound
+//   transpose_naive        a thread an element: reads follow the rows, writes go down a column
+//   transpose_tiled        a tile of 32 × 32 in shared memory, so that writes follow rows; padded, no bank conflicts
+//   transpose_coarsened    a thread several elements of a tile of any shape
+//   transpose_vectors      16 bytes a load and a store; small elements turned in registers, tiles swizzled
+// Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
+
+struct Matrices {
+    long long rows, columns, row_pitch, batch_pitch;  // elements, of the input
+    long long first_batch;
+    unsigned tiles_down, tiles_across;  // of one matrix
+};
+
+constexpr int TILE = 32;
+constexpr int THREADS = 256;
+
+struct Place {
+    long long batch, row, column;  // the tile's first element
+};
+
+// Tiles of HEIGHT × WIDTH elements are numbered along the rows, then down, then by batch.
+template <int HEIGHT, int WIDTH>
+__device__ inline Place place_of(const Matrices& matrices) {
+    const unsigned across = blockIdx.x % matrices.tiles_across, rest = blockIdx.x / matrices.tiles_across;
+    const unsigned down = rest % matrices.tiles_down;
+    return {matrices.first_batch + rest / matrices.tiles_down, static_cast<long long>(down) * HEIGHT,
+            static_cast<long long>(across) * WIDTH};
+}
+
+__device__ inline long long from(const Matrices& matrices, long long batch, long long row, long long column) {
+    return batch * matrices.batch_pitch + row * matrices.row_pitch + column;
+}
+
+__device__ inline long long to(const Matrices& matrices, long long batch, long long row, long long column) {
+    return (batch * matrices.columns + column) * matrices.rows + row;
+}
+
+// copy_vectors: what a transpose can reach at best.
+__global__ void __launch_bounds__(THREADS)
+copy_vectors(const uint4* __restrict__ in, uint4* __restrict__ out, long long bytes) {
+    const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
+    if (i < bytes / 16) out[i] = in[i];
+    const long long rest = bytes / 16 * 16 + i;
+    if (i < 16 && rest < bytes)
+        reinterpret_cast<unsigned char*>(out)[rest] = reinterpret_cast<const unsigned char*>(in)[rest];
+}
+
+// transpose_naive: a thread an element. A warp reads one run of a row and writes 32 places a column's length apart,
+// each a sector of 32 bytes of which one element is used.
+template <typename T>
+__global__ void __launch_bounds__(TILE * TILE)
+transpose_naive(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
+    const Place place = place_of<TILE, TILE>(matrices);
+    const long long row = place.row + threadIdx.y, column = place.column + threadIdx.x;
+    if (row < matrices.rows && column < matrices.columns)
+        out[to(matrices, place.batch, row, column)] = in[from(matrices, place.batch, row, column)];
+}
+
+// transpose_tiled: the tile is turned in shared memory, so that a warp writes a run of a row as well. With PAD = 0 a
+// column of the tile lies in one bank, and a warp that reads it waits 32 times; a padding of one element spreads it.
+template <typename T, int PAD>
+__global__ void __launch_bounds__(TILE * TILE)
+transpose_tiled(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
+    __shared__ T tile[TILE][TILE + PAD];
+    const Place place = place_of<TILE, TILE>(matrices);
+    long long row = place.row + threadIdx.y, column = place.column + threadIdx.x;
+    if (row < matrices.rows && column < matrices.columns)
+        tile[threadIdx.y][threadIdx.x] = in[from(matrices, place.batch, row, column)];
+    __syncthreads();
+    row = place.row + threadIdx.x;
+    column = place.column + threadIdx.y;
+    if (row < matrices.rows && column < matrices.columns)
+        out[to(matrices, place.batch, row, column)] = tile[threadIdx.x][threadIdx.y];
+}
+
+// transpose_coarsened: 32 × 8 threads go over a tile, so that each has several loads on the way at once and addresses
+// are computed once for all. Tiles of 64 × 64 also make the runs twice as long that memory sees.
+template <typename T, int HEIGHT, int WIDTH>
+__global__ void __launch_bounds__(THREADS)
+transpose_coarsened(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
+    __shared__ T tile[HEIGHT][WIDTH + 1];
+    const Place place = place_of<HEIGHT, WIDTH>(matrices);
+    const int x = threadIdx.x, y = threadIdx.y;
+    const T* source = in + from(matrices, place.batch, place.row, place.column);
+    T* target = out + to(matrices, place.batch, place.row, place.column);
+    const long long rows = matrices.rows - place.row, columns = matrices.columns - place.column;
+#pragma unroll
+    for (int r = 0; r < HEIGHT; r += 8)
+#pragma unroll
+        for (int c = 0; c < WIDTH; c += 32)
+            if (r + y < rows && c + x < columns) tile[r + y][c + x] = source[(r + y) * matrices.row_pitch + c + x];
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < WIDTH; c += 8)
+#pragma unroll
+        for (int r = 0; r < HEIGHT; r += 32)
+            if (r + x < rows && c + y < columns) target[(c + y) * matrices.rows + r + x] = tile[r + x][c + y];
+}
+
+// What a thread of transpose_vectors holds between its loads and shared memory: 16 bytes of each of DEEP rows, turned
+// into cells of DEEP elements of a column. A cell is a word, or one element where that is larger.
+template <int SIZE>
+struct Turned {
+    typedef unsigned Cell;
+    static constexpr int DEEP = 1;
+    static __device__ inline void turn(const uint4 (&rows)[1], unsigned (&cells)[4]) {
+        cells[0] = rows[0].x, cells[1] = rows[0].y, cells[2] = rows[0].z, cells[3] = rows[0].w;
+    }
+};
+
+template <>
+struct Turned<1> {
+    typedef unsigned Cell;
+    static constexpr int DEEP = 4;
+    static __device__ inline void four(unsigned a, unsigned b, unsigned c, unsigned d, unsigned* cells) {
+        const unsigned low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
+        const unsigned low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
+        cells[0] = __byte_perm(low_ab, low_cd, 0x5410), cells[1] = __byte_perm(low_ab, low_cd, 0x7632);
+        cells[2] = __byte_perm(high_ab, high_cd, 0x5410), cells[3] = __byte_perm(high_ab, high_cd, 0x7632);
+    }
+    static __device__ inline void turn(const uint4 (&rows)[4], unsigned (&cells)[16]) {
+        four(rows[0].x, rows[1].x, rows[2].x, rows[3].x, cells);
+        four(rows[0].y, rows[1].y, rows[2].y, rows[3].y, cells + 4);
+        four(rows[0].z, rows[1].z, rows[2].z, rows[3].z, cells + 8);
+        four(rows[0].w, rows[1].w, rows[2].w, rows[3].w, cells + 12);
+    }
+};
+
+template <>
+struct Turned<2> {
+    typedef unsigned Cell;
+    static constexpr int DEEP = 2;
+    static __device__ inline void turn(const uint4 (&rows)[2], unsigned (&cells)[8]) {
+        const unsigned above[4] = {rows[0].x, rows[0].y, rows[0].z, rows[0].w};
+        const unsigned below[4] = {rows[1].x, rows[1].y, rows[1].z, rows[1].w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            cells[2 * k] = __byte_perm(above[k], below[k], 0x5410);
+            cells[2 * k + 1] = __byte_perm(above[k], below[k], 0x7632);
+        }
+    }
+};
+
+template <>
+struct Turned<8> {
+    typedef uint2 Cell;
+    static constexpr int DEEP = 1;
+    static __device__ inline void turn(const uint4 (&rows)[1], uint2 (&cells)[2]) {
+        cells[0] = make_uint2(rows[0].x, rows[0].y), cells[1] = make_uint2(rows[0].z, rows[0].w);
+    }
+};
+
+template <>
+struct Turned<16> {
+    typedef uint4 Cell;
+    static constexpr int DEEP = 1;
+    static __device__ inline void turn(const uint4 (&rows)[1], uint4 (&cells)[1]) { cells[0] = rows[0]; }
+};
+
+// transpose_vectors: every access to memory is 16 bytes, for elements of SIZE bytes. The tile in shared memory is
+// already turned; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece lies at
+// its place XOR the vector its column came from, so that neither the writing of cells down a piece's column nor the
+// reading of whole pieces meets a bank twice. Pitches, rows and columns must be whole multiples of 16 bytes.
+template <int SIZE, int VECTORS, int QUADS>
+__global__ void __launch_bounds__(THREADS)
+transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Matrices matrices) {
+    typedef Turned<SIZE> Way;
+    typedef typename Way::Cell Cell;
+    constexpr int ACROSS = 16 / SIZE, DEEP = Way::DEEP, CELLS_A_QUAD = 16 / sizeof(Cell);
+    constexpr int COLUMNS = VECTORS * ACROSS, ROWS = QUADS * ACROSS;
+    constexpr int UNITS = VECTORS * ROWS / DEEP / THREADS, PANELS = VECTORS / 8;
+    static_assert(UNITS * THREADS * DEEP == VECTORS * ROWS && VECTORS % 8 == 0 && QUADS % 8 == 0, "whole units");
+    __shared__ uint4 tile[COLUMNS * QUADS];
+    const Place place = place_of<ROWS, COLUMNS>(matrices);
+    const long long rows = matrices.rows - place.row, columns = matrices.columns - place.column;
+    const unsigned char* source = in + from(matrices, place.batch, place.row, place.column) * SIZE;
+    unsigned char* target = out + to(matrices, place.batch, place.row, place.column) * SIZE;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+    uint4 loaded[UNITS][DEEP];
+#pragma unroll
+    for (int k = 0; k < UNITS; ++k) {
+        // A warp takes 8 vectors of 4 × DEEP rows.
+        const int group = warp + k * (THREADS / 32), vector = lane % 8 + group % PANELS * 8;
+        const int deep = (lane / 8 + group / PANELS * 4) * DEEP;
+        if (deep < rows && vector * ACROSS < columns)
+#pragma unroll
+            for (int d = 0; d < DEEP; ++d)
+                loaded[k][d] = *reinterpret_cast<const uint4*>(source + (deep + d) * matrices.row_pitch * SIZE +
+                    vector * 16);
+    }
+#pragma unroll
+    for (int k = 0; k < UNITS; ++k) {
+        const int group = warp + k * (THREADS / 32), vector = lane % 8 + group % PANELS * 8;
+        const int cell = lane / 8 + group / PANELS * 4, quad = cell / CELLS_A_QUAD;
+        if (cell * DEEP >= rows || vector * ACROSS >= columns) continue;
+        Cell cells[ACROSS];
+        Way::turn(loaded[k], cells);
+#pragma unroll
+        for (int j = 0; j < ACROSS; ++j) {
+            uint4* piece = tile + (vector * ACROSS + j) * QUADS + (quad ^ vector % 8);
+            reinterpret_cast<Cell*>(piece)[cell % CELLS_A_QUAD] = cells[j];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < COLUMNS * QUADS / THREADS; ++k) {
+        const int unit = threadIdx.x + k * THREADS, column = unit / QUADS, quad = unit % QUADS;
+        if (column < columns && quad * ACROSS < rows)
+            *reinterpret_cast<uint4*>(target + column * matrices.rows * SIZE + quad * 16) =
+                tile[column * QUADS + (quad ^ column / ACROSS % 8)];
+    }
+}
