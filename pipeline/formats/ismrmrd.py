@@ -51,7 +51,13 @@ class Ismrmrd(KSpaceReader):
         with _translated(path):
             import h5py
 
-            self._file = h5py.File(path, "r")
+            # By a stream of its own: HDF5 would share one file among the readers of a path, and the first to close end it.
+            self._stream = path.open("rb")
+            try:
+                self._file = h5py.File(self._stream, "r")
+            except BaseException:
+                self._stream.close()
+                raise
         try:
             with _translated(path):
                 self._data, xml = self._data_set()
@@ -67,7 +73,7 @@ class Ismrmrd(KSpaceReader):
             self._group(images)
             self.header = self._make_header(images)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     # What the file declares
@@ -261,6 +267,7 @@ class Ismrmrd(KSpaceReader):
 
     def close(self) -> None:
         self._file.close()
+        self._stream.close()
 
     def _acquisitions(self, readouts: Readouts) -> NDArray[np.intp]:
         group = self._groups[readouts.time * len(self._slices) + readouts.slice]
