@@ -51,7 +51,7 @@ class Ismrmrd(KSpaceReader):
         with _translated(path):
             import h5py
 
-            # By a stream of its own: HDF5 would share one file among the readers of a path, and the first to close end it.
+            # By a stream of its own: HDF5 shares one file among the readers of a path, and the first to close ends it.
             self._stream = path.open("rb")
             try:
                 self._file = h5py.File(self._stream, "r")
