@@ -7,14 +7,12 @@ machine of `pipeline.service.jobs` decides, and the row is written under the epo
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,11 @@ from pipeline.service.jobs import (
     handle,
     submitted,
 )
+from pipeline.service.statements import migrate, sql, storing
 
 HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
 BUSY_MS = 10_000
-_FOLDER = Path(__file__).parent
-_NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
 
 
 class NoSuchJob(ParameterError):
@@ -109,10 +105,10 @@ class Store:
         self._connections: list[sqlite3.Connection] = []
         # One writer at a time: SQLite would make the others wait by polling.
         self._writing = threading.Lock()
-        with _storing(path):
+        with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._write() as connection:
-                _migrate(connection, path)
+                migrate(connection, path)
 
     def close(self) -> None:
         """No other thread may use the store any more."""
@@ -129,9 +125,9 @@ class Store:
         Raises ParameterError where the key came with another body or an `after` names no job, OutputError where a job
         that is not over writes the same output.
         """
-        with _storing(self.path), self._write() as connection:
+        with storing(self.path), self._write() as connection:
             if key is not None:
-                found = connection.execute(_sql("request"), {"owner": new[0].owner, "key": key}).fetchone()
+                found = connection.execute(sql("request"), {"owner": new[0].owner, "key": key}).fetchone()
                 if found is not None:
                     if found["body_sha256"] != body_sha256:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
@@ -139,12 +135,12 @@ class Store:
             ids = [self._add(connection, each, now) for each in new]
             if key is not None:
                 values = {"owner": new[0].owner, "key": key, "body_sha256": body_sha256, "jobs": json.dumps(ids)}
-                connection.execute(_sql("add_request"), {**values, "at": now})
-                connection.execute(_sql("forget_requests"), {"before": now - REQUEST_KEPT_S})
+                connection.execute(sql("add_request"), {**values, "at": now})
+                connection.execute(sql("forget_requests"), {"before": now - REQUEST_KEPT_S})
             return ids
 
     def _add(self, connection: sqlite3.Connection, new: NewJob, now: float) -> str:
-        using = connection.execute(_sql("output_in_use"), {"output": new.output}).fetchone()
+        using = connection.execute(sql("output_in_use"), {"output": new.output}).fetchone()
         if using is not None:
             raise OutputError(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         number = secrets.token_hex(6)
@@ -157,10 +153,10 @@ class Store:
             "array_index": new.array_index, "state": job.state, "error": job.error, "story": json.dumps(job.story),
             "at": now,
         }  # fmt: skip
-        connection.execute(_sql("add_job"), values)
+        connection.execute(sql("add_job"), values)
         for after, state in ended.items():
             held = "succeeded" if state is State.SUCCEEDED else "waiting"
-            connection.execute(_sql("add_dependency"), {"job": job.id, "after": after, "state": held})
+            connection.execute(sql("add_dependency"), {"job": job.id, "after": after, "state": held})
         _note(connection, job.id, now, "state", str(job.state))
         for after, state in ended.items():
             if state in (State.FAILED, State.CANCELLED):
@@ -174,7 +170,7 @@ class Store:
 
         Raises NoSuchJob, and IllegalTransition where the event cannot happen.
         """
-        with _storing(self.path), self._write() as connection:
+        with storing(self.path), self._write() as connection:
             return self._apply(connection, job, event, now, facts)
 
     def _apply(
@@ -187,7 +183,7 @@ class Store:
         self._change(connection, before, job, now, facts)
         left = before.job.waiting_for - job.waiting_for
         for after in left if isinstance(event, DependencySucceeded) else ():
-            connection.execute(_sql("set_dependency"), {"job": number, "after": after, "state": "succeeded"})
+            connection.execute(sql("set_dependency"), {"job": number, "after": after, "state": "succeeded"})
         if job.state is not before.job.state:
             _note(connection, number, now, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
         for action in actions:
@@ -197,7 +193,7 @@ class Store:
 
     def _tell_dependents(self, connection: sqlite3.Connection, number: str, state: State, now: float) -> None:
         event = DependencySucceeded(number) if state is State.SUCCEEDED else DependencyFailed(number, state)
-        for row in connection.execute(_sql("dependents"), {"after": number}).fetchall():
+        for row in connection.execute(sql("dependents"), {"after": number}).fetchall():
             self._apply(connection, row["job"], event, now, Facts())
 
     def _change(self, connection: sqlite3.Connection, before: StoredJob, job: Job, now: float, facts: Facts) -> None:
@@ -213,7 +209,7 @@ class Store:
             "lease_until": (facts.lease_until or before.lease_until) if held else None,
             "receipt": json.dumps(facts.receipt) if facts.receipt is not None else None,
         }  # fmt: skip
-        if connection.execute(_sql("change_job"), values).rowcount != 1:
+        if connection.execute(sql("change_job"), values).rowcount != 1:
             raise StorageError(f"{self.path}: job {job.id} was changed by another process; is another server running?")
 
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
@@ -221,12 +217,12 @@ class Store:
 
         Raises OutputError where another job has meanwhile begun to write the output.
         """
-        with _storing(self.path), self._write() as connection:
+        with storing(self.path), self._write() as connection:
             output = self.job(job, connection).asked.output
-            using = connection.execute(_sql("output_in_use"), {"output": output}).fetchone()
+            using = connection.execute(sql("output_in_use"), {"output": output}).fetchone()
             if using is not None and using["id"] != job:
                 raise OutputError(f"{output}: job {using['id']} writes it; wait for it, then retry")
-            connection.execute(_sql("reset_dependencies"), {"job": job})
+            connection.execute(sql("reset_dependencies"), {"job": job})
             waiting = self._waiting_for(connection, job)
             result = self._apply(connection, job, jobs.RetryRequested(waiting), now, Facts())
             for after in sorted(waiting):
@@ -240,8 +236,8 @@ class Store:
 
         owner_cap : of one owner's jobs at most so many are active at once
         """
-        with _storing(self.path), self._write() as connection:
-            found = connection.execute(_sql("claimable"), {"cap": owner_cap, "now": now}).fetchone()
+        with storing(self.path), self._write() as connection:
+            found = connection.execute(sql("claimable"), {"cap": owner_cap, "now": now}).fetchone()
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -250,40 +246,40 @@ class Store:
 
     def renew(self, runner: str, *, now: float, lease_s: float) -> None:
         """The runner is alive: all that it holds is its own for longer."""
-        with _storing(self.path), self._write() as connection:
-            connection.execute(_sql("renew_leases"), {"runner": runner, "until": now + lease_s})
+        with storing(self.path), self._write() as connection:
+            connection.execute(sql("renew_leases"), {"runner": runner, "until": now + lease_s})
 
     def lost(self, runner: str, *, now: float, others_too: bool) -> list[tuple[str, int]]:
         """Jobs, with their epochs, whose lease has ended; with `others_too` all that another runner holds: one that
         was killed, where only one may be alive."""
-        with _storing(self.path):
+        with storing(self.path):
             query, values = ("leases_of_others", {"runner": runner}) if others_too else ("expired_leases", {"now": now})
-            return [(row["id"], row["epoch"]) for row in self._read().execute(_sql(query), values)]
+            return [(row["id"], row["epoch"]) for row in self._read().execute(sql(query), values)]
 
     def used(self, job: str, owner: str, seconds: float, *, now: float) -> None:
         """A job has kept a device busy for so long."""
-        with _storing(self.path), self._write() as connection:
-            connection.execute(_sql("add_device_seconds"), {"id": job, "seconds": seconds})
-            connection.execute(_sql("add_share"), {"owner": owner, "seconds": seconds, "at": now})
+        with storing(self.path), self._write() as connection:
+            connection.execute(sql("add_device_seconds"), {"id": job, "seconds": seconds})
+            connection.execute(sql("add_share"), {"owner": owner, "seconds": seconds, "at": now})
 
     def log(self, job: str, message: str, *, now: float) -> None:
         """A line in the job's log."""
-        with _storing(self.path), self._write() as connection:
+        with storing(self.path), self._write() as connection:
             _note(connection, job, now, "log", message)
 
     # Reading
 
     def job(self, job: str, connection: sqlite3.Connection | None = None) -> StoredJob:
         """NoSuchJob where there is none of that id."""
-        with _storing(self.path):
+        with storing(self.path):
             source = connection or self._read()
-            row = source.execute(_sql("job"), {"id": job}).fetchone()
+            row = source.execute(sql("job"), {"id": job}).fetchone()
             if row is None:
                 raise NoSuchJob(f"there is no job {job}")
             return _stored(row, self._waiting_for(source, job))
 
     def _waiting_for(self, connection: sqlite3.Connection, job: str) -> frozenset[str]:
-        return frozenset(row["after"] for row in connection.execute(_sql("waiting_for"), {"job": job}))
+        return frozenset(row["after"] for row in connection.execute(sql("waiting_for"), {"job": job}))
 
     def list_jobs(
         self,
@@ -300,36 +296,36 @@ class Store:
             "state": state, "owner": owner, "workload": workload, "array_id": array_id, "before": before,
             "limit": limit,
         }  # fmt: skip
-        with _storing(self.path):
-            rows = self._read().execute(_sql("list_jobs"), values).fetchall()
+        with storing(self.path):
+            rows = self._read().execute(sql("list_jobs"), values).fetchall()
         return [_stored(row, frozenset()) for row in rows]
 
     def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """What happened to a job since the event of that number, in order."""
-        with _storing(self.path):
-            rows = self._read().execute(_sql("events_of_job"), {"job": job, "after": after, "limit": limit}).fetchall()
+        with storing(self.path):
+            rows = self._read().execute(sql("events_of_job"), {"job": job, "after": after, "limit": limit}).fetchall()
         return [StoredEvent(**dict(row)) for row in rows]
 
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state."""
-        with _storing(self.path):
-            rows = self._read().execute(_sql("count_by_state")).fetchall()
+        with storing(self.path):
+            rows = self._read().execute(sql("count_by_state")).fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
 
     def active_of(self, owner: str) -> int:
         """Jobs of an owner that are not over."""
-        with _storing(self.path):
-            return int(self._read().execute(_sql("active_of_owner"), {"owner": owner}).fetchone()[0])
+        with storing(self.path):
+            return int(self._read().execute(sql("active_of_owner"), {"owner": owner}).fetchone()[0])
 
     def oldest_queued(self) -> float | None:
         """Since when the job waits that waits longest."""
-        with _storing(self.path):
-            found: float | None = self._read().execute(_sql("oldest_queued")).fetchone()[0]
+        with storing(self.path):
+            found: float | None = self._read().execute(sql("oldest_queued")).fetchone()[0]
             return found
 
     def check(self) -> None:
         """StorageError where nothing can be written."""
-        with _storing(self.path), self._write() as connection:
+        with storing(self.path), self._write() as connection:
             connection.execute("PRAGMA user_version").fetchone()
 
     # Connections
@@ -394,50 +390,8 @@ def _stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
 
 
 def _note(connection: sqlite3.Connection, job: str, at: float, kind: str, message: str) -> None:
-    connection.execute(_sql("add_event"), {"job": job, "at": at, "kind": kind, "message": message})
+    connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": message})
 
 
 def _halved(amount: float | None, age_s: float | None) -> float | None:
     return None if amount is None or age_s is None else float(amount * 0.5 ** (max(age_s, 0.0) / HALF_LIFE_S))
-
-
-@cache
-def _queries() -> Mapping[str, str]:
-    parts = _NAMED.split((_FOLDER / "queries.sql").read_text())
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def _sql(name: str) -> str:
-    return _queries()[name]
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    parts = _VERSION.split((_FOLDER / "schema.sql").read_text())
-    steps = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > max(steps):
-        raise ParameterError(f"{path}: was written by a newer Millrace (version {version}); use that one")
-    for step in range(version + 1, max(steps) + 1):
-        for statement in _statements(steps[step]):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {step}")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """One at a time: `executescript` would end the transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-@contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise StorageError(f"{path}: {error}; check the disk and the folder's permissions") from error
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}; choose another state_dir") from error

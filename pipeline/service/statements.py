@@ -1,0 +1,61 @@
+"""The store's SQL: statements by name from queries.sql, database versions from schema.sql, and SQLite's errors."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import ParameterError, StorageError
+
+_FOLDER = Path(__file__).parent
+_NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
+
+
+@cache
+def _queries() -> Mapping[str, str]:
+    parts = _NAMED.split((_FOLDER / "queries.sql").read_text())
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def sql(name: str) -> str:
+    """The statement of that name in queries.sql."""
+    return _queries()[name]
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a database to the newest version, in the caller's transaction; ParameterError if a newer Millrace wrote it."""
+    parts = _VERSION.split((_FOLDER / "schema.sql").read_text())
+    steps = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > max(steps):
+        raise ParameterError(f"{path}: was written by a newer Millrace (version {version}); use that one")
+    for step in range(version + 1, max(steps) + 1):
+        for statement in _statements(steps[step]):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {step}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One at a time: `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """What SQLite or the disk says, as StorageError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StorageError(f"{path}: {error}; check the disk and the folder's permissions") from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; choose another state_dir") from error
