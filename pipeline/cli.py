@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -31,17 +32,18 @@ def cli() -> None:
     """Process large images, potential maps and MRI raw data on every GPU of a machine, or on its CPU."""
 
 
-class WorkloadGroup(click.Group):
+class WorkloadGroup(click.Group, ABC):
     """One subcommand a workload, with an option for each of its parameters."""
 
     path: Any  # the type of input and output
 
+    @abstractmethod
     def further_options(self) -> list[click.Option]:
         """What every subcommand takes besides."""
-        raise NotImplementedError
 
+    @abstractmethod
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        raise NotImplementedError
+        """Do what the subcommand is for."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         from pipeline.workloads import workloads
