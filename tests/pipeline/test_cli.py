@@ -14,37 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import cli
 from tests.images import COMMAND, names_in, read_image, write_image
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, own_settings):
     monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MILLRACE_") and name != "MILLRACE_CACHE_DIR":
-            monkeypatch.delenv(name)
     samples = np.random.default_rng(3).integers(0, 65536, (67, 41, 3)).astype(np.uint16)
     write_image(tmp_path / "in.ppm", samples)
     return tmp_path
-
-
-@pytest.fixture
-def millrace(monkeypatch, capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
-        cli._published.clear()
-        monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 def test_smooths_and_leaves_a_receipt(folder, millrace):

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline import cli
 from pipeline.workloads.coulomb_parameters import CoulombParameters
 from tests.images import names_in, read_image
 from tests.pipeline.formats.real_molecules import real_molecule
@@ -19,30 +15,16 @@ from tests.pipeline.workloads.coulomb_jobs import BOX, molecule, write_npz, writ
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, own_settings):
     monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MILLRACE_") and name not in ("MILLRACE_CACHE_DIR", "MILLRACE_TEST_DATA"):
-            monkeypatch.delenv(name)
     write_pqr(tmp_path / "in.pqr", molecule())
     return tmp_path
 
 
 @pytest.fixture
-def coulomb(monkeypatch, capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
-        monkeypatch.setattr(sys, "argv", ["millrace", "run", "coulomb", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
+def coulomb(millrace):
+    """`millrace run coulomb` with these arguments; returns exit code, stdout and stderr."""
+    return lambda *arguments: millrace("run", "coulomb", *arguments)
 
 
 def test_a_map_a_receipt_and_a_preview(folder, coulomb):

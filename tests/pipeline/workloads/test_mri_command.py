@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipeline import cli
 from pipeline.workloads.mri_parameters import MriParameters
 from tests.images import names_in, read_image
 from tests.kernels.sense.phantom import coil_maps
@@ -22,30 +18,16 @@ UNITS = ("--traj-units", "cycles/pixel")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, own_settings):
     monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith("MILLRACE_") and name not in ("MILLRACE_CACHE_DIR", "MILLRACE_TEST_DATA"):
-            monkeypatch.delenv(name)
     write_h5(tmp_path / "in.h5", slices=2)
     return tmp_path
 
 
 @pytest.fixture
-def mri(monkeypatch, capsys):
-    """Run the command in this process; returns exit code, stdout and stderr."""
-
-    def run(*arguments):
-        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
-        monkeypatch.setattr(sys, "argv", ["millrace", "run", "mri", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        printed = capsys.readouterr()
-        return stop.value.code or 0, printed.out, printed.err
-
-    return run
+def mri(millrace):
+    """`millrace run mri` with these arguments; returns exit code, stdout and stderr."""
+    return lambda *arguments: millrace("run", "mri", *arguments)
 
 
 @pytest.mark.parametrize("name", ["out.nii", "out.nii.gz", "out.cfl", "out.npy", "out.zarr"])
