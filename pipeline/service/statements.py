@@ -28,7 +28,7 @@ def sql(name: str) -> str:
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to the newest version, in the caller's transaction; ParameterError if a newer Millrace wrote it."""
+    """Bring a database to the newest version, in the caller's transaction. ParameterError: a newer Millrace made it."""
     parts = _VERSION.split((_FOLDER / "schema.sql").read_text())
     steps = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
     (version,) = connection.execute("PRAGMA user_version").fetchone()
