@@ -1,4 +1,5 @@
-"""Tests marked gpu or multi_gpu are skipped, with the reason, where too few CUDA devices answer; nothing else skips."""
+"""Which tests need CUDA devices that are not there: all of them are left out where none answers, as the header says;
+those that need more than there are skip."""
 
 from __future__ import annotations
 
@@ -21,11 +22,21 @@ def _cuda_devices() -> tuple[int, str]:
     return count, f"{count} CUDA device(s)"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        needed = 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
-        if not needed:
-            continue
-        count, reason = _cuda_devices()
-        if count < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA device(s): {reason}"))
+def pytest_report_header() -> str:
+    count, reason = _cuda_devices()
+    return reason if count else f"tests marked gpu are left out, scripts/gpu-test runs them: {reason}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    count, reason = _cuda_devices()
+    lacking = [item for item in items if _devices_needed(item) > count]
+    if count == 0:  # thousands: as skipped tests they would take a while and hide what else was skipped
+        items[:] = [item for item in items if _devices_needed(item) == 0]
+        config.hook.pytest_deselected(items=lacking)
+        return
+    for item in lacking:
+        item.add_marker(pytest.mark.skip(reason=f"needs {_devices_needed(item)} CUDA devices: {reason}"))
+
+
+def _devices_needed(item: pytest.Item) -> int:
+    return 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0

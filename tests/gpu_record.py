@@ -73,11 +73,15 @@ def _driver() -> str:
 def run(arguments: list[str]) -> int:
     import pytest
 
+    found = devices()
+    if not found["devices"]:
+        print(f"no CUDA device answers ({found['reason']}): nothing was run, and the record stays", file=sys.stderr)
+        return 2
     counts = Counts()
     status = int(pytest.main(["-m", "gpu or multi_gpu", *arguments], plugins=[counts]))
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **devices(),
+        **found,
         **counts.summary(),
         "arguments": arguments,
         "tree_sha256": tree_hash(),

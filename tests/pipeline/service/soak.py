@@ -82,12 +82,14 @@ def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -
                 _submit(port, key, tally)
         end = time.monotonic() + END_S
         for job in client.jobs():
-            tally.states[job.id] = job.wait(timeout_s=max(end - time.monotonic(), 0)).state
+            over = job.wait(timeout_s=max(end - time.monotonic(), 0))
+            tally.states[job.id] = over.state if over.error is None else f"{over.state}: {over.error}"
     expected = box(samples, 5)
     tally.wrong = [
         key
-        for key in tally.acknowledged
-        if not np.array_equal(read_image(folder / "data" / f"out-{key}.npy"), expected)
+        for key, job in tally.acknowledged.items()
+        if tally.states.get(job) == "succeeded"
+        and not np.array_equal(read_image(folder / "data" / f"out-{key}.npy"), expected)
     ]
     return tally
 
