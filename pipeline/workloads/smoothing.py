@@ -66,14 +66,26 @@ class SmoothingParameters(Parameters):
     @model_validator(mode="after")
     def _of_one_filter(self) -> SmoothingParameters:
         if self.filter == "box":
-            given = [name for name in ("sigma", "radius") if getattr(self, name) is not None]
+            given = [name for name in ("sigma", "radius", "truncate") if self._differs(name)]
             if given:
                 raise ValueError(f"--{given[0]} belongs to --filter gaussian; a box has --size")
         elif self.size is not None:
             raise ValueError("--size belongs to --filter box; a Gaussian has --sigma")
         elif self.sigma is None:
             raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
+        elif self.radius is not None and self._differs("truncate"):
+            raise ValueError("--truncate and --radius both cut the kernel: give one")
         return self
+
+    @model_validator(mode="after")
+    def _of_one_mode(self) -> SmoothingParameters:
+        if self.mode != "constant" and self._differs("cval"):
+            raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        return self
+
+    def _differs(self, name: str) -> bool:
+        """From the default: what would be ignored is refused, but who spells out every default is not."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     def in_force(self) -> dict[str, Any]:
         own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius"}

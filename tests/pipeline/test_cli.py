@@ -132,6 +132,12 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "inf"), "--sigma: sigma must be a positive number"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "50"), "at most 127 are supported"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "nan"), "--truncate"),
+    (("in.ppm", "out.ppm", "--truncate", "3"), "--truncate belongs to --filter gaussian"),
+    (
+        ("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "3", "--radius", "5"),
+        "--truncate and --radius both cut the kernel",
+    ),
+    (("in.ppm", "out.ppm", "--cval", "7"), "--cval belongs to --mode constant, and the mode is reflect"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "-1"), "radius must be a whole number"),
     (("in.ppm", "out.ppm", "--filter", "median"), "'median' is not one of"),
     (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "70000"), "--cval must be a whole number in 0 … 65535"),
