@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kernels.ladder import Ladder, Variant
+from kernels.launch import on_stream
 from kernels.nufft import exact_cuda, gridding_cuda, toeplitz_cuda
 from kernels.nufft.exact import PRECISIONS
 from kernels.nufft.gridding import grid_shape, kernel_for
@@ -91,13 +92,11 @@ def toeplitz_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], eps: 
     """See kernels.nufft.toeplitz."""
     import cupy
 
-    with trajectory.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            doubled = tuple(2 * n for n in shape)
-            plan = Plan(2 * trajectory, doubled, eps, "gridding", 1)
-            spread = plan.adjoint(cupy.ones(len(trajectory), cupy.complex64), weights, None, stream)
-            return kernel_from_spread(spread, shape, cupy)
+    with on_stream(trajectory, stream) as current:
+        doubled = tuple(2 * n for n in shape)
+        plan = Plan(2 * trajectory, doubled, eps, "gridding", 1)
+        spread = plan.adjoint(cupy.ones(len(trajectory), cupy.complex64), weights, None, current)
+        return kernel_from_spread(spread, shape, cupy)
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kernels.ladder import Variant
-from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.launch import kernel, multiprocessors, on_stream, shared_bytes_a_block
 from kernels.nufft import exact_ladder_cuda
 from kernels.nufft.exact_structs import (
     ADJOINT_THREADS,
@@ -346,14 +346,12 @@ def adjoint(
     """Images [..., *shape] of samples [..., M]; see kernels.nufft.exact."""
     import cupy
 
-    with trajectory.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            weights = None if weights is None else cupy.ascontiguousarray(weights, cupy.float32)
-            images = cupy.empty((*samples.shape[:-1], *shape), cupy.complex64)
-            flat = images.reshape(math.prod(samples.shape[:-1]), *shape)
-            samples = cupy.ascontiguousarray(samples, cupy.complex64).reshape(len(flat), samples.shape[-1])
-            Plan(trajectory, shape, terms).adjoint(samples, weights, flat, stream)
+    with on_stream(trajectory, stream) as current:
+        weights = None if weights is None else cupy.ascontiguousarray(weights, cupy.float32)
+        images = cupy.empty((*samples.shape[:-1], *shape), cupy.complex64)
+        flat = images.reshape(math.prod(samples.shape[:-1]), *shape)
+        samples = cupy.ascontiguousarray(samples, cupy.complex64).reshape(len(flat), samples.shape[-1])
+        Plan(trajectory, shape, terms).adjoint(samples, weights, flat, current)
     return images
 
 
@@ -362,12 +360,10 @@ def forward(images: Any, trajectory: Any, terms: Terms, stream: Any = None) -> A
     import cupy
 
     points, axes = trajectory.shape
-    with trajectory.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            leading, shape = images.shape[:-axes], images.shape[-axes:]
-            samples = cupy.empty((*leading, points), cupy.complex64)
-            flat = samples.reshape(math.prod(leading), points)
-            images = cupy.ascontiguousarray(images, cupy.complex64).reshape(len(flat), *shape)
-            Plan(trajectory, shape, terms).forward(images, flat, stream)
+    with on_stream(trajectory, stream) as current:
+        leading, shape = images.shape[:-axes], images.shape[-axes:]
+        samples = cupy.empty((*leading, points), cupy.complex64)
+        flat = samples.reshape(math.prod(leading), points)
+        images = cupy.ascontiguousarray(images, cupy.complex64).reshape(len(flat), *shape)
+        Plan(trajectory, shape, terms).forward(images, flat, current)
     return samples

@@ -139,12 +139,13 @@ class Toeplitz:
         check_out(out, image, image.shape)
         return self._body.apply(image, out, stream)
 
-    def apply_sense(self, image: Any, maps: Any, out: Any = None, stream: Any = None) -> Any:
+    def apply_sense(self, image: Any, maps: Any, out: Any = None, stream: Any = None, *, add: bool = False) -> Any:
         """The sum over coils of conj(map) FᴴWF (map × image): what an iteration of CG-SENSE applies.
 
         image  : [*shape], of the kernel's kind of array; complex64, on the CPU complex128 too
         maps   : coil sensitivities [coils, *shape] of the image's dtype
         out    : array for the result, C-contiguous; may be the image itself
+        add    : to what `out` holds, which is then not the image: for coils that come a few at a time
 
         Returns an array of the image's shape and dtype.
         Raises ValueError or TypeError, in one line that names the parameter.
@@ -157,7 +158,18 @@ class Toeplitz:
                 f"{image.dtype} and {maps.shape} {maps.dtype}"
             )
         check_out(out, image, self.shape)
-        return self._body.apply_sense(image, maps, out, stream)
+        if add and (out is None or out is image):
+            raise ValueError("add needs an out that is not the image: what is there is added to")
+        if self._host and add:
+            out += self._body.apply_sense(image, maps, None, stream)
+            return out
+        if self._host:
+            return self._body.apply_sense(image, maps, out, stream)
+        return self._body.apply_sense(image, maps, out, stream, add=add)
+
+    def work_bytes(self, coils: int) -> int:
+        """Memory that `apply_sense` keeps on the device between calls with so many coils."""
+        return 0 if self._host else int(self._body.work_bytes(coils))
 
 
 def kernel_from_spread(spread: Any, shape: tuple[int, ...], numpy: Any) -> Any:

@@ -42,13 +42,14 @@ class LinesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One application to run: images [coils, *shape] to the same; or, with maps, one image to one."""
+    """One application to run: images [coils, *shape] to the same; or, with maps, one image to one, or added to it."""
 
     body: Convolution
     image: Any
     maps: Any
     out: Any
     stream: Any
+    add: bool = False
 
 
 class Convolution:
@@ -80,7 +81,9 @@ class Convolution:
                     VARIANTS[variant or self.variant].run(task)
         return out
 
-    def apply_sense(self, image: Any, maps: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
+    def apply_sense(
+        self, image: Any, maps: Any, out: Any, stream: Any, variant: str | None = None, *, add: bool = False
+    ) -> Any:
         import cupy
 
         with self.device:
@@ -89,9 +92,11 @@ class Convolution:
                 image, maps = cupy.ascontiguousarray(image), cupy.ascontiguousarray(maps)
                 out = cupy.empty(image.shape, image.dtype) if out is None else out
                 if not len(maps):
-                    out.fill(0)
+                    if not add:
+                        out.fill(0)
                     return out
-                VARIANTS[variant or self.variant].run(Task(body=self, image=image, maps=maps, out=out, stream=stream))
+                task = Task(body=self, image=image, maps=maps, out=out, stream=stream, add=add)
+                VARIANTS[variant or self.variant].run(task)
         return out
 
     def coil_parts(self, coils: int) -> list[slice]:
@@ -118,6 +123,14 @@ class Convolution:
         if found is None:
             found = self._work[coils] = cupy.empty((coils, self.shape[0], *self.padded[1:]), cupy.complex64)
         return found
+
+    def work_bytes(self, coils: int) -> int:
+        """Of the largest part of so many coils that goes together; cuFFT's plan has as much again, at most."""
+        if self.variant == "lines":
+            a_coil = 8 * three(self.shape)[0] * math.prod(three(self.padded)[1:])
+            return a_coil * min(coils, lines_at_once(self.shape, self.padded))
+        parts = self.coil_parts(coils)
+        return 16 * math.prod(self.padded) * (parts[0].stop - parts[0].start) if parts else 0
 
     def struct(self, coils: int) -> DoubledStruct:
         return DoubledStruct(size=at_front(self.padded), image=at_front(self.shape), coils=coils)
@@ -150,7 +163,7 @@ def _run_convolve(task: Task) -> None:
             launch("crop_coils", blocks, threads, grid, task.out[part], struct, stream=task.stream)
         else:
             blocks, threads = rows_grid(struct.image[2], struct.image[0] * struct.image[1])
-            first = ctypes.c_bool(part.start == 0)
+            first = ctypes.c_bool(part.start == 0 and not task.add)
             launch("combine_coils", blocks, threads, grid, maps, task.out, first, struct, stream=task.stream)
 
 
@@ -180,18 +193,23 @@ def _twiddles(size: int, device: int) -> Any:
     return cupy.asarray(np.exp(-2j * np.pi * np.arange(size) / size), cupy.complex64)
 
 
+def lines_at_once(shape: tuple[int, ...], padded: tuple[int, ...]) -> int:
+    """Coils that go together."""
+    return max(MAX_WORK // (math.prod(three(padded)[1:]) * three(shape)[0]), 1)
+
+
 def _run_lines(task: Task) -> None:
     body = task.body
     image, padded = three(body.shape), three(body.padded)
     maps, coils = task.maps, len(task.image if task.maps is None else task.maps)
-    step = max(MAX_WORK // (math.prod(padded[1:]) * image[0]), 1)
+    step = lines_at_once(body.shape, body.padded)
     task = _apart(task, coils > step)
     for begin in range(0, coils, step):
         count = min(step, coils - begin)
         work, struct = body.work(count), LinesStruct(image=image, padded=padded, coils=count)
         part = slice(begin, begin + count)
         of_part = (task.image[part], None, task.out[part]) if maps is None else (task.image, maps[part], task.out)
-        _lines_of(task, work, struct, *of_part, first=begin == 0)
+        _lines_of(task, work, struct, *of_part, first=begin == 0 and not task.add)
 
 
 def _lines_of(task: Task, work: Any, struct: LinesStruct, image: Any, maps: Any, out: Any, *, first: bool) -> None:

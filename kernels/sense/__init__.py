@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from kernels.sense import density, sensitivities
 from kernels.sense.arrays import namespace, to_host
-from kernels.sense.calibration import CentreImages, centre_images
+from kernels.sense.calibration import CentreImages, centre_images, in_centre
+from kernels.sense.coil_groups import GroupedMaps
 from kernels.sense.compression import compression
 from kernels.sense.conjugate_gradient import conjugate_gradient
 from kernels.sense.noise import covariance, mixed, whitening
 from kernels.sense.off_resonance import OffResonance, Segments
 from kernels.sense.reconstruction import Transform, cg_sense, gridded, sense_normal, toeplitz_normal
 
-__all__ = ["CentreImages", "OffResonance", "Segments", "Transform", "centre_images", "cg_sense", "compression"]
-__all__ += ["conjugate_gradient", "covariance", "density", "gridded", "mixed", "namespace", "sense_normal"]
-__all__ += ["sensitivities", "to_host", "toeplitz_normal", "whitening"]
+__all__ = ["CentreImages", "GroupedMaps", "OffResonance", "Segments", "Transform", "centre_images", "cg_sense"]
+__all__ += ["compression", "conjugate_gradient", "covariance", "density", "gridded", "in_centre", "mixed", "namespace"]
+__all__ += ["sense_normal", "sensitivities", "to_host", "toeplitz_normal", "whitening"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,8 +60,7 @@ def centre_images(
     """
     xp = namespace(samples)
     widths = [min(width, n) for n in shape]
-    halves = xp.asarray([w / 2 for w in widths], dtype=np.float32)
-    where = xp.flatnonzero(xp.all(xp.abs(trajectory.astype(np.float32)) <= halves, axis=1))
+    where = in_centre(trajectory, shape, width)
     if where.size == 0:
         raise ValueError(f"no sample lies within {width / 2:g} cycles per field of view of the centre of k-space")
     share = weights[where].astype(np.float64)
@@ -75,6 +75,13 @@ def centre_images(
     normal = Toeplitz(kernel, coarse, workers=workers).apply
     images, _ = conjugate_gradient(normal, right, iterations=_ITERATIONS, damping=_DAMPING, separate=True)
     return CentreImages(images=_tapered(images, widths) if taper else images, width=width)
+
+
+def in_centre(trajectory: Any, shape: Sequence[int], width: int) -> Any:
+    """Which samples of a trajectory (m, dimensions), in cycles per field of view, lie in the centre of k-space."""
+    xp = namespace(trajectory)
+    halves = xp.asarray([min(width, n) / 2 for n in shape], dtype=np.float32)
+    return xp.flatnonzero(xp.all(xp.abs(trajectory.astype(np.float32)) <= halves, axis=1))
 
 
 def _tapered(images: Any, widths: Sequence[int]) -> Any:
@@ -127,21 +134,29 @@ def with_reference_phase(maps: Any, reference: NDArray[np.complex64]) -> Any:
 
 
 def refined(coarse: Any, shape: Sequence[int]) -> Any:
-    """Smooth values on the coarse grid (..., *coarse) brought to the final one (..., *shape): cubic, axis by axis.
+    """Smooth values on the coarse grid (..., *coarse), complex64 or float32, brought to the final one (..., *shape):
+    cubic, axis by axis.
 
     Both grids cover the same field of view, and index n // 2 is its middle in both.
     """
     xp = namespace(coarse)
-    dimensions = len(shape)
-    for place, n in enumerate(shape):
-        axis = coarse.ndim - dimensions + place
-        if coarse.shape[axis] == n:
+    found = xp.ascontiguousarray(coarse)
+    # The last axis first, while the others are short; then nothing need be transposed, and matrices stay real.
+    for axis in reversed(range(coarse.ndim - len(shape), coarse.ndim)):
+        size, n = found.shape[axis], shape[axis - coarse.ndim]
+        if size == n:
             continue
-        matrix = xp.asarray(_interpolation(coarse.shape[axis], n))
-        coarse = xp.moveaxis(xp.tensordot(matrix, coarse, axes=(1, axis)), 0, axis)
-    return xp.ascontiguousarray(coarse)
+        matrix = xp.asarray(_interpolation(size, n))
+        before, after = found.shape[:axis], found.shape[axis + 1 :]
+        if after:
+            lines = found.reshape(math.prod(before), size, math.prod(after)).view(np.float32)
+            found = xp.ascontiguousarray(xp.matmul(matrix, lines)).view(coarse.dtype).reshape(*before, n, *after)
+        else:
+            found = xp.matmul(found, matrix.T.astype(coarse.dtype))
+    return found
 
 
+@functools.cache
 def _interpolation(coarse: int, fine: int) -> NDArray[np.float32]:
     """(fine, coarse): cubic convolution with a = −1/2 (Keys, IEEE Trans. Acoust. 29, 1981); edges repeat."""
     places = (np.arange(fine) - fine // 2) * (coarse / fine) + coarse // 2

@@ -15,16 +15,13 @@ Magn. Reson. Med. 46 (2001).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from kernels.nufft import Toeplitz
 from kernels.sense.arrays import namespace
+from kernels.sense.coil_groups import groups_of, parts_of
 from kernels.sense.conjugate_gradient import conjugate_gradient
-
-# Of all coil images of a group: 1 GiB.
-_GROUP_VALUES = 1 << 27
 
 
 class Transform(Protocol):
@@ -38,17 +35,24 @@ class Transform(Protocol):
 def gridded(transform: Transform, samples: Any, maps: Any, weights: Any) -> Any:
     """Σ_c conj(map_c) Fᴴ W s_c: complex64 (*shape).
 
-    samples : complex64 (coils, m), NumPy or CuPy, as are all arrays here
-    maps    : complex64 (coils, *shape)
+    samples : complex64 (coils, m), NumPy or CuPy, as are all arrays here; or such arrays of the maps' groups in turn
+    maps    : complex64 (coils, *shape), or `GroupedMaps`
     weights : float32 (m,), adding up to 1
     """
-    xp = namespace(samples)
     total: Any = 0
-    for part in _coil_groups(maps):
-        images = transform.adjoint(samples[part], weights)
-        images *= maps[part].conj()
-        total = total + xp.sum(images, axis=0)
+    parts = _parts(samples, maps)
+    for (_, group), part in zip(groups_of(maps), parts, strict=True):
+        images = transform.adjoint(part, weights)
+        images *= group.conj()
+        total = total + namespace(images).sum(images, axis=0)
     return total
+
+
+def _parts(samples: Any, maps: Any) -> Iterator[Any]:
+    if hasattr(samples, "shape"):
+        yield from (samples[part] for part in parts_of(maps))
+    else:
+        yield from samples
 
 
 def sense_normal(transform: Transform, maps: Any, weights: Any) -> Callable[[Any], Any]:
@@ -56,39 +60,32 @@ def sense_normal(transform: Transform, maps: Any, weights: Any) -> Callable[[Any
 
     def normal(image: Any) -> Any:
         total: Any = 0
-        for part in _coil_groups(maps):
-            total = total + gridded(transform, transform.forward(maps[part] * image), maps[part], weights)
+        for _, group in groups_of(maps):
+            images = transform.adjoint(transform.forward(group * image), weights)
+            images *= group.conj()
+            total = total + namespace(images).sum(images, axis=0)
         return total
 
     return normal
 
 
-def _coil_groups(maps: Any) -> Iterator[slice]:
-    """Coils whose images are in memory together: of small images all, of large volumes a few."""
-    count = max(1, _GROUP_VALUES // math.prod(maps.shape[1:]))
-    for first in range(0, len(maps), count):
-        yield slice(first, first + count)
-
-
 def toeplitz_normal(toeplitz: Toeplitz, maps: Any) -> Callable[[Any], Any]:
-    """The same by one pair of FFTs on a doubled grid, whatever the number of samples."""
+    """The same by one pair of FFTs on a doubled grid, whatever the number of samples.
+
+    Of `GroupedMaps` a group is added to those before, in the order of the coils, wherever they are: the same bits.
+    """
 
     def normal(image: Any) -> Any:
-        return toeplitz.apply_sense(image, maps)
+        if hasattr(maps, "shape"):
+            return toeplitz.apply_sense(image, maps)
+        total: Any = None
+        for _, group in groups_of(maps):
+            total = toeplitz.apply_sense(image, group, total, add=total is not None)
+        return total
 
     return normal
 
 
-def cg_sense(
-    normal: Callable[[Any], Any],
-    right: Any,
-    *,
-    iterations: int,
-    damping: float = 0.0,
-    tolerance: float = 0.0,
-    on_iteration: Callable[[int, Any], None] | None = None,
-) -> tuple[Any, Any]:
+def cg_sense(normal: Callable[[Any], Any], right: Any, **how: Any) -> tuple[Any, Any]:
     """The image of `iterations` steps, or fewer, and the curve of relative residuals: see `conjugate_gradient`."""
-    return conjugate_gradient(
-        normal, right, iterations=iterations, damping=damping, tolerance=tolerance, on_iteration=on_iteration
-    )
+    return conjugate_gradient(normal, right, **how)

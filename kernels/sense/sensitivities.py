@@ -8,44 +8,58 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kernels.sense.arrays import centred_fft, namespace
 from kernels.sense.calibration import CentreImages, reference_mixture, refined, with_reference_phase
+from kernels.sense.coil_groups import unit_scale
 
-ALL = slice(None)
 # The strongest of the local correlation stands alone; those of ESPIRiT lie close together at the object's edge.
 _WALSH_STEPS, _ESPIRIT_STEPS = 10, 30
 # Of the matrices of pixels at a time: 64 MiB.
 _BLOCK_VALUES = 1 << 22
 
 
-def as_it_is(array: Any) -> Any:
-    """Where nobody else holds coils."""
-    return array
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CoarseMaps:
+    """What the k-space centre tells of the sensitivities, smooth enough to be interpolated.
+
+    maps  : complex64 (coils, *coarse shape), with the reference mixture's phase
+    value : float32 (*coarse shape), of the eigenvectors; None: every pixel counts
+    crop  : where the interpolated value is less, maps are 0
+    """
+
+    maps: Any
+    value: Any = None
+    crop: float = 0.0
+
+    def fine(self, coils: Any, shape: Sequence[int]) -> Any:
+        """Some coils' maps (…, *shape), not yet scaled."""
+        return refined(self.maps[coils], shape)
+
+    def mask(self, shape: Sequence[int]) -> Any:
+        """bool (*shape): where there is signal; None: everywhere."""
+        return None if self.value is None else refined(self.value, shape) >= self.crop
 
 
-def walsh(
-    centre: CentreImages,
-    shape: Sequence[int],
-    *,
-    block: int = 7,
-    own: slice | Sequence[int] = ALL,
-    add: Callable[[Any], Any] = as_it_is,
-) -> Any:
+def walsh(centre: CentreImages, shape: Sequence[int], *, block: int = 7) -> Any:
     """The strongest eigenvector of the coils' local correlation, by power iteration.
 
     centre : tapered coil images of the k-space centre, see `centre_images`
     shape  : of the maps
     block  : pixels of the coarse grid along each axis over which the correlation is summed; odd
-    own    : the coils whose maps are returned, and with `add`, which adds up a real (*shape) array over whoever holds
-             the others, scaled: no one then needs room for the maps of all
 
     Source: Walsh, Gmitro, Marcellin, "Adaptive reconstruction of phased array MR imagery", Magn. Reson. Med. 43 (2000).
     """
+    return _scaled(coarse_walsh(centre, block=block), shape)
+
+
+def coarse_walsh(centre: CentreImages, *, block: int = 7) -> CoarseMaps:
+    """What `walsh` brings to the maps' shape and scales."""
     images = centre.images
     xp = namespace(images)
     coils, coarse = images.shape[0], images.shape[1:]
@@ -54,8 +68,7 @@ def walsh(
     for rows in _row_blocks(coils, coarse):
         maps[:, rows], _ = _dominant(_local_correlation(images, rows, block), start[:, rows], _WALSH_STEPS)
     maps = _unit(maps) * (xp.sum(xp.abs(images), axis=0) > 0)
-    maps = with_reference_phase(maps, reference_mixture(images, maps))
-    return _unit(refined(maps[own], shape), add)
+    return CoarseMaps(maps=with_reference_phase(maps, reference_mixture(images, maps)))
 
 
 def espirit(
@@ -65,8 +78,6 @@ def espirit(
     kernel: int = 6,
     threshold: float = 0.02,
     crop: float = 0.5,
-    own: slice | Sequence[int] = ALL,
-    add: Callable[[Any], Any] = as_it_is,
 ) -> Any:
     """The eigenvectors of value 1 of the operator that k-space obeys in every patch, from its calibration matrix.
 
@@ -75,12 +86,16 @@ def espirit(
     kernel    : of the patches, samples along each axis
     threshold : singular values below this share of the largest count as noise
     crop      : pixels with an eigenvalue below this hold no signal: their maps are 0
-    own, add  : as `walsh` has them
 
     Source: Uecker, Lai, Murphy, Virtue, Elad, Pauly, Vasanawala, Lustig, "ESPIRiT: an eigenvalue approach to
     autocalibrating parallel MRI", Magn. Reson. Med. 71 (2014).
     Raises ValueError where the centre is narrower than a patch.
     """
+    return _scaled(coarse_espirit(centre, kernel=kernel, threshold=threshold, crop=crop), shape)
+
+
+def coarse_espirit(centre: CentreImages, *, kernel: int = 6, threshold: float = 0.02, crop: float = 0.5) -> CoarseMaps:
+    """What `espirit` brings to the maps' shape, scales and crops."""
     images = centre.images
     xp = namespace(images)
     coils, coarse = images.shape[0], images.shape[1:]
@@ -98,27 +113,26 @@ def espirit(
     start = _unit(images)
     for rows in _row_blocks(coils, coarse):
         maps[:, rows], values[rows] = _dominant(_at_rows(lags, coarse, rows), start[:, rows], _ESPIRIT_STEPS)
-    maps = with_reference_phase(maps, reference_mixture(images, maps))
-    fine = _unit(refined(maps[own], shape), add)
-    return fine * (refined(values, shape) >= crop)
+    return CoarseMaps(maps=with_reference_phase(maps, reference_mixture(images, maps)), value=values, crop=crop)
 
 
-def given(maps: Any, *, add: Callable[[Any], Any] = as_it_is) -> Any:
+def given(maps: Any) -> Any:
     """Maps from elsewhere, scaled as all others. Raises ValueError where a value is not finite, or all are 0."""
     xp = namespace(maps)
     if not bool(xp.isfinite(maps).all()) or not bool((maps != 0).any()):
         raise ValueError("sensitivities must be finite, and not all 0")
-    return _unit(maps.astype(np.complex64), add)
+    return _unit(maps.astype(np.complex64))
 
 
-def _unit(maps: Any, add: Callable[[Any], Any] = as_it_is) -> Any:
+def _scaled(coarse: CoarseMaps, shape: Sequence[int]) -> Any:
+    maps, mask = _unit(coarse.fine(slice(None), shape)), coarse.mask(shape)
+    return maps if mask is None else maps * mask
+
+
+def _unit(maps: Any) -> Any:
     """Σ |map|² = 1 over the coils at each pixel; 0 stays 0."""
-    xp = namespace(maps)
-    size = xp.sqrt(add(xp.sum(maps.real**2 + maps.imag**2, axis=0)))
-    smallest = np.float32(np.finfo(np.float32).tiny)
-    return (maps * (xp.where(size > smallest, np.float32(1), np.float32(0)) / xp.maximum(size, smallest))).astype(
-        np.complex64, copy=False
-    )
+    squares = namespace(maps).sum(maps.real**2 + maps.imag**2, axis=0)
+    return (maps * unit_scale(squares)).astype(np.complex64, copy=False)
 
 
 def _row_blocks(coils: int, coarse: tuple[int, ...]) -> Iterator[slice]:
@@ -209,4 +223,4 @@ def _dominant(operator: Any, start: Any, steps: int) -> tuple[Any, Any]:
     return xp.moveaxis(vectors[..., 0], -1, 0), values[..., 0, 0]
 
 
-__all__ = ["espirit", "given", "walsh"]
+__all__ = ["CoarseMaps", "coarse_espirit", "coarse_walsh", "espirit", "given", "walsh"]

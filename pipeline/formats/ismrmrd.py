@@ -187,6 +187,7 @@ class Ismrmrd(KSpaceReader):
             dimensions=dimensions,
             times=len(self._times),
             slices=len(self._slices),
+            units=xml.units,
             matrix=matrix,
             fov_mm=fov,
             encoded=encoded,

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 from pipeline.errors import InputError
+from pipeline.formats.kspace import TrajectoryUnits
 
 Matrix = tuple[int, int, int]
 Lengths = tuple[float, float, float]
 _LARGEST = 1 << 16
+# The schema has no element for the trajectory's units; who writes them, writes a user parameter.
+_UNITS = ("traj_units", "trajectory_units", "units")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +34,11 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class XmlHeader:
-    """What the header says. `trajectory`: of the first encoding, such as radial."""
+    """What the header says. `trajectory`: of the first encoding, such as radial; `units`: of its values, where told."""
 
     encodings: tuple[Encoding, ...]
     trajectory: str
+    units: TrajectoryUnits | None = None
 
     def encoding(self, number: int) -> Encoding | None:
         return self.encodings[number] if number < len(self.encodings) else None
@@ -49,7 +54,25 @@ def read_xml(path: Path, text: bytes) -> XmlHeader:
         element.tag = element.tag.rpartition("}")[2]  # the name space tells nothing here
     encodings = root.findall("encoding")
     found = tuple(_encoding(path, each, number) for number, each in enumerate(encodings))
-    return XmlHeader(encodings=found, trajectory=(root.findtext("encoding/trajectory") or "nothing").strip())
+    trajectory = (root.findtext("encoding/trajectory") or "nothing").strip()
+    return XmlHeader(encodings=found, trajectory=trajectory, units=_units(path, root))
+
+
+def _units(path: Path, root: ElementTree.Element) -> TrajectoryUnits | None:
+    """InputError where they are none that there are."""
+    for place in ("encoding/trajectoryDescription", "userParameters"):
+        for parameter in root.findall(f"{place}/userParameterString"):
+            if (parameter.findtext("name") or "").strip().lower() not in _UNITS:
+                continue
+            told = (parameter.findtext("value") or "").strip()
+            for known in get_args(TrajectoryUnits):
+                if told == known:
+                    return known  # type: ignore[no-any-return]
+            raise InputError(
+                f"{path}: its XML header has {told!r} as the trajectory's units; "
+                f"{', '.join(get_args(TrajectoryUnits))} are known"
+            )
+    return None
 
 
 def _encoding(path: Path, element: ElementTree.Element, number: int) -> Encoding:

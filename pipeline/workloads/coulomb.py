@@ -67,7 +67,7 @@ class Coulomb(SharedWorkload):
 
     name = "coulomb"
     summary = "Map the electrostatic potential of a molecule's charges on a regular grid."
-    unit = "points"
+    unit = "pairs"
     Parameters = CoulombParameters
 
     def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
@@ -147,7 +147,7 @@ class Coulomb(SharedWorkload):
             halo=NO_HALO,
             inputs=() if self._has_several_frames else (ArraySpec((self._reach.count(grid), 4), ATOM_DTYPE),),
             outputs=(ArraySpec(region.shape, DTYPE),),
-            work=math.prod(region.shape) * len(self._frames),
+            work=round(math.prod(region.shape) * len(self._frames) * self._pairs_per_point()),
         )
 
     @property

@@ -1,41 +1,59 @@
 """Images from raw MRI data: `millrace run mri RAW OUT`.
 
 A chunk is one image: a slice or a volume, of one contrast, repetition and frame. Its input is its samples; what its
-trajectory and its coils decide is worked out by the first chunk that needs it and kept for those after it.
+trajectory and its coils decide is worked out by the first chunk that needs it and kept for those after it. The samples
+of a large volume go through no slot of the ring: they are read as they are needed, a few coils at a time, and several
+ranks may share the coils.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sense import namespace
+from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.base import ImageWriter, Region
 from pipeline.formats.image_series import AXES, series_format_for_output
 from pipeline.formats.partial import Opening
 from pipeline.formats.preview import write_pixels
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, Workload, refuse_same_file
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file
 from pipeline.workloads.mri_audit import SAMPLES, MriAudit
 from pipeline.workloads.mri_images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri_parameters import MriParameters, version_of
-from pipeline.workloads.mri_reconstruction import Reconstruction, sample_times
+from pipeline.workloads.mri_preview import packed, shades, unpacked
+from pipeline.workloads.mri_reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri_series import series_header, uneven
+from pipeline.workloads.mri_volume import VolumeReconstruction, maps_bytes, samples_bytes
+from pipeline.workloads.shared import Alone, JointWorkload, Peers, Rank
 
 NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
-_BRIGHTEST = 99.7  # percent of the pixels that a preview tells apart
+# Of a volume's samples: from here on they go through no slot, and its coils may be shared.
+LARGE_BYTES = 64 << 20
 
 
-class Mri(Workload):
-    """Each image is reconstructed on its own: map, no communication."""
+@dataclass(frozen=True, kw_only=True)
+class ImagesPlan(Plan):
+    """Chunks whose slots may hold no samples."""
+
+    samples_bytes: int
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return self.samples_bytes
+
+
+class Mri(JointWorkload):
+    """Each image is reconstructed on its own; or ranks share the coils of each."""
 
     name = "mri"
     summary = "Reconstruct images from non-Cartesian multi-coil MRI raw data."
@@ -69,9 +87,11 @@ class Mri(Workload):
         # Of chunks between two stages, by number: what travels in no slot.
         self._trajectories: dict[int, Trajectory] = {}
         self._checked: dict[int, dict[str, Any]] = {}
-        self._shown: NDArray[np.float32] | None = None
+        self._shown: NDArray[np.uint8] | None = None
         self._latest = ""
+        self._host_bytes = 0  # for maps that a GPU has no room for
         self._lock = threading.Lock()
+        self._one_volume = threading.Lock()  # each has the whole device
 
     def _inputs(self) -> Iterator[Path]:
         """Every file that is read."""
@@ -93,7 +113,15 @@ class Mri(Workload):
                 f"--memory is too small: an image of {self.spec.input} takes {format_bytes(largest)} with its samples, "
                 f"and {format_bytes(budget_bytes)} are there for each; raise it"
             )
-        return Plan(chunks=chunks)
+        return ImagesPlan(
+            chunks=chunks, samples_bytes=sum(samples_bytes(self._source, image) for image in self._images)
+        )
+
+    @cached_property
+    def _in_parts(self) -> bool:
+        """Whether samples are read by the computing itself, and not into the slots."""
+        largest = max(samples_bytes(self._source, image) for image in self._images)
+        return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
 
     def _chunk(self, number: int, image: Image) -> Chunk:
         _, planes, rows, columns = self.header.shape
@@ -103,7 +131,9 @@ class Mri(Workload):
             index=number,
             region=Region((image.time, first, 0, 0), (image.time + 1, last, rows, columns)),
             halo=NO_HALO,
-            inputs=(ArraySpec((self._source.coils, image.readouts.count, image.samples), COMPLEX),),
+            inputs=()
+            if self._in_parts
+            else (ArraySpec((self._source.coils, image.readouts.count, image.samples), COMPLEX),),
             outputs=(
                 ArraySpec((1, last - first, rows, columns), COMPLEX),
                 ArraySpec((residuals,), DOUBLE),
@@ -113,7 +143,13 @@ class Mri(Workload):
         )
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return self._source.hold_at_most(budget_bytes)
+        held = self._source.hold_at_most(budget_bytes)
+        if self._in_parts:
+            held += max(samples_bytes(self._source, image) for image in self._images)
+            maps = maps_bytes(self._source)
+            self._host_bytes = maps if held + maps <= budget_bytes else 0
+            held += self._host_bytes
+        return held
 
     # One chunk
 
@@ -121,6 +157,8 @@ class Mri(Workload):
         self._writer = self._form.create(self.spec.output, self.header, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        if not inputs:
+            return
         readouts = self._images[chunk.index].readouts
         trajectory = self._source.trajectory(readouts)
         self._source.read(readouts, inputs[0])
@@ -128,56 +166,87 @@ class Mri(Workload):
             self._trajectories[chunk.index] = trajectory
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        if not inputs:
+            with self._one_volume:
+                self._reconstruction.workers = threads_for(self._source, 1)
+                self._make(chunk, Alone(self._source.channels), outputs[0], outputs)
+            return
         image = self._images[chunk.index]
         with self._lock:
             trajectory = self._trajectories.pop(chunk.index)
-        followed = self._follower(chunk.index) if stream is None else None
+        # Without a tolerance nothing else of the iterations waits for a GPU.
+        followed = self._follower(chunk.index) if stream is None or self.parameters.tolerance > 0 else None
         try:
             found = self._reconstruction.image(image, inputs[0], trajectory, followed)
         except ValueError as error:
             raise InputError(f"{self._where(image)}: {error}") from error
+        self._fill(chunk, trajectory, found, outputs)
+
+    def _make(
+        self, chunk: Chunk, peers: Peers, like: Any, outputs: Sequence[Any] | None, rank: Rank | None = None
+    ) -> None:
+        """An image by this rank and its peers, into the outputs where there are any."""
+        image = self._images[chunk.index]
+        trajectory = self._source.trajectory(image.readouts)
+        volume = VolumeReconstruction(
+            self._source,
+            self.parameters,
+            self._reconstruction,
+            image,
+            peers,
+            like,
+            host_bytes=self._host_bytes,
+            follow=self._follower(chunk.index),
+            **({"note_read": rank.note_read} if rank is not None else {}),
+        )
+        try:
+            found = volume.reconstructed(trajectory)
+        except ValueError as error:
+            raise InputError(f"{self._where(image)}: {error}") from error
+        if outputs is not None:
+            self._fill(chunk, trajectory, found, outputs)
+
+    def _fill(self, chunk: Chunk, trajectory: Trajectory, found: Reconstructed, outputs: Sequence[Any]) -> None:
         pixels, residuals, transformed = outputs
+        xp = namespace(found.image)
         pixels[...] = found.image.T.reshape(pixels.shape)
         residuals[...] = np.nan
         if found.curve is not None:
             residuals[: len(found.curve)] = found.curve
         chosen = MriAudit.chosen(chunk.index, trajectory.points, self._source.grid.shape)
-        xp = namespace(pixels)
         transformed[...] = found.transform.forward(xp.ascontiguousarray(found.image))[xp.asarray(chosen)]
         checked: dict[str, Any] = {
             "points": trajectory.points[chosen],
             "method": found.method,
             "segment_error": found.segment_error,
+            "notes": found.notes,
         }
         if self.parameters.field_map is not None:
             checked["times_s"] = sample_times(self._source, trajectory)[chosen]
         with self._lock:
             self._checked[chunk.index] = checked
 
+    # All ranks at one chunk
+
+    def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
+        asked, channels = self.parameters.split, self._source.channels
+        # With as many images as ranks each has work of its own, and nothing need go round.
+        worthwhile = self._in_parts and len(chunks) < ranks < channels
+        return channels if asked == "coils" or (asked == "auto" and worthwhile) else 0
+
+    def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
+        self._reconstruction.workers = rank.threads
+        outputs = None
+        if peers.rank == 0:
+            xp = namespace(rank.like)
+            outputs = [xp.empty(spec.shape, spec.dtype) for spec in chunk.outputs]
+        self._make(chunk, peers, rank.like, outputs, rank)
+        return None if outputs is None else [to_host(each) for each in outputs]
+
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
         pixels, residuals, transformed = outputs
         with self._lock:
             checked = self._checked.pop(chunk.index)
-        self._store(chunk, pixels, residuals, transformed, checked)
-
-    def write_image(
-        self, number: int, image: NDArray[Any], curve: NDArray[Any], transformed: NDArray[Any], method: str
-    ) -> None:
-        """Store an image (*matrix) that ranks have made together; the audit gets what `compute` would have told it."""
-        chunk = self._chunk(number, self._images[number])
-        trajectory = self._source.trajectory(self._images[number].readouts)
-        chosen = trajectory.points[MriAudit.chosen(number, trajectory.points, self._source.grid.shape)]
-        pixels = np.ascontiguousarray(image.T).reshape(chunk.region.shape)
-        self._store(chunk, pixels, curve, transformed, {"points": chosen, "method": method, "segment_error": 0.0})
-
-    def _store(
-        self,
-        chunk: Chunk,
-        pixels: NDArray[Any],
-        residuals: NDArray[Any],
-        transformed: NDArray[Any],
-        checked: dict[str, Any],
-    ) -> None:
         assert self._writer is not None, "start comes before write"
         if not np.isfinite(pixels).all():
             where = self._where(self._images[chunk.index])
@@ -188,7 +257,7 @@ class Mri(Workload):
         self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
         shown = np.abs(pixels)
         if chunk.index == self._preview_chunk():
-            self._shown = shown[0, shown.shape[1] // 2]
+            self._shown = shades(shown[0, shown.shape[1] // 2])
         self._follow(chunk.index, residuals[np.isfinite(residuals)])
         self._writer.write(chunk.region, pixels if self.header.dtype == COMPLEX else shown)
 
@@ -205,6 +274,9 @@ class Mri(Workload):
         """What is worth knowing while the job runs: how far the iterations have come."""
         return self._latest
 
+    def take_progress(self, note: str) -> None:
+        self._latest = note or self._latest
+
     def _follower(self, number: int) -> Any:
         def follow(iteration: int, residual: Any) -> None:
             self._latest = f"image {number + 1}, iteration {iteration}: residual {float(residual):.2g}"
@@ -213,15 +285,26 @@ class Mri(Workload):
 
     def _follow(self, number: int, residuals: NDArray[Any]) -> None:
         if residuals.size:
-            self._latest = f"image {number + 1}, {residuals.size - 1} iterations: residual {float(residuals[-1]):.2g}"
+            self._told(number, residuals.size - 1, float(residuals[-1]))
+
+    def _told(self, number: int, iterations: int, residual: float) -> None:
+        self._latest = f"image {number + 1}, {iterations} iterations: residual {residual:.2g}"
 
     # The end
 
     def audit_notes(self) -> Mapping[str, Any]:
-        return self._audit.notes()
+        notes, number = dict(self._audit.notes()), str(self._preview_chunk())
+        if self._in_parts and self._shown is not None and number in notes:  # too long to make again
+            notes[number] = {**notes[number], "preview": packed(self._shown)}
+        return notes
 
     def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
         self._audit.add_notes(notes)
+        for number, note in notes.items():
+            if "preview" in note:
+                self._shown = unpacked(note["preview"])
+            if note["residual"] is not None:
+                self._told(int(number), note["iterations"], note["residual"])
 
     def audit(self) -> Mapping[str, Any]:
         if self._further_versions() != self._versions:
@@ -276,11 +359,9 @@ class Mri(Workload):
         return next(n for n, image in enumerate(self._images) if image.slice == middle and image.time == 0)
 
     def write_preview(self, preview: Path) -> None:
-        shown = self._shown if self._shown is not None else self._computed_plane()
-        brightest = float(np.percentile(shown, _BRIGHTEST)) or float(shown.max()) or 1.0
-        write_pixels(preview, np.rint(np.clip(shown / brightest, 0, 1) * 255).astype(np.uint8))
+        write_pixels(preview, self._shown if self._shown is not None else self._computed_plane())
 
-    def _computed_plane(self) -> NDArray[np.float32]:
+    def _computed_plane(self) -> NDArray[np.uint8]:
         """Made again, on the CPU: another process wrote it, or an earlier run did."""
         self._source = ImageSource(self.spec.input, self.parameters)  # it was closed
         try:
@@ -292,4 +373,4 @@ class Mri(Workload):
             self.compute(chunk, inputs, outputs, None)
         finally:
             self._source.close()
-        return np.asarray(np.abs(outputs[0][0, outputs[0].shape[1] // 2]), np.float32)
+        return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))

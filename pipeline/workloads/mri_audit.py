@@ -53,10 +53,12 @@ class MriAudit:
         *,
         method: str,
         segment_error: float,
+        notes: Mapping[str, str] | None = None,
         field_hz: NDArray[np.float64] | None = None,
         times_s: NDArray[np.float64] | None = None,
     ) -> None:
-        """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,)."""
+        """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,);
+        notes: what else the receipt says of it."""
         expected = definition(image, points, field_hz, times_s)
         size = np.abs(image).sum(dtype=np.float64)
         apart = np.abs(transformed - expected)
@@ -71,6 +73,8 @@ class MriAudit:
                 "iterations": max(len(residuals) - 1, 0),
                 "residual": residuals[-1] if residuals else None,
             }
+            if notes:
+                self._images[number]["notes"] = dict(notes)
             if number < MOST_CURVES and residuals:
                 self._images[number]["curve"] = [float(f"{value:.6g}") for value in residuals]
 
@@ -80,7 +84,8 @@ class MriAudit:
 
     def add_notes(self, notes: Mapping[str, Any]) -> None:
         with self._lock:
-            self._images.update({int(number): note for number, note in notes.items()})
+            for number, note in notes.items():
+                self._images[int(number)] = {name: value for name, value in note.items() if name != "preview"}
 
     def convergence(self) -> Mapping[str, Any]:
         """For the receipt: the residuals of the first image after each iteration, and the last ones of all."""
@@ -89,6 +94,10 @@ class MriAudit:
         if not images:
             return {}
         found: dict[str, Any] = {"transform": ", ".join(sorted({note["method"] for note in images.values()}))}
+        for name in ("split", "coil_maps"):
+            told = sorted({note["notes"][name] for note in images.values() if name in note.get("notes", {})})
+            if told:
+                found[name] = "; ".join(told)
         residuals = [note["residual"] for note in images.values() if note["residual"] is not None]
         curves = {number: note["curve"] for number, note in images.items() if "curve" in note}
         if residuals:

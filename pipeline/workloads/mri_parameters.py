@@ -82,6 +82,11 @@ class MriParameters(Parameters):
         "auto", description="the non-uniform transform; auto: the faster"
     )
     eps: float = Field(1e-4, ge=1e-6, le=1e-1, allow_inf_nan=False, description="its relative error")
+    split: Literal["auto", "coils", "images"] = Field(
+        "auto",
+        description="over several workers: the coils of each image, or whole images; auto: the coils of volumes, "
+        "where there are fewer of them than workers",
+    )
     output_values: Literal["magnitude", "complex"] = Field("magnitude", description="what the output holds")
 
     @field_validator("matrix", mode="before")
@@ -134,7 +139,17 @@ class MriParameters(Parameters):
         for name in ("segments", "dwell"):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
+        if self.method == "gridding":
+            self._refuse(("iterations", "lamda", "tolerance"), "--method cg-sense")
+        if self.sensitivities not in SENSITIVITIES:
+            self._refuse(("calibration",), "--sensitivities walsh or espirit")
         return self
+
+    def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
+        """What was asked for and would change nothing; a form may state defaults."""
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name} belongs to {belongs_to}: leave it out")
 
     def chosen_slices(self, count: int, path: Path) -> range:
         """The slices that count. ParameterError where there are none."""
@@ -154,6 +169,8 @@ class MriParameters(Parameters):
         if self.method == "gridding":
             for name in ("iterations", "lamda", "tolerance"):
                 found.pop(name)
+        if self.sensitivities not in SENSITIVITIES:
+            found.pop("calibration")
         for name in ("trajectory", "field_map", "density", "sensitivities"):
             if name in found and Path(found[name]).is_absolute():
                 found[name] = version_of(Path(found[name]))

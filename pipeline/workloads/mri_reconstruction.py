@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,13 +60,14 @@ class Calibration:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstructed:
     """image : complex64 (*matrix); curve: float64 relative residuals, both on the device; transform: audited;
-    segment_error: of the off-resonance correction, 0 without."""
+    segment_error: of the off-resonance correction, 0 without; notes: for the receipt."""
 
     image: Any
     curve: Any
     transform: Transform
     method: str
     segment_error: float
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reconstruction:
@@ -79,18 +80,18 @@ class Reconstruction:
         self._geometries: Kept[Geometry] = Kept(most)
         self._calibrations: Kept[Calibration] = Kept(most)
         self._segments: Kept[tuple[OffResonance, float]] = Kept(most)
-        self._workers = threads_for(source, len(source.images))
+        self.workers = threads_for(source, len(source.images))
 
     def image(
         self, image: Image, samples: Any, trajectory: Trajectory, on_iteration: Callable[[int, Any], None] | None = None
     ) -> Reconstructed:
         """samples : complex64 (coils, readouts, samples), NumPy or CuPy: that decides the device."""
         asked = self._parameters
-        geometry = self._geometry(trajectory, samples)
+        geometry = self.geometry(trajectory, samples)
         calibration = self._calibration(image, samples, trajectory, geometry)
         flat = samples.reshape(samples.shape[0], -1)
         data = flat if calibration.mixing is None else mixed(flat, calibration.mixing)
-        transform, error = self._corrected(image, trajectory, geometry, samples)
+        transform, error = self.corrected(image, trajectory, geometry, samples)
         right = gridded(transform, data, calibration.maps, geometry.weights)
         found, curve = right, None
         if asked.method == "cg-sense":
@@ -110,7 +111,8 @@ class Reconstruction:
             image=found, curve=curve, transform=transform, method=geometry.transform.method, segment_error=error
         )
 
-    def _geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
+    def geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
+        """What the trajectory decides, where `like` lives; kept for the next image."""
         return self._geometries.get(trajectory.digest, lambda: self._make_geometry(trajectory, like))
 
     def _make_geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
@@ -118,16 +120,16 @@ class Reconstruction:
         points = _beside(trajectory.points, like)
         weights = self._weights(trajectory, points)
         transform = Nufft(
-            points, shape, eps=asked.eps, method=asked.transform, coils=self._source.channels, workers=self._workers
+            points, shape, eps=asked.eps, method=asked.transform, coils=self._source.channels, workers=self.workers
         )
         toeplitz = None
         if asked.method == "cg-sense" and asked.field_map is None:
-            kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self._workers)
-            toeplitz = Toeplitz(kernel, shape, workers=self._workers)
+            kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
+            toeplitz = Toeplitz(kernel, shape, workers=self.workers)
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
     def _weights(self, trajectory: Trajectory, points: Any) -> Any:
-        return weights_of(self._parameters, self._source, trajectory, points, workers=self._workers)
+        return weights_of(self._parameters, self._source, trajectory, points, workers=self.workers)
 
     def _calibration(self, image: Image, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
         """By all readouts of the image's time and slice, of which a frame has only some."""
@@ -163,16 +165,14 @@ class Reconstruction:
         tapered = asked.sensitivities == "walsh"
         try:
             centre = centre_images(
-                white, points, weights, shape, width=asked.calibration, taper=tapered, workers=self._workers
+                white, points, weights, shape, width=asked.calibration, taper=tapered, workers=self.workers
             )
             maps = (sensitivities.walsh if tapered else sensitivities.espirit)(centre, shape)
         except ValueError as error:
             raise ParameterError(f"--calibration {asked.calibration}: {self._source.path}: {error}") from error
         return Calibration(mixing=mixing, maps=maps)
 
-    def _corrected(
-        self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any
-    ) -> tuple[Transform, float]:
+    def corrected(self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any) -> tuple[Transform, float]:
         """The transform with the slice's field map, where there is one."""
         if self._parameters.field_map is None:
             return geometry.transform, 0.0

@@ -1,4 +1,4 @@
-"""Jobs whose output is a sum over many parts of the input, which the ranks of a gang share among them."""
+"""Jobs that the ranks of a gang share among them: sums over many parts of the input, or one chunk made by all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self
 from numpy.typing import NDArray
 
 from pipeline.formats.base import Region
-from pipeline.workloads.base import ArraySpec, JobSpec, Workload
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Workload
 
 
 class Room(Protocol):
@@ -32,6 +32,7 @@ class Rank(Protocol):
     """What one rank of a gang offers to the work: its device, and a word on whether to go on."""
 
     threads: int  # that compute on a CPU
+    like: Any  # an array of the device, NumPy's or CuPy's, by which its kind is told
 
     def room(self, specs: Sequence[ArraySpec]) -> Room:
         """Such arrays, on the host (pinned, for a GPU) and on the device."""
@@ -44,6 +45,82 @@ class Rank(Protocol):
 
     def note_read(self, seconds: float, nbytes: int) -> None:
         """For the receipt: reading took so long. From any thread."""
+
+
+class Collectives(Protocol):
+    """What `pipeline.cluster.communicator.Communicator` offers of it; each is called by all ranks at once."""
+
+    def allreduce(self, array: Any, /) -> Any: ...
+
+    def allgather(self, array: Any, /) -> Any: ...
+
+    def broadcast(self, array: Any, /, *, root: int = 0) -> Any: ...
+
+
+class Peers(Protocol):
+    """The ranks of a gang, as one of them sees them: `pipeline.cluster.member.Member`."""
+
+    rank: int
+    size: int
+    shards: tuple[int, ...]  # the parts that are this rank's own
+    partials: dict[int, Any]  # what it keeps of them for another try, should a rank be lost
+
+    @property
+    def communicator(self) -> Collectives:
+        """For the device's arrays."""
+
+    @property
+    def control(self) -> Collectives:
+        """For the host's."""
+
+    def check(self) -> None:
+        """CommunicatorError where the other ranks need not be waited for."""
+
+
+class Alone:
+    """The only rank: what `Peers` asks, without anybody else."""
+
+    def __init__(self, shards: int) -> None:
+        self.rank, self.size = 0, 1
+        self.shards = tuple(range(shards))
+        self.partials: dict[int, Any] = {}
+
+    @property
+    def communicator(self) -> Alone:
+        return self
+
+    @property
+    def control(self) -> Alone:
+        return self
+
+    def check(self) -> None:
+        """Nobody can be lost."""
+
+    def allreduce(self, array: Any, /) -> Any:
+        return array
+
+    def allgather(self, array: Any, /) -> Any:
+        return array[None]
+
+    def broadcast(self, array: Any, /, *, root: int = 0) -> Any:
+        return array
+
+
+class JointWorkload(Workload):
+    """A workload whose ranks can make each chunk together, with sums that go round as they compute."""
+
+    @abstractmethod
+    def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
+        """Into how many parts the work of each of these chunks falls, where so many ranks are better off making one
+        chunk after another together than each its own; 0: they are not."""
+
+    @abstractmethod
+    def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
+        """The chunk's outputs on the host, on rank 0, which writes them; None on the others."""
+
+    @abstractmethod
+    def take_progress(self, note: str) -> None:
+        """What `progress_note` says in a process that computes."""
 
 
 class SharedWorkload(Workload):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from pipeline.cluster.gang import run_alone, run_gang
-from pipeline.engine.run import open_device
-from pipeline.workloads.mri_gang import reconstruct_shared, shards_of
+from pipeline.engine.run import RunOptions, open_device, plan_job, run_job
+from pipeline.workloads import JobSpec, mri_volume, workloads
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error
+from tests.pipeline.cluster.processes import kill_9, running, wait_until, worker_processes
 from tests.pipeline.formats.raw_mri import real_scan
-from tests.pipeline.workloads.mri_jobs import COILS, N, images, write_h5, write_npz
-from tests.pipeline.workloads.test_mri_gang import spec_of, volume
+from tests.pipeline.workloads.mri_jobs import COILS, N, images, volume, write_h5, write_npz
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +35,7 @@ def both(source, folder, **options):
     "options",
     [
         {},
-        {"method": "gridding"},
+        {"method": "gridding", "iterations": 10, "tolerance": 1e-4},
         {"density": "ramp"},
         {"density": "none", "transform": "gridding"},
         {"transform": "exact"},
@@ -84,33 +85,73 @@ def test_real_scans(tmp_path, name):
     assert normalised_error(np.abs(found[bright]), np.abs(expected[bright])) < 1e-2
 
 
-def test_a_gang_of_one_gpu(tmp_path):
-    import cupy
+def options_with_maps(folder):
+    np.save(folder / "maps.npy", np.random.default_rng(0).normal(size=(18, 20, 20, 20)) + 2)
+    return OPTIONS | {"sensitivities": str(folder / "maps.npy"), "split": "coils"}
 
-    source = write_npz(tmp_path / "a.npz")
-    np.save(tmp_path / "maps.npy", coil_maps(COILS, N).transpose(0, 2, 1))
-    options = OPTIONS | {"sensitivities": str(tmp_path / "maps.npy")}
-    expected, _ = images(source, tmp_path / "cpu.npy", **options)
-    spec = spec_of(source, tmp_path / "out.npy", **options)
-    run_alone(reconstruct_shared, shards_of(spec), spec, cupy.asarray)
-    assert normalised_error(np.load(tmp_path / "out.npy"), expected[0, 0]) < TOLERANCE
+
+def test_coils_a_few_at_a_time(tmp_path):
+    source = volume(tmp_path / "a.npz", 20, 18)
+    found, expected = both(source, tmp_path, **options_with_maps(tmp_path))
+    assert normalised_error(found, expected) < TOLERANCE
+    assert json.loads((tmp_path / "gpu.npy.receipt.json").read_text())["image"]["coil_maps"] == "on the device"
+
+
+@pytest.mark.parametrize("maps", ["of a file", "walsh"])
+def test_coils_from_the_host_make_the_same_bits(tmp_path, monkeypatch, maps):
+    source = volume(tmp_path / "a.npz", 20, 18)
+    options = options_with_maps(tmp_path) | ({} if maps == "of a file" else {"sensitivities": maps})
+    found = []
+    original = mri_volume.placing
+    for left in (18, 17, 8):
+        monkeypatch.setattr(
+            mri_volume, "placing", lambda coils, shape, _, left=left: original(coils, shape, left * 8000 * 8)
+        )
+        image_, receipt = images(source, tmp_path / "gpu.npy", device=open_device("cuda:0"), **options)
+        found.append(image_.view(np.uint32))
+        assert ("streamed from the host" in receipt["image"]["coil_maps"]) == (left < 18)
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_off_resonance_of_a_volume(tmp_path):
+    r = (np.arange(20) - 10) / 20
+    np.save(tmp_path / "field.npy", 100 * np.exp(-(r[:, None, None] ** 2 + r[:, None] ** 2 + r**2) / 0.05))
+    options = options_with_maps(tmp_path) | {"field_map": tmp_path / "field.npy", "dwell": 20.0}
+    found, expected = both(volume(tmp_path / "a.npz", 20, 18), tmp_path, **options)
+    assert normalised_error(found, expected) < TOLERANCE
 
 
 @pytest.mark.multi_gpu
 def test_coils_split_over_gpus(tmp_path):
-    import cupy
-
     from pipeline.cluster.worker_specs import gpu_workers
     from pipeline.cluster.workers import local_workers
     from pipeline.engine.discovery import usable_gpus
 
-    source = volume(tmp_path / "a.npz")
-    maps = np.random.default_rng(0).normal(size=(5, 10, 10, 10)) + 2
-    np.save(tmp_path / "maps.npy", maps)
-    options = OPTIONS | {"sensitivities": str(tmp_path / "maps.npy")}
+    source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path)
     expected, _ = images(source, tmp_path / "cpu.npy", **options)
-    spec = spec_of(source, tmp_path / "out.npy", **options)
+    spec = JobSpec(
+        workload="mri",
+        input=source,
+        output=tmp_path / "out.npy",
+        parameters=workloads()["mri"].Parameters(**options),
+    )
+    run_options = RunOptions(memory_bytes=1 << 30)
     with local_workers(gpu_workers(usable_gpus()[:4])) as workers:
-        result = run_gang(workers, reconstruct_shared, shards_of(spec), spec, cupy.asarray)
-    assert len(result.ranks) >= 2
+        receipt = run_job(plan_job(spec, workers, run_options), run_options, stream=workers.stream)
+    assert receipt["image"]["split"].startswith("18 channels over ")
+    assert normalised_error(np.load(tmp_path / "out.npy"), expected[0]) < TOLERANCE
+
+
+@pytest.mark.multi_gpu
+def test_a_gpu_worker_killed_on_the_way_is_made_up_for(tmp_path):
+    source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path) | {"iterations": 200}
+    expected, _ = images(source, tmp_path / "cpu.npy", **options)
+    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    with running("run", "mri", source, "out.npy", *flags, "--device", "all", "--json", cwd=tmp_path) as process:
+        wait_until((tmp_path / "out.npy.partial").exists, "the output")
+        kill_9(worker_processes(process)[1])
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert "ranks" in json.loads(out)["image"]["split"]
     assert normalised_error(np.load(tmp_path / "out.npy"), expected[0]) < TOLERANCE

@@ -13,10 +13,10 @@ from kernels.sense import (
     Segments,
     centre_images,
     cg_sense,
+    coil_groups,
     conjugate_gradient,
     density,
     gridded,
-    reconstruction,
     sense_normal,
     sensitivities,
     toeplitz_normal,
@@ -159,7 +159,7 @@ def test_coils_in_groups_are_all_coils(setting, monkeypatch):
     picture, values = random_complex((n, n), 6), random_complex((len(maps), len(points)), 7)
     transform = Nufft(points, (n, n), eps=1e-5)
     whole = gridded(transform, values, maps, weights), sense_normal(transform, maps, weights)(picture)
-    monkeypatch.setattr(reconstruction, "_GROUP_VALUES", 2 * n * n)
+    monkeypatch.setattr(coil_groups, "GROUP_VALUES", 2 * n * n)
     parts = gridded(transform, values, maps, weights), sense_normal(transform, maps, weights)(picture)
     for one, other in zip(whole, parts, strict=True):
         assert normalised_error(other, one) < 1e-5

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.cluster.segments import ClusterJob, WorkerDevice
+from pipeline.cluster.shares import Shares
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.engine.stages import StageRecord
 from pipeline.workloads import JobSpec, workloads
-from tests.kernels.sense.phantom import radial, samples
+from tests.kernels.sense.phantom import definition, radial, samples
 from tests.pipeline.formats.raw_mri import readouts, write_ismrmrd, xml
 
 N, COILS, SPOKES = 32, 4, 40
@@ -61,4 +64,46 @@ def images(source, output, **options):
     planned, run_options = job(source, output, **options)
     shape = planned.workload.header.shape
     receipt = run_job(planned, run_options)
+    return np.load(output).reshape(shape), receipt
+
+
+def volume(path, n=10, coils=5):
+    """A blob of three dimensions; `maps` beside it."""
+    rng = np.random.default_rng(1)
+    points = rng.uniform(-n / 2, n / 2, (40, 60, 3))
+    r = (np.arange(n) - n // 2) / n
+    blob = np.exp(-((r[:, None, None] / 0.2) ** 2) - (r[:, None] / 0.3) ** 2 - ((r - 0.1) / 0.25) ** 2)
+    maps = np.stack([np.exp(1j * c * r)[:, None, None] * (1 + r * c / 4)[:, None] + 0 * blob for c in range(coils)])
+    kspace = definition(maps * blob, points.reshape(-1, 3)).reshape(coils, 40, 60)
+    return write_npz(path, kspace.astype(np.complex64), points, matrix=[n, n, n])
+
+
+class Streamed:
+    """A stream over the workers of a cluster, or a stand-in for them."""
+
+    def __init__(self, workers, ranks):
+        self.workers, self.ranks = workers, ranks
+        self.shares = None
+
+    def __call__(self, planned, plan, ledger, events):
+        if not ledger.exists:
+            ledger.create()
+        cluster_job = ClusterJob(
+            name=f"mri-{id(self)}", spec=planned.spec, cut=planned.cut,
+            held_bytes=planned.workload.hold_at_most(planned.cut.budget_bytes),
+            ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
+        )  # fmt: skip
+        self.shares = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=64 << 20)
+        assert self.shares.are_better
+        record = StageRecord()
+        with record.timed():
+            self.shares.stream(plan, ledger, events, record)
+        return record
+
+
+def shared_images(source, output, workers, ranks, **parameters):
+    """As `images`, the coils split over the workers."""
+    planned, options = job(source, output, **{"split": "coils"} | parameters)
+    shape = planned.workload.header.shape
+    receipt = run_job(planned, options, stream=Streamed(workers, ranks))
     return np.load(output).reshape(shape), receipt

@@ -15,6 +15,10 @@ from tests.pipeline.formats.raw_mri import acquisition, readouts, write_cfl, wri
 from tests.pipeline.workloads.mri_jobs import COILS, SPOKES, N, scan, write_h5, write_npz
 
 UNITS = ("--traj-units", "cycles/pixel")
+UNITS_TOLD = (
+    "<trajectoryDescription><identifier>radial</identifier><userParameterString><name>units</name><value>{}</value>"
+    "</userParameterString></trajectoryDescription>"
+)
 
 
 @pytest.fixture
@@ -48,6 +52,17 @@ def test_images_a_receipt_and_a_preview(folder, mri, name):
     assert names_in(folder) == sorted(["in.h5", name, *pair, f"{name}.receipt.json", "small.png"])
 
 
+def test_units_that_the_header_tells_need_no_option(folder, mri):
+    write_ismrmrd(
+        folder / "in.h5",
+        xml((N, N, 1), (160.0, 160.0, 5.0)).replace("</encoding>", UNITS_TOLD.format("cycles/pixel") + "</encoding>"),
+        readouts(scan()[0], scan()[1] / N),
+    )
+    assert mri("in.h5", "out.npy", "--method", "gridding", "--quiet") == (0, "", "")
+    receipt = json.loads((folder / "out.npy.receipt.json").read_text())
+    assert receipt["image"]["traj_units"] == "cycles/pixel"
+
+
 def test_complex_values(folder, mri):
     for values, kind in (("complex", np.complex64), ("magnitude", np.float32)):
         assert mri("in.h5", f"{values}.npy", *UNITS, "--output-values", values, "--quiet") == (0, "", "")
@@ -79,6 +94,8 @@ MISTAKES = [
     (("in.h5", "out.nii", "--traj-units", "cycles/fov"), "suggests --traj-units cycles/pixel"),
     (("in.h5", "out.nii", "--traj-units", "radians/pixel"), "suggests --traj-units cycles/pixel"),
     (("fov.npz", "out.nii", *UNITS), "suggests --traj-units cycles/fov"),
+    (("told.h5", "out.nii", "--traj-units", "cycles/fov"), "told.h5 defines its own, cycles/pixel: leave it out"),
+    (("odd.h5", "out.nii"), "odd.h5: its XML header has '1/m' as the trajectory's units; cycles/pixel, cycles/fov,"),
     (("k.cfl", "out.nii", "--trajectory", "t.cfl", *UNITS), "defines its own, cycles/fov: leave it out"),
     (
         ("in.h5", "out.nii", *UNITS, "--matrix", "16"),
@@ -94,6 +111,14 @@ MISTAKES = [
     (("in.h5", "out.nii", *UNITS, "--frames", "41"), "--frames 41: an image of in.h5 has 40 readouts"),
     (("in.h5", "out.nii", *UNITS, "--frames", "0"), "--frames"),
     (("in.h5", "out.nii", *UNITS, "--frame-step", "5"), "--frame-step is the way from frame to frame"),
+    (
+        ("in.h5", "out.nii", *UNITS, "--method", "gridding", "--iterations", "5"),
+        "--iterations belongs to --method cg-sense",
+    ),
+    (
+        ("in.h5", "out.nii", *UNITS, "--method", "gridding", "--tolerance", "0"),
+        "--tolerance belongs to --method cg-sense",
+    ),
     (("in.h5", "out.nii", *UNITS, "--method", "fft"), "'fft' is not one of"),
     (("in.h5", "out.nii", *UNITS, "--iterations", "0"), "--iterations"),
     (("in.h5", "out.nii", *UNITS, "--lamda", "-1"), "--lamda"),
@@ -113,6 +138,10 @@ MISTAKES = [
     (("one.npz", "out.nii", "--sensitivities", "nan.npy"), "nan.npy: slice 0 holds values that are not finite"),
     (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
+    (
+        ("one.npz", "out.nii", "--sensitivities", "maps.npy", "--calibration", "16"),
+        "--calibration belongs to --sensitivities walsh or espirit",
+    ),
     (("outer.npz", "out.nii", "--calibration", "16"), "--calibration 16: outer.npz: no sample lies within 8 cycles"),
     (("one.npz", "out.nii", "--field-map", "maps.npy"), "maps.npy: has the shape (4, 32, 32); (slice, [z,] y, x)"),
     (("one.npz", "out.nii", "--field-map", "plane.npy"), "--dwell: one.npz does not state the time between samples"),
@@ -164,6 +193,9 @@ def mistaken_files(tmp_path_factory):
     damaged[2, 7, 3] = np.nan
     write_npz(folder / "nan.npz", damaged, points)
     header = xml((N, N, 1), (160.0, 160.0, 5.0))
+    for name, units in (("told", "cycles/pixel"), ("odd", "1/m")):
+        told = header.replace("</encoding>", UNITS_TOLD.format(units) + "</encoding>")
+        write_ismrmrd(folder / f"{name}.h5", told, readouts(kspace, points / N))
     write_ismrmrd(folder / "nan.h5", header, readouts(damaged, points / N))
     write_ismrmrd(folder / "untold.h5", header, [acquisition(kspace[:, n], None) for n in range(SPOKES)])
     mixed = [acquisition(kspace[: COILS - n % 2, n], points[n] / N) for n in range(SPOKES)]
