@@ -2,8 +2,7 @@
 
 An operation's kernels live in `kernels/<operation>/<operation>.cu`; headers that several share in `kernels/include`.
 A kernel is named by a C++ expression (`box_separable<unsigned char, unsigned, unsigned char>`), so that each template
-is instantiated when it is first asked for. Binaries are kept on disk, in `MILLRACE_CACHE_DIR` or the user's cache
-folder, under a hash of everything that went into them; a cache that cannot be read or written only costs time.
+is instantiated when it is first asked for. Binaries are kept on disk: kernels/binaries.py.
 
 KernelError(RuntimeError)
 ├── KernelCompileError    NVRTC refused the source, or is not there; carries the compiler's log
@@ -13,23 +12,18 @@ KernelError(RuntimeError)
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
-import os
-import re
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from kernels.cache import cache_folder
+from kernels import binaries
+from kernels.binaries import Binary
 
 __all__ = [
-    "Compiled",
     "Kernel",
     "KernelCompileError",
     "KernelError",
@@ -37,28 +31,22 @@ __all__ = [
     "Launch",
     "Repeat",
     "compile_for",
+    "entries",
+    "kept",
     "kernel",
     "multiprocessors",
     "observe",
+    "on_stream",
     "record",
     "shared_bytes_a_block",
 ]
 
-FOLDER = Path(__file__).parent
-INCLUDE = FOLDER / "include"
 # NVRTC before 13.5 takes a lambda without the second for a host function.
 LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 # A launch may use this much shared memory without asking; more has to be granted to the kernel first.
 SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
-
-_INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-_RESOURCES = re.compile(
-    r"Function properties for (\S+)\n\D*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-    r".*?Used (\d+) registers",
-    re.DOTALL,
-)
 
 
 class KernelError(RuntimeError):
@@ -75,17 +63,6 @@ class KernelCompileError(KernelError):
 
 class KernelLaunchError(KernelError):
     """The driver refused to load or launch a kernel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """One entry of an operation, compiled for one architecture."""
-
-    expression: str
-    lowered: str  # the mangled name under which the binary holds it
-    registers: int | None  # a thread; None where the compiler's report could not be read
-    stack_bytes: int | None
-    spill_bytes: int | None
 
 
 class Kernel:
@@ -132,7 +109,7 @@ class _Prepared:
         self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int
     ) -> None:
         self.kernel = kernel
-        self.pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._values = values
         self._sizes = (*(*grid, 1, 1, 1)[:3], *(*block, 1, 1, 1)[:3], shared_bytes)
 
@@ -225,6 +202,20 @@ def record(run: Callable[[], None], arrays: Sequence[Any]) -> Repeat | None:
         _recording.launches = None
 
 
+@contextmanager
+def on_stream(array: Any, stream: Any = None) -> Iterator[Any]:
+    """Makes current the device of a CuPy array, and on it a stream: the one given, or else CuPy's current one there.
+
+    Yields the stream: what is launched on it, and what CuPy does meanwhile, is done in order.
+    """
+    import cupy
+
+    with array.device:
+        stream = cupy.cuda.get_current_stream() if stream is None else stream
+        with stream:
+            yield stream
+
+
 def kernel(operation: str, expression: str) -> Kernel:
     """The kernel that a C++ expression names, compiled and loaded for the current device. Safe from any thread.
 
@@ -242,31 +233,51 @@ def kernel(operation: str, expression: str) -> Kernel:
     return found
 
 
-def compile_for(operation: str, architecture: str, *, quick: bool = False) -> list[Compiled]:
-    """Compiles every entry of every VARIANTS of an operation for an architecture such as "sm_90". Needs no GPU.
-
-    quick : leaves most optimisations out, for a fifth of the time; the report of registers may then be missing
-
-    Raises KernelCompileError with the compiler's log, also where an entry names no kernel in the source.
-    """
+def entries(operation: str) -> tuple[str, ...]:
+    """The C++ expressions of every kernel of every VARIANTS of an operation."""
     variants = import_module(f"kernels.{operation}.cuda").VARIANTS
-    expressions = tuple(dict.fromkeys(entry for variant in variants.values() for entry in variant.entries))
-    # Split: on all cores at once.
-    options = ("--ptxas-options=-v", "--split-compile=0", *(("--Ofast-compile=max",) if quick else ()))
-    binary = _compile(operation, expressions, architecture, extra_options=options)
-    resources = {found[0]: tuple(int(n) for n in found[1:]) for found in _RESOURCES.findall(binary.log)}
-    compiled = []
-    for expression, lowered in binary.lowered.items():
-        if lowered.encode() not in binary.code:
-            raise KernelCompileError(f"{operation}: {expression} compiled to nothing for {architecture}", binary.log)
-        stack, stores, loads, registers = resources.get(lowered, (None, None, None, None))
-        spilled = None if stores is None or loads is None else stores + loads
-        compiled.append(
-            Compiled(
-                expression=expression, lowered=lowered, registers=registers, stack_bytes=stack, spill_bytes=spilled
-            )
-        )
-    return compiled
+    return tuple(dict.fromkeys(entry for variant in variants.values() for entry in variant.entries))
+
+
+def compile_for(
+    operation: str, architecture: str, expressions: Iterable[str] | None = None, options: Iterable[str] = ()
+) -> Binary:
+    """Compiles kernels of an operation, by default all, for an architecture such as "sm_90". Needs no GPU.
+
+    options : for NVRTC, beside the operation's own
+
+    Raises KernelCompileError with the compiler's log, also where an expression names no kernel in the source.
+    """
+    nvrtc = _nvrtc()
+    path = binaries.source_path(operation)
+    wanted = entries(operation) if expressions is None else tuple(expressions)
+    folders = (f"-I{binaries.INCLUDE}", f"-I{path.parent}")
+    program = nvrtc.createProgram(path.read_text(), path.name, (), ())
+    try:
+        for expression in wanted:
+            nvrtc.addNameExpression(program, expression)
+        nvrtc.compileProgram(program, (*_options(operation), f"-arch={architecture}", *folders, *options))
+        lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in wanted}
+        code = nvrtc.getCUBIN(program) if architecture.startswith("sm_") else nvrtc.getPTX(program)
+        return Binary(code=bytes(code), lowered=lowered, log=nvrtc.getProgramLog(program))
+    except nvrtc.NVRTCError as exc:
+        log = nvrtc.getProgramLog(program)
+        raise KernelCompileError(f"{path.name} does not compile for {architecture}: {exc}", log) from exc
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def kept(operation: str, expression: str, architecture: str) -> Binary:
+    """One kernel's binary from the disk; compiled, and put there, where it is not yet. Needs no GPU.
+
+    Raises KernelCompileError.
+    """
+    key = binaries.key(operation, (*_options(operation), architecture, str(_nvrtc().getVersion()), expression))
+    binary = binaries.read(key)
+    if binary is None:
+        binary = compile_for(operation, architecture, (expression,))
+        binaries.write(key, binary)
+    return binary
 
 
 def multiprocessors() -> int:
@@ -284,13 +295,6 @@ def _attribute(attribute: int, device: int) -> int:
     return int(_runtime().deviceGetAttribute(attribute, device))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Binary:
-    code: bytes  # a cubin, or PTX for a device newer than this NVRTC
-    lowered: dict[str, str]
-    log: str
-
-
 class _Recording(threading.local):
     launches: list[tuple[_Prepared, tuple[Any, ...]]] | None = None
     observed: list[Launch] | None = None
@@ -301,23 +305,25 @@ _loading = threading.RLock()
 _loaded: dict[tuple[int, str, str], Kernel] = {}
 
 
+_BY_VALUE = (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)
+
+
 def _value(position: int, arg: Any) -> Any:
-    if isinstance(arg, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
+    if isinstance(arg, _BY_VALUE):
         return arg
-    if hasattr(arg, "__cuda_array_interface__"):
-        return ctypes.c_void_p(arg.data.ptr)
-    raise TypeError(f"argument {position} of a kernel must be a CuPy array or a ctypes value; got {type(arg).__name__}")
+    # Not asked for as __cuda_array_interface__, which is made anew each time.
+    pointer = getattr(getattr(arg, "data", None), "ptr", None)
+    if pointer is None:
+        kind = type(arg).__name__
+        raise TypeError(f"argument {position} of a kernel must be a CuPy array or a ctypes value; got {kind}")
+    return ctypes.c_void_p(pointer)
 
 
 def _load(device: int, operation: str, expression: str) -> Kernel:
     driver, runtime = _driver(), _runtime()
     major, minor = _attribute(75, device), _attribute(76, device)  # cudaDevAttrComputeCapabilityMajor, Minor
     architecture = _newest_supported(major * 10 + minor)
-    key = _cache_key(operation, (expression,), architecture)
-    binary = _read_cached(key)
-    if binary is None:
-        binary = _compile(operation, (expression,), architecture)
-        _write_cached(key, binary)
+    binary = kept(operation, expression, architecture)
     try:
         runtime.setDevice(device)
         module = driver.moduleLoadData(binary.code)
@@ -334,83 +340,9 @@ def _newest_supported(capability: int) -> str:
     return f"compute_{max((arch for arch in supported if arch < capability), default=min(supported))}"
 
 
-def _compile(
-    operation: str, expressions: Iterable[str], architecture: str, extra_options: tuple[str, ...] = ()
-) -> _Binary:
-    nvrtc = _nvrtc()
-    path = _source_path(operation)
-    options = (*_options(operation), f"-arch={architecture}", f"-I{INCLUDE}", f"-I{path.parent}", *extra_options)
-    program = nvrtc.createProgram(path.read_text(), path.name, (), ())
-    try:
-        for expression in expressions:
-            nvrtc.addNameExpression(program, expression)
-        nvrtc.compileProgram(program, options)
-        lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
-        code = nvrtc.getCUBIN(program) if architecture.startswith("sm_") else nvrtc.getPTX(program)
-        return _Binary(code=bytes(code), lowered=lowered, log=nvrtc.getProgramLog(program))
-    except nvrtc.NVRTCError as exc:
-        log = nvrtc.getProgramLog(program)
-        raise KernelCompileError(f"{path.name} does not compile for {architecture}: {exc}", log) from exc
-    finally:
-        nvrtc.destroyProgram(program)
-
-
-def _source_path(operation: str) -> Path:
-    return FOLDER / operation / f"{operation}.cu"
-
-
 @cache
 def _options(operation: str) -> tuple[str, ...]:
     return (*LANGUAGE, *import_module(f"kernels.{operation}.cuda").OPTIONS)
-
-
-def _cache_key(operation: str, expressions: tuple[str, ...], architecture: str) -> str:
-    digest = hashlib.sha256()
-    for part in (*_options(operation), architecture, str(_nvrtc().getVersion()), *expressions):
-        digest.update(part.encode() + b"\0")
-    for path in _source_files(_source_path(operation)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-@cache
-def _source_files(source: Path) -> tuple[Path, ...]:
-    """The source and every header it includes, directly or not, in the order met."""
-    found: dict[Path, None] = {source: None}
-    waiting = [source]
-    while waiting:
-        for name in _INCLUDED.findall(waiting.pop().read_text()):
-            for folder in (source.parent, INCLUDE):
-                header = folder / name
-                if header.is_file() and header not in found:
-                    found[header] = None
-                    waiting.append(header)
-    return tuple(found)
-
-
-def _read_cached(key: str) -> _Binary | None:
-    """None where there is nothing, or where what is there is not what was written."""
-    try:
-        head, _, code = (cache_folder("cuda") / key).read_bytes().partition(b"\n")
-        written = json.loads(head)
-        if hashlib.sha256(code).hexdigest() != written["sha256"]:
-            return None
-        return _Binary(code=code, lowered=dict(written["lowered"]), log="")
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write_cached(key: str, binary: _Binary) -> None:
-    head = json.dumps({"sha256": hashlib.sha256(binary.code).hexdigest(), "lowered": binary.lowered})
-    folder = cache_folder("cuda")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{key[:16]}-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(head.encode() + b"\n" + binary.code)
-        Path(temporary).replace(folder / key)
-    except OSError:
-        return  # a read-only home costs a compilation a process, nothing more
 
 
 def _nvrtc() -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.bfs.cpu import ALPHA, BETA
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel, multiprocessors
+from kernels.launch import kernel, multiprocessors, on_stream
 from kernels.sort.cuda import sort
 
 OPTIONS = ()
@@ -82,21 +82,19 @@ def levels(
     """
     import cupy
 
-    with offsets.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            if int(offsets[-1:].get(stream=stream)[0]) != columns.size:
-                raise ValueError(f"offsets must rise from 0 to the number of columns, {columns.size}")
-            out = cupy.empty(len(offsets) - 1, np.int32) if out is None else out
-            task = Task(
-                offsets=cupy.ascontiguousarray(offsets, np.int64),
-                columns=cupy.ascontiguousarray(columns),
-                source=source,
-                symmetric=symmetric,
-                out=out,
-                stream=stream,
-            )
-            VARIANTS[PRODUCTION if variant is None else variant].run(task)
+    with on_stream(offsets, stream) as current:
+        if int(offsets[-1:].get(stream=current)[0]) != columns.size:
+            raise ValueError(f"offsets must rise from 0 to the number of columns, {columns.size}")
+        out = cupy.empty(len(offsets) - 1, np.int32) if out is None else out
+        task = Task(
+            offsets=cupy.ascontiguousarray(offsets, np.int64),
+            columns=cupy.ascontiguousarray(columns),
+            source=source,
+            symmetric=symmetric,
+            out=out,
+            stream=current,
+        )
+        VARIANTS[PRODUCTION if variant is None else variant].run(task)
     return out
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
+from kernels.limits.cuda import torch_stream
 
 OPTIONS: tuple[str, ...] = ()
 
@@ -99,7 +100,7 @@ def layer(
     """A layer's maps of CuPy arrays; see kernels.convolution. `variant`: a name in VARIANTS; default the fastest."""
     import cupy
 
-    with images.device, stream or cupy.cuda.get_current_stream():
+    with on_stream(images, stream):
         filters = cupy.ascontiguousarray(filters, np.float32)
     return _computed(images, filters, out, shape, stream, variant)
 
@@ -117,17 +118,15 @@ def production(operation: str) -> str:
 def _computed(samples: Any, mask: Any, out: Any, shape: tuple[int, ...], stream: Any, variant: str | None) -> Any:
     import cupy
 
-    with samples.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            samples = cupy.ascontiguousarray(samples, np.float32)
-            out = cupy.empty(shape, cupy.float32) if out is None else out
-            task = Task(samples=samples, mask=mask, out=out, stream=stream)
-            name = variant or production(task.operation)
-            if not applies(name, task.operation):
-                raise ValueError(f"variant {name!r} cannot compute what is asked for: {task.operation}")
-            if out.size:
-                VARIANTS[name].run(task)
+    with on_stream(samples, stream) as current:
+        samples = cupy.ascontiguousarray(samples, np.float32)
+        out = cupy.empty(shape, cupy.float32) if out is None else out
+        task = Task(samples=samples, mask=mask, out=out, stream=current)
+        name = variant or production(task.operation)
+        if not applies(name, task.operation):
+            raise ValueError(f"variant {name!r} cannot compute what is asked for: {task.operation}")
+        if out.size:
+            VARIANTS[name].run(task)
     return out
 
 
@@ -366,15 +365,11 @@ def _prepared_layer(variant: str, shape: tuple[int, ...]) -> Callable[[], Any]:
 
 def _cudnn() -> Callable[[], Any]:
     """In float32: PyTorch would allow itself TF32."""
-    import cupy
-
     torch = import_module("torch")
     images, filters = (torch.as_tensor(array, device="cuda") for array in _layer_arrays())
 
     def run() -> Any:
-        handle = cupy.cuda.get_current_stream().ptr
-        stream = torch.cuda.ExternalStream(handle) if handle else torch.cuda.default_stream()
-        with torch.cuda.stream(stream), torch.backends.cudnn.flags(allow_tf32=False, benchmark=True):
+        with torch.cuda.stream(torch_stream()), torch.backends.cudnn.flags(allow_tf32=False, benchmark=True):
             return torch.nn.functional.conv2d(images, filters)
 
     return run

@@ -3,11 +3,8 @@ Numba-compiled code. Each point is summed in one block, in an order that only th
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
+from kernels.threads import for_each
 
 Array = NDArray[Any]
 
@@ -113,7 +111,7 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
         sums, squares = np.empty(points, np.float32), np.empty(pitch, np.float32)
         cutoff_block(kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale)
 
-    _for_each(compute, _blocks(grid, CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
+    for_each(compute, _blocks(grid, CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
 
 
 def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) -> None:
@@ -126,7 +124,7 @@ def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) 
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
         direct_block(kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale)
 
-    _for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers), workers)
+    for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers), workers)
 
 
 def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Array, workers: int) -> None:
@@ -135,7 +133,7 @@ def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Ar
     positions, _, _ = image_positions(from_origin(atoms, grid), cell, multiples, low, high)
     steps, first = np.array(grid.spacing), np.array(grid.first)
     planes = [(i, min(i + 16, grid.shape[0])) for i in range(0, grid.shape[0], 16)]
-    _for_each(lambda part: exclude(positions, radius, steps, first, out, *part), planes, workers)
+    for_each(lambda part: exclude(positions, radius, steps, first, out, *part), planes, workers)
 
 
 def _points(block: Block) -> tuple[int, int]:
@@ -159,29 +157,3 @@ def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int) -> lis
 def _count(grid: Grid, wide: int, deep: int, points: int) -> int:
     nx, ny, nz = grid.shape
     return -(-nx // wide) * -(-ny // deep) * -(-nz // points)
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="coulomb")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
-
-
-def _for_each(compute: Callable[[Any], None], parts: Iterable[Any], workers: int) -> None:
-    parts = list(parts)
-    remaining = iter(parts)  # shared: each thread takes the next part
-
-    def work() -> None:
-        for part in remaining:
-            compute(part)
-
-    others = [_threads().submit(work) for _ in range(min(workers, len(parts)) - 1)]
-    try:
-        work()
-    finally:
-        started = [other for other in others if not other.cancel()]  # nothing is left for those who come late
-        wait(started)
-    for other in started:
-        other.result()

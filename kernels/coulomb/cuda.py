@@ -25,7 +25,7 @@ from kernels.coulomb.structs import (
     points_struct,
 )
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 
 # What an atom's cell is must come out the same in every kernel: nothing is contracted that does not say so.
 OPTIONS = ("--fmad=false",)
@@ -85,19 +85,17 @@ def potential(
     import cupy
 
     found = _chosen(variant, scheme)
-    with atoms.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            atoms = cupy.ascontiguousarray(atoms, np.dtype(atoms.dtype).newbyteorder("="))
-            if out is None:
-                out = cupy.empty(grid.shape, cupy.float32)
-            if len(atoms) == 0:
-                out.fill(0)
-                return out
-            task = Task(atoms=atoms, grid=grid, scheme=scheme, cell=cell, out=out, stream=stream)
-            found.run(task)
-            if scheme.exclude_radius_angstrom > 0:
-                _exclude(task)
+    with on_stream(atoms, stream) as current:
+        atoms = cupy.ascontiguousarray(atoms, np.dtype(atoms.dtype).newbyteorder("="))
+        if out is None:
+            out = cupy.empty(grid.shape, cupy.float32)
+        if len(atoms) == 0:
+            out.fill(0)
+            return out
+        task = Task(atoms=atoms, grid=grid, scheme=scheme, cell=cell, out=out, stream=current)
+        found.run(task)
+        if scheme.exclude_radius_angstrom > 0:
+            _exclude(task)
     return out
 
 

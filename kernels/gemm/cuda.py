@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
+from kernels.limits.cuda import torch_stream
 
 OPTIONS: tuple[str, ...] = ()
 
@@ -78,14 +79,12 @@ def _computed(a: Any, b: Any, out: Any, shape: tuple[int, int], stream: Any, var
     operation = "gram" if b is None else "gemm"
     if not applies(variant, operation):
         raise ValueError(f"variant {variant!r} does not compute {operation}")
-    with a.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            a = cupy.ascontiguousarray(a, np.float32)
-            b = b if b is None else cupy.ascontiguousarray(b, np.float32)
-            out = cupy.empty(shape, cupy.float32) if out is None else out
-            if out.size:
-                VARIANTS[variant].run(Task(a=a, b=b, out=out, stream=stream))
+    with on_stream(a, stream) as current:
+        a = cupy.ascontiguousarray(a, np.float32)
+        b = b if b is None else cupy.ascontiguousarray(b, np.float32)
+        out = cupy.empty(shape, cupy.float32) if out is None else out
+        if out.size:
+            VARIANTS[variant].run(Task(a=a, b=b, out=out, stream=current))
     return out
 
 
@@ -231,8 +230,6 @@ def _libraries(edge: int) -> Mapping[str, Callable[[], Any]]:
 
 
 def _with_torch(edge: int) -> Callable[[], Any]:
-    import cupy
-
     torch = import_module("torch")
     a, b, out = (torch.as_tensor(matrix, device="cuda") for matrix in _matrices(edge))
 
@@ -240,9 +237,7 @@ def _with_torch(edge: int) -> Callable[[], Any]:
         allowed = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = True
         try:
-            handle = cupy.cuda.get_current_stream().ptr
-            stream = torch.cuda.ExternalStream(handle) if handle else torch.cuda.default_stream()
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(torch_stream()):
                 return torch.matmul(a, b, out=out)
         finally:
             torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.histogram import INTEGER_BINS
 from kernels.histogram.bounds import rounded_edges
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.launch import kernel, multiprocessors, on_stream, shared_bytes_a_block
 from kernels.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
@@ -90,19 +90,17 @@ def histogram(
     """
     import cupy
 
-    with values.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            counts = cupy.zeros((channels, bins), cupy.uint64)
-            task = Task(
-                values=_in_turn(values, channel_axis), channels=channels, bins=bins, edges=edges, counts=counts,
-                stream=stream,
-            )  # fmt: skip
-            name = _production(task) if variant is None else variant
-            if not _APPLIES[name](task):
-                raise ValueError(f"variant {name!r} cannot count {channels} channels of {values.dtype}")
-            if values.size:
-                VARIANTS[name].run(task)
+    with on_stream(values, stream) as current:
+        counts = cupy.zeros((channels, bins), cupy.uint64)
+        task = Task(
+            values=_in_turn(values, channel_axis), channels=channels, bins=bins, edges=edges, counts=counts,
+            stream=current,
+        )  # fmt: skip
+        name = _production(task) if variant is None else variant
+        if not _APPLIES[name](task):
+            raise ValueError(f"variant {name!r} cannot count {channels} channels of {values.dtype}")
+        if values.size:
+            VARIANTS[name].run(task)
     return counts.view(cupy.int64)
 
 

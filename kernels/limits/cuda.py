@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +38,15 @@ class Task:
 def chained() -> int:
     """Operations of one launch of multiply_add or inverse_root."""
     return BLOCKS_A_MULTIPROCESSOR * multiprocessors() * THREADS * CHAINS * ROUNDS
+
+
+def torch_stream() -> Any:
+    """CuPy's current stream as PyTorch's, for what ladders measure beside their own."""
+    import cupy
+
+    torch = import_module("torch")
+    handle = cupy.cuda.get_current_stream().ptr
+    return torch.cuda.ExternalStream(handle) if handle else torch.cuda.default_stream()
 
 
 def random_values(count: int, dtype: Any, *, seed: int = 1) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 from kernels.sort.cuda import sorted_places
 
 OPTIONS = ("--fmad=false",)  # the CPU's codes
@@ -76,17 +76,15 @@ def build(
     """
     import cupy
 
-    with points.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            points = cupy.ascontiguousarray(points, points.dtype.newbyteorder("="))
-            box = _bounds(points, stream) if box is None else box
-            task = Task(points=points, box=box, max_depth=max_depth, leaf_limit=leaf_limit, stream=stream)
-            if len(points) == 0:
-                task.order = cupy.empty(0, np.int32)
-                task.make_room(1)
-            else:
-                VARIANTS[PRODUCTION if variant is None else variant].run(task)
+    with on_stream(points, stream) as current:
+        points = cupy.ascontiguousarray(points, points.dtype.newbyteorder("="))
+        box = _bounds(points, current) if box is None else box
+        task = Task(points=points, box=box, max_depth=max_depth, leaf_limit=leaf_limit, stream=current)
+        if len(points) == 0:
+            task.order = cupy.empty(0, np.int32)
+            task.make_room(1)
+        else:
+            VARIANTS[PRODUCTION if variant is None else variant].run(task)
     return {"order": task.order, "box": box, **task.nodes}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel, multiprocessors
+from kernels.launch import kernel, multiprocessors, on_stream
 from kernels.limits.cuda import random_values
 from kernels.reduce.tree import ROWS, THREADS, columns_of
 
@@ -52,15 +52,13 @@ def reduced(operation: str, values: Any, ddof: int, *, stream: Any = None, varia
 
     if variant not in (None, PRODUCTION) and (operation != "total" or values.dtype.name not in CLASSIC_TYPES):
         raise ValueError(f"variant {variant!r} cannot compute {operation} of {values.dtype}")
-    with values.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            flat = cupy.ascontiguousarray(values).reshape(-1)
-            if flat.size == 0:
-                return cupy.zeros((), sum_dtype(values.dtype))
-            task = Task(operation=operation, values=flat, stream=stream, states=[])
-            VARIANTS[variant or PRODUCTION].run(task)
-            return _finished(task, ddof)
+    with on_stream(values, stream) as current:
+        flat = cupy.ascontiguousarray(values).reshape(-1)
+        if flat.size == 0:
+            return cupy.zeros((), sum_dtype(values.dtype))
+        task = Task(operation=operation, values=flat, stream=current, states=[])
+        VARIANTS[variant or PRODUCTION].run(task)
+        return _finished(task, ddof)
 
 
 def sum_dtype(dtype: Any) -> np.dtype[Any]:

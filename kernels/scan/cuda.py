@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 from kernels.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
@@ -84,17 +84,15 @@ def scanned(
 
     if variant not in (None, PRODUCTION) and (C_TYPES[values.dtype.name] not in CLASSIC_TYPES or heads is not None):
         raise ValueError(f"variant {variant!r} cannot scan {'segments of ' * (heads is not None)}{values.dtype}")
-    with values.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            source = cupy.ascontiguousarray(values, values.dtype.newbyteorder("="))
-            if out is None:
-                out = cupy.empty_like(source)
-            if source.size == 0:
-                return out
-            heads = None if heads is None else cupy.ascontiguousarray(heads).view(cupy.uint8)
-            task = Task(values=source, heads=heads, exclusive=exclusive, out=out, stream=stream)
-            VARIANTS[variant or PRODUCTION].run(task)
+    with on_stream(values, stream) as current:
+        source = cupy.ascontiguousarray(values, values.dtype.newbyteorder("="))
+        if out is None:
+            out = cupy.empty_like(source)
+        if source.size == 0:
+            return out
+        heads = None if heads is None else cupy.ascontiguousarray(heads).view(cupy.uint8)
+        task = Task(values=source, heads=heads, exclusive=exclusive, out=out, stream=current)
+        VARIANTS[variant or PRODUCTION].run(task)
     return out
 
 

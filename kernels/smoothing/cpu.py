@@ -13,7 +13,6 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from kernels.smoothing import cpu_float, cpu_integer_box
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu_rows import Axis, Tile, row_pitch
 from kernels.smoothing.window import Window
+from kernels.threads import for_each
 
 Array = NDArray[Any]
 
@@ -215,7 +215,7 @@ def _compute(
         scratch = _scratch(scratch_samples, method.precision)
         method.tile(flat_source, outside, flat_target, scratch, pitch, rows, columns, channels, tile, *parameters)
 
-    _for_each(compute, tiles, workers)
+    for_each(compute, tiles, workers)
 
 
 def _tiles(method: Method, sweep: Sweep, workers: int) -> list[Tile]:
@@ -270,28 +270,3 @@ def _scratch(samples: int, dtype: Any) -> Array:
         if needed_bytes <= MAX_KEPT_SCRATCH_BYTES:
             _this_thread.scratch = kept
     return kept[:needed_bytes].view(dtype)
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="smoothing")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
-
-
-def _for_each(compute: Callable[[Tile], None], tiles: list[Tile], workers: int) -> None:
-    remaining = iter(tiles)  # shared: each thread takes the next tile
-
-    def work() -> None:
-        for tile in remaining:
-            compute(tile)
-
-    others = [_threads().submit(work) for _ in range(min(workers, len(tiles)) - 1)]
-    try:
-        work()
-    finally:
-        started = [other for other in others if not other.cancel()]  # nothing is left for those who come late
-        wait(started)
-    for other in started:
-        other.result()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 from kernels.sort import passes
 
 OPTIONS = ()
@@ -66,16 +66,14 @@ def sort(keys: Any, values: Any = None, *, stream: Any = None, variant: str | No
     places are sorted, and the values taken from there."""
     import cupy
 
-    with keys.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            if values is None:
-                return _sorted(keys, None, None, variant, stream)
-            values = cupy.ascontiguousarray(values, values.dtype.newbyteorder("="))
-            carried = values.dtype.itemsize == VALUE_BYTES
-            moved = cupy.empty(values.shape, values.dtype if carried else np.uint32)
-            ordered = _sorted(keys, _unsigned(values) if carried else None, _unsigned(moved), variant, stream)
-            return ordered, moved if carried else values[moved]
+    with on_stream(keys, stream) as current:
+        if values is None:
+            return _sorted(keys, None, None, variant, current)
+        values = cupy.ascontiguousarray(values, values.dtype.newbyteorder("="))
+        carried = values.dtype.itemsize == VALUE_BYTES
+        moved = cupy.empty(values.shape, values.dtype if carried else np.uint32)
+        ordered = _sorted(keys, _unsigned(values) if carried else None, _unsigned(moved), variant, current)
+        return ordered, moved if carried else values[moved]
 
 
 def argsort(keys: Any, *, stream: Any = None) -> Any:
@@ -90,11 +88,9 @@ def sorted_places(keys: Any, *, stream: Any = None) -> tuple[Any, Any]:
     """The keys in order, and where each is in `keys`, uint32."""
     import cupy
 
-    with keys.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            places = cupy.empty(keys.shape, np.uint32)
-            return _sorted(keys, None, places, None, stream), places
+    with on_stream(keys, stream) as current:
+        places = cupy.empty(keys.shape, np.uint32)
+        return _sorted(keys, None, places, None, current), places
 
 
 def _sorted(keys: Any, values: Any, out_values: Any, variant: str | None, stream: Any) -> Any:
@@ -114,21 +110,19 @@ def merge(first: Any, second: Any, *, stream: Any = None, variant: str | None = 
     """The keys of two sorted arrays in order; see kernels.sort."""
     import cupy
 
-    with first.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            out = cupy.empty(first.size + second.size, first.dtype.newbyteorder("="))
-            bits = _bits(first)
-            _run(
-                MERGING if variant is None else variant,
-                Task(
-                    keys=bits,
-                    second=_bits(second),
-                    kind=KINDS[first.dtype.kind],
-                    out=out.view(bits.dtype),
-                    stream=stream,
-                ),
-            )
+    with on_stream(first, stream) as current:
+        out = cupy.empty(first.size + second.size, first.dtype.newbyteorder("="))
+        bits = _bits(first)
+        _run(
+            MERGING if variant is None else variant,
+            Task(
+                keys=bits,
+                second=_bits(second),
+                kind=KINDS[first.dtype.kind],
+                out=out.view(bits.dtype),
+                stream=current,
+            ),
+        )
     return out
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 from kernels.spmv.formats import Coo, Csr, Ell, Hybrid, Jds, Matrix, to_coo, to_csr, to_ell, to_hybrid, to_jds
 from kernels.spmv.matrices import mesh, mesh_nonzeros, scattered, scattered_lengths
 
@@ -58,16 +58,14 @@ def spmv(matrix: Matrix, x: Any, out: Any, *, stream: Any = None, variant: str |
     """
     import cupy
 
-    with x.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            name = variant or production(matrix)
-            if not takes(name, matrix):
-                kind = type(matrix).__name__
-                raise ValueError(f"variant {name!r} does not take a {kind}: convert it with {FORMATS[name]}")
-            out = cupy.empty(matrix.shape[0], x.dtype) if out is None else out
-            if out.size:
-                VARIANTS[name].run(Task(matrix=matrix, x=x, out=out, stream=stream))
+    with on_stream(x, stream) as current:
+        name = variant or production(matrix)
+        if not takes(name, matrix):
+            kind = type(matrix).__name__
+            raise ValueError(f"variant {name!r} does not take a {kind}: convert it with {FORMATS[name]}")
+        out = cupy.empty(matrix.shape[0], x.dtype) if out is None else out
+        if out.size:
+            VARIANTS[name].run(Task(matrix=matrix, x=x, out=out, stream=current))
     return out
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.compiled import compiled
 from kernels.statistics.totals import (
     FLOAT_HEAD,
     INFINITE,
@@ -46,8 +46,8 @@ def summarise(blocks: NDArray[Any], out: NDArray[np.int64] | None) -> NDArray[np
     return out
 
 
-@numba.njit(nogil=True, cache=True)
-def _count(blocks, least, counts):  # type: ignore[no-untyped-def]
+@compiled
+def _count(blocks: Any, least: int, counts: Any) -> None:
     """How often each u occurs: everything else follows from it. A signed sample's bits give u with the sign flipped."""
     outer, channels, inner = blocks.shape
     flip = np.int64(-least)
@@ -61,8 +61,8 @@ def _count(blocks, least, counts):  # type: ignore[no-untyped-def]
                     counts[c, np.int64(blocks[o, c, i]) ^ flip] += np.uint32(1)
 
 
-@numba.njit(nogil=True, cache=True)
-def _integers(counts, shift, out):  # type: ignore[no-untyped-def]
+@compiled
+def _integers(counts: Any, shift: int, out: Any) -> None:
     channels, values = counts.shape
     for c in range(channels):
         row = out[c]
@@ -76,8 +76,8 @@ def _integers(counts, shift, out):  # type: ignore[no-untyped-def]
                 row[INTEGER_HEAD + (u >> shift)] += count
 
 
-@numba.njit(nogil=True, cache=True)
-def _floats(blocks, out):  # type: ignore[no-untyped-def]
+@compiled
+def _floats(blocks: Any, out: Any) -> None:
     outer, channels, inner = blocks.shape
     for o in range(outer):
         for c in range(channels):
@@ -99,8 +99,8 @@ def _floats(blocks, out):  # type: ignore[no-untyped-def]
                 row[at + PARTS + 2] += (m * m) >> 24
 
 
-@numba.njit(nogil=True, cache=True)
-def _doubles(blocks, out):  # type: ignore[no-untyped-def]
+@compiled
+def _doubles(blocks: Any, out: Any) -> None:
     outer, channels, inner = blocks.shape
     for o in range(outer):
         for c in range(channels):
@@ -128,8 +128,8 @@ def _doubles(blocks, out):  # type: ignore[no-untyped-def]
                 row[at + PARTS + 5] += aa >> 27
 
 
-@numba.njit(nogil=True, inline="always")
-def _extremes(row, bits, negative):  # type: ignore[no-untyped-def]
+@compiled
+def _extremes(row: Any, bits: Any, negative: Any) -> None:
     """Keys of 64 bits: words without a sign."""
     top = np.uint64(0xFFFFFFFFFFFFFFFF)
     key = bits ^ (top if negative else np.uint64(1 << 63))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.launch import kernel, multiprocessors
+from kernels.launch import kernel, multiprocessors, on_stream
 from kernels.statistics.totals import LAYOUTS
 
 OPTIONS: tuple[str, ...] = ()
@@ -66,19 +66,17 @@ def summarise(
 
     outer, channels, inner = blocks
     dtype = image.dtype.name
-    with image.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            if out is None:
-                out = cupy.empty((channels, LAYOUTS[dtype].words), cupy.int64)
-            cupy.cuda.runtime.memsetAsync(out.data.ptr, 0, out.nbytes, stream.ptr)
-            count = outer * inner
-            if count:
-                grid = (min(-(-count // THREADS), BLOCKS_EACH * multiprocessors()), channels)
-                entry = VARIANTS[variant or "gathered"].entry(dtype)
-                args = (
-                    image, ctypes.c_int64(count), ctypes.c_int(channels), ctypes.c_int64(inner), out,
-                    ctypes.c_int64(LAYOUTS[dtype].words),
-                )  # fmt: skip
-                kernel("statistics", entry).launch(grid, (THREADS,), args, stream=stream)
+    with on_stream(image, stream) as current:
+        if out is None:
+            out = cupy.empty((channels, LAYOUTS[dtype].words), cupy.int64)
+        cupy.cuda.runtime.memsetAsync(out.data.ptr, 0, out.nbytes, current.ptr)
+        count = outer * inner
+        if count:
+            grid = (min(-(-count // THREADS), BLOCKS_EACH * multiprocessors()), channels)
+            entry = VARIANTS[variant or "gathered"].entry(dtype)
+            args = (
+                image, ctypes.c_int64(count), ctypes.c_int(channels), ctypes.c_int64(inner), out,
+                ctypes.c_int64(LAYOUTS[dtype].words),
+            )  # fmt: skip
+            kernel("statistics", entry).launch(grid, (THREADS,), args, stream=current)
     return out

@@ -131,7 +131,8 @@ class Totals:
         layout = self.layout
         total, squares, count, bins = 0, 0, 0, []  # the sums in units of the smallest subnormal, and of its square
         for exponent in range(layout.bins - 1):
-            row = words[FLOAT_HEAD + exponent * layout.bin_words :][: layout.bin_words]
+            at = FLOAT_HEAD + exponent * layout.bin_words
+            row = words[at : at + layout.bin_words]
             inside = row[POSITIVE] + row[NEGATIVE]
             if not inside:
                 continue

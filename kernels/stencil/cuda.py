@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel, multiprocessors
+from kernels.launch import kernel, multiprocessors, on_stream
 
 OPTIONS: tuple[str, ...] = ()
 
@@ -88,16 +88,14 @@ def stencil(
     """Steps on a CuPy array; see kernels.stencil. `variant`: a name in VARIANTS; default the fastest."""
     import cupy
 
-    with field.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            field = cupy.ascontiguousarray(field, np.float32)
-            out = cupy.empty(field.shape, cupy.float32) if out is None else out
-            if steps == 0 or not field.size:
-                out[...] = field
-                return out
-            task = Task(field=field, centre=centre, neighbour=neighbour, steps=steps, out=out, stream=stream)
-            VARIANTS[variant or production(steps)].run(task)
+    with on_stream(field, stream) as current:
+        field = cupy.ascontiguousarray(field, np.float32)
+        out = cupy.empty(field.shape, cupy.float32) if out is None else out
+        if steps == 0 or not field.size:
+            out[...] = field
+            return out
+        task = Task(field=field, centre=centre, neighbour=neighbour, steps=steps, out=out, stream=current)
+        VARIANTS[variant or production(steps)].run(task)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 
 OPTIONS = ("--fmad=false",)  # the CPU's bits
 
@@ -58,18 +58,16 @@ def tessellate(
     """
     import cupy
 
-    with curves.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            if len(curves) == 0:
-                return {"offsets": cupy.zeros(1, np.int64), "points": cupy.empty((0, 2), np.float32)}
-            task = Task(
-                curves=cupy.ascontiguousarray(curves, np.float32),
-                tolerance=tolerance,
-                max_segments=max_segments,
-                stream=stream,
-            )
-            VARIANTS[PRODUCTION if variant is None else variant].run(task)
+    with on_stream(curves, stream) as current:
+        if len(curves) == 0:
+            return {"offsets": cupy.zeros(1, np.int64), "points": cupy.empty((0, 2), np.float32)}
+        task = Task(
+            curves=cupy.ascontiguousarray(curves, np.float32),
+            tolerance=tolerance,
+            max_segments=max_segments,
+            stream=current,
+        )
+        VARIANTS[PRODUCTION if variant is None else variant].run(task)
     return {"offsets": task.offsets, "points": task.points}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel
+from kernels.launch import kernel, on_stream
 from kernels.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
@@ -57,20 +57,18 @@ def transpose(array: Any, out: Any, *, stream: Any = None, variant: str | None =
     import cupy
 
     turned = cupy.swapaxes(array, -1, -2)
-    with array.device:
-        stream = cupy.cuda.get_current_stream() if stream is None else stream
-        with stream:
-            if out is None:
-                out = cupy.empty(turned.shape, array.dtype)
-            if array.size == 0:
-                return out
-            if variant is None and (1 in array.shape[-2:] or turned.flags.c_contiguous):
-                cupy.copyto(out, turned)  # elements stay in their order
-                return out
-            shape = (math.prod(array.shape[:-2]), *array.shape[-2:])
-            source = _as_matrices(array, shape)
-            task = Task(array=source, out=out.reshape(shape[0], shape[2], shape[1]), stream=stream)
-            VARIANTS[variant or PRODUCTION].run(task)
+    with on_stream(array, stream) as current:
+        if out is None:
+            out = cupy.empty(turned.shape, array.dtype)
+        if array.size == 0:
+            return out
+        if variant is None and (1 in array.shape[-2:] or turned.flags.c_contiguous):
+            cupy.copyto(out, turned)  # elements stay in their order
+            return out
+        shape = (math.prod(array.shape[:-2]), *array.shape[-2:])
+        source = _as_matrices(array, shape)
+        task = Task(array=source, out=out.reshape(shape[0], shape[2], shape[1]), stream=current)
+        VARIANTS[variant or PRODUCTION].run(task)
     return out
 
 

@@ -140,14 +140,3 @@ def test_callers_in_several_threads_do_not_disturb_each_other() -> None:
     for caller in callers:
         caller.join()
     assert not failed
-
-
-def test_an_error_in_one_thread_reaches_the_caller() -> None:
-    from kernels.coulomb import cpu
-
-    def compute(part: int) -> None:
-        if part == 5:
-            raise MemoryError("part 5")
-
-    with pytest.raises(MemoryError, match="part 5"):
-        cpu._for_each(compute, range(8), 3)

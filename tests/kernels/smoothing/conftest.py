@@ -26,6 +26,4 @@ def compiled_kernels() -> None:
 
 
 def _compile(entry: str, architecture: str) -> None:
-    key = launch._cache_key("smoothing", (entry,), architecture)
-    if launch._read_cached(key) is None:
-        launch._write_cached(key, launch._compile("smoothing", (entry,), architecture))
+    launch.kept("smoothing", entry, architecture)

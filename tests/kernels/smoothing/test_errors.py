@@ -80,17 +80,6 @@ def test_refusals(kind, message, call) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_an_error_in_one_thread_reaches_the_caller() -> None:
-    from kernels.smoothing import cpu
-
-    def compute(tile: int) -> None:
-        if tile == 5:
-            raise MemoryError("tile 5")
-
-    with pytest.raises(MemoryError, match="tile 5"):
-        cpu._for_each(compute, list(range(8)), 3)
-
-
 def test_callers_in_several_threads_do_not_disturb_each_other() -> None:
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 65536, (800, 1000), np.uint16) for _ in range(4)]
