@@ -1,0 +1,172 @@
+"""Every metric that Millrace serves: name, type, unit, labels, help and who serves it, in one table.
+
+Units are base units (seconds, bytes, watts, degrees Celsius, ratios from 0 to 1). No label names a job or a user, so
+that the number of series does not grow with use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+# The service counts jobs. What computes is a worker: a Dask worker's process, or whichever process has the device.
+Served = Literal["service", "worker", "service and worker"]
+
+STAGES = ("read", "upload", "compute", "download", "write")
+# A job takes from a tenth of a second to half a day, and waits as long.
+JOB_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
+# A chunk is in a stage from less than a millisecond (a copy over the bus) to a minute (many pairs).
+STAGE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row. `name` is what Prometheus stores; of a histogram it is what `_bucket`, `_sum` and `_count` follow."""
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    served: Served
+    buckets: tuple[float, ...] = ()
+
+
+TABLE = (
+    # Jobs
+    Metric("millrace_jobs", "gauge", "jobs", ("state",), "Jobs that the service knows, by state.", "service"),
+    Metric(
+        "millrace_jobs_finished_total", "counter", "jobs", ("workload", "outcome"),
+        "Jobs that ended: succeeded, failed or cancelled.", "service",
+    ),
+    Metric(
+        "millrace_job_duration_seconds", "histogram", "seconds", ("workload", "outcome"),
+        "From a job's first claim to its end, of jobs that a runner had begun.", "service", JOB_SECONDS,
+    ),
+    Metric(
+        "millrace_job_queue_wait_seconds", "histogram", "seconds", ("workload",),
+        "From when a job could be run (nothing left to wait for) to its claim, once for each claim.", "service",
+        JOB_SECONDS,
+    ),
+    Metric(
+        "millrace_queue_oldest_age_seconds", "gauge", "seconds", (),
+        "How long the job has waited that has waited longest of those that could be run; 0 where none waits.",
+        "service",
+    ),
+    Metric(
+        "millrace_errors_total", "counter", "errors", ("kind",),
+        "Errors that ended a run of a job or stopped the service's own work, by class of the exception tree; "
+        "internal: none of the tree.",
+        "service",
+    ),
+    Metric(
+        "millrace_audit_error_ratio", "gauge", "ratio", ("workload",),
+        "Worst error that the newest audit found, over its tolerance: above 1 a result was refused.", "service",
+    ),
+    # Work
+    Metric(
+        "millrace_chunks_total", "counter", "chunks", ("workload", "outcome"),
+        "Chunks: written; kept, finished by an earlier run of the same job; failed, whose stage raised an error.",
+        "service and worker",
+    ),
+    Metric(
+        "millrace_input_bytes_total", "counter", "bytes", ("workload",),
+        "Bytes of input that chunks were read from, halos counted each time.", "worker",
+    ),
+    Metric(
+        "millrace_output_bytes_total", "counter", "bytes", ("workload",), "Bytes of output that were written.", "worker"
+    ),
+    Metric(
+        "millrace_work_total", "counter", "the label's unit", ("workload", "unit"),
+        "Work written, in the workload's own unit: pixels, samples, or pairs of a point and an atom (under a cutoff as "
+        "many as the mean density makes likely).",
+        "worker",
+    ),
+    # The pipeline
+    Metric(
+        "millrace_stage_seconds_total", "counter", "seconds", ("stage",),
+        "Seconds that each stage of the pipeline was busy, its lanes added up.", "worker",
+    ),
+    Metric(
+        "millrace_stage_bytes_total", "counter", "bytes", ("stage",),
+        "Bytes that went through each stage of the pipeline.", "worker",
+    ),
+    Metric(
+        "millrace_stage_duration_seconds", "histogram", "seconds", ("stage",),
+        "Seconds that a chunk was in a stage.", "worker", STAGE_SECONDS,
+    ),
+    Metric(
+        "millrace_stage_lane_seconds_total", "counter", "seconds", ("stage",),
+        "Seconds that each stage could have been busy: wall time times its lanes. Over it the busiest stage's "
+        "seconds are the overlap efficiency.",
+        "worker",
+    ),
+    Metric(
+        "millrace_pipeline_wall_seconds_total", "counter", "seconds", (),
+        "Seconds in which any chunk was on its way through a pipeline of this process.", "worker",
+    ),
+    # Ranks
+    Metric(
+        "millrace_collective_bytes_total", "counter", "bytes", ("op",), "Bytes that this rank gave to collectives.",
+        "worker",
+    ),
+    Metric(
+        "millrace_collective_seconds_total", "counter", "seconds", ("op",),
+        "Seconds in collectives, waiting for other ranks too.", "worker",
+    ),
+    Metric(
+        "millrace_communicator_aborts_total", "counter", "aborts", ("reason",),
+        "Communicators given up: by the service once for each try of a gang, by a worker once for each rank.",
+        "service and worker",
+    ),
+    Metric(
+        "millrace_communicator_epoch", "gauge", "epochs", (), "The newest epoch of ranks: above 1, a rank was lost.",
+        "service and worker",
+    ),
+    # GPUs: of the GPU that the process computes on
+    Metric("millrace_gpu_memory_used_bytes", "gauge", "bytes", ("gpu",), "Memory in use, by all programs.", "worker"),
+    Metric("millrace_gpu_memory_total_bytes", "gauge", "bytes", ("gpu",), "Memory of the GPU.", "worker"),
+    Metric(
+        "millrace_gpu_utilization_ratio", "gauge", "ratio", ("gpu",), "Share of time in which a kernel was running.",
+        "worker",
+    ),
+    Metric("millrace_gpu_power_watts", "gauge", "watts", ("gpu",), "Power drawn.", "worker"),
+    Metric(
+        "millrace_gpu_temperature_celsius", "gauge", "degrees Celsius", ("gpu",), "Temperature of the chip.", "worker"
+    ),
+    Metric(
+        "millrace_gpu_pcie_bytes_total", "counter", "bytes", ("gpu", "direction"),
+        "Bytes over PCI Express since the process started: rx into the GPU, tx out of it.", "worker",
+    ),
+    Metric(
+        "millrace_gpu_pcie_link_bytes_per_second", "gauge", "bytes per second", ("gpu",),
+        "What the GPU's link carries at most, one way.", "worker",
+    ),
+    # Workers and the program
+    Metric("millrace_workers", "gauge", "workers", (), "Worker processes that are alive.", "service"),
+    Metric(
+        "millrace_worker_restarts_total", "counter", "restarts", (),
+        "Worker processes that ended and were started anew: by the service those of its own, by a worker of "
+        "`millrace worker` itself.",
+        "service and worker",
+    ),
+    Metric(
+        "millrace_build_info", "gauge", "1", ("version",), "Always 1; the label says which version runs.",
+        "service and worker",
+    ),
+)  # fmt: skip
+ROWS = {row.name: row for row in TABLE}
+
+
+def as_markdown() -> str:
+    """The table as docs/metrics.md has it."""
+    lines = ["| Metric | Type | Unit | Labels | Served by | What it says |", "|---|---|---|---|---|---|"]
+    for row in TABLE:
+        labels = ", ".join(f"`{label}`" for label in row.labels) or "–"
+        lines.append(f"| `{row.name}` | {row.kind} | {row.unit} | {labels} | {row.served} | {row.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
