@@ -258,6 +258,13 @@ def _counters(name: str) -> tuple[Any, Any]:
     return metrics.collective_bytes.labels(name), metrics.collective_seconds.labels(name)
 
 
+# All stand at 0 from the start: what first appears as 1 is no increase to Prometheus.
+for _label in ("allreduce", "reduce", "broadcast", "allgather", "barrier"):
+    _counters(_label)
+for _label in get_args(AbortReason):
+    metrics.communicator_aborts.labels(_label)
+
+
 class SoloCommunicator(Communicator):
     """The rank that is alone: every collective is a copy."""
 

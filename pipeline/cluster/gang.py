@@ -69,7 +69,8 @@ class GangLimits:
     connect_s    : connecting the ranks of an epoch
     stuck_s      : a rank that was told to give up has so long to come back, then its process is ended
     silent_s     : a worker of which the scheduler hears nothing for so long counts as lost
-    wait_s       : waiting for another gang on the same workers, or for workers where none is left
+    wait_s       : waiting for workers where none is left
+    turn_s       : waiting for another gang on the same workers; None: as long as it takes
     epochs       : so many tries
     """
 
@@ -79,6 +80,7 @@ class GangLimits:
     stuck_s: float = 5.0
     silent_s: float = 15.0
     wait_s: float = 60.0
+    turn_s: float | None = 60.0
     epochs: int = 10
 
 
@@ -106,6 +108,7 @@ def run_gang(
     *arguments: Any,
     transport: Transport | None = None,
     limits: GangLimits | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> GangResult:
     """`function(member, *arguments)` on every rank at once, each answering for its share of the shards 0 … shards − 1.
 
@@ -115,6 +118,7 @@ def run_gang(
 
     transport : makes the communicator for data out of the one over TCP; None: `NcclCommunicator`, which joins the
                 workers' GPUs when the first CuPy array comes, and sends NumPy arrays over TCP
+    check     : called several times a second: what it raises ends the gang
 
     Raises the function's own error, of the lowest rank that has one, with those of the others as notes; ClusterError
     where another gang does not end in time, no workers are left, or one worker after another is lost;
@@ -123,8 +127,8 @@ def run_gang(
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
     limits = limits or GangLimits()
-    with _one_at_a_time(workers.cluster, limits.wait_s):
-        return _Gang(workers, function, shards, arguments, transport, limits).run()
+    with _one_at_a_time(workers.cluster, limits.turn_s, check):
+        return _Gang(workers, function, shards, arguments, transport, limits, check).run()
 
 
 def run_alone(function: GangFunction, shards: int, *arguments: Any) -> GangResult:
@@ -145,7 +149,9 @@ class _Gang:
         arguments: tuple[Any, ...],
         transport: Transport | None,
         limits: GangLimits,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._workers = workers
         self._function = function
         self._shards = shards
@@ -241,6 +247,7 @@ class _Gang:
         patience: Deadline | None = None
         while round_.running:
             round_.collect(LOOK_SECONDS)
+            self._check()
             for address in round_.running & self._missing(round_.running):
                 round_.lose(address)
             if patience is None and (round_.trouble or self._total.left_s == 0.0):
@@ -383,11 +390,13 @@ _gangs: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 @contextmanager
-def _one_at_a_time(cluster: str, wait_s: float) -> Iterator[None]:
+def _one_at_a_time(cluster: str, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
     """Two gangs on the same workers would each hold what the other waits for."""
-    lock = _gangs[cluster]
-    if not lock.acquire(timeout=wait_s):
-        raise ClusterError(f"another gang runs on the workers of {cluster} and has not ended within {wait_s:g} s")
+    lock, patience = _gangs[cluster], Deadline(float("inf") if turn_s is None else turn_s)
+    while not lock.acquire(timeout=min(LOOK_SECONDS, patience.left_s)):
+        check()
+        if patience.left_s == 0.0:
+            raise ClusterError(f"another gang runs on the workers of {cluster} and has not ended within {turn_s:g} s")
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pipeline.cluster import fork_server
 from pipeline.cluster.worker_specs import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
@@ -34,13 +35,16 @@ def open_place(settings: Settings) -> Iterator[Place]:
         from pipeline.cluster.workers import workers_of
 
         with workers_of(settings.scheduler, settings.device, settings.threads) as workers:
+            workers.gathers_metrics = settings.metrics_port is not None
             yield Place(device=workers, stream=workers.stream)
         return
     several_gpus = settings.device == "all" and len(usable_gpus()) > 1
     if several_gpus or settings.workers is not None:
+        fork_server.begin()  # before Dask is imported here, too
         from pipeline.cluster.workers import local_workers
 
         with local_workers(worker_specs(settings)) as workers:
+            workers.gathers_metrics = settings.metrics_port is not None
             yield Place(device=workers, stream=workers.stream)
         return
     name = "auto" if settings.device == "all" else settings.device

@@ -2,7 +2,8 @@
 
 A worker opens a job once and keeps its ring, streams and threads from segment to segment; two segments at a time are
 in its pipeline, so that it never drains between them. What a segment wrote is durable and in the ledger before it
-counts as done: asked for again (its worker died before it could tell), it is found there and not computed twice.
+counts as done, and every few seconds before that: asked for again (its worker died before it could tell), it is found
+there and not computed twice.
 """
 
 from __future__ import annotations
@@ -10,24 +11,32 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import Cut, Entry, Ledger
+from pipeline.engine.ledger import Cut, Ledger
 from pipeline.engine.placement import near_cores, stay_on
 from pipeline.engine.run import open_device
+from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError, UserError
 from pipeline.formats.partial import Opening
 from pipeline.workloads import Chunk, JobSpec, Plan, workloads
 
 # For each worker: enough that stealing balances them, few enough that their overhead does not count.
 SEGMENTS_A_WORKER = 8
+# How often a segment tells how far it has come.
+TELL_S = 0.5
+# What the stages did: seconds, bytes and chunks by name.
+StagesTold = Mapping[str, tuple[float, int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,7 @@ class DeviceProfile:
     """What planning must know of a worker's device, and which process of which host it is."""
 
     ring_depth: int
+    lanes: Mapping[str, int]  # by stage, where there may be more than one
     chunk_range: tuple[int, int]
     description: Mapping[str, Any]
     host: str
@@ -70,11 +80,11 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReceipt:
-    """What a finished segment tells: `stages` as (seconds, bytes, chunks) by name; empty where it was done before."""
+    """What a finished segment tells: `stages` are empty where it was done before."""
 
     segment: Segment
-    notes: Mapping[str, Any]
-    stages: Mapping[str, tuple[float, int, int]]
+    notes: tuple[Mapping[str, Any], ...]
+    stages: StagesTold
 
 
 def cut_segments(plan: Plan, workers: int) -> list[Segment]:
@@ -90,9 +100,10 @@ def cut_segments(plan: Plan, workers: int) -> list[Segment]:
 
 def profile(worker_device: WorkerDevice) -> DeviceProfile:
     """The device that this process owns."""
-    device = _device(worker_device)
+    device = own_device(worker_device)
     return DeviceProfile(
         ring_depth=device.ring_depth,
+        lanes={"read": device.io_threads, "compute": device.lanes, "write": device.io_threads},
         chunk_range=device.chunk_range,
         description=device.describe(),
         host=socket.gethostname(),
@@ -100,49 +111,82 @@ def profile(worker_device: WorkerDevice) -> DeviceProfile:
     )
 
 
-def run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
+def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], None]) -> SegmentReceipt:
     """Compute and write the segment's chunks, and enter them in the ledger. Blocks until they are durable.
+
+    tell : called now and then with what the stages have done so far
 
     Raises what the pipeline raises: MillraceError for what went wrong with the job.
     """
     ledger = Ledger(job.spec.output, job.ledger_identity)
-    found = ledger.entry(segment.chunks[0])
-    if found is not None:
-        return SegmentReceipt(segment=segment, notes=found.notes, stages={})
-    opened = _opened(job)
-    try:
-        record = opened.pipeline.stream([opened.chunks[index] for index in segment.chunks])
-        opened.workload.flush()
-    except BaseException:
-        close_job(job.name)  # its pipeline is of no more use: the next segment opens another
-        raise
-    notes = opened.workload.audit_notes()
-    ledger.add(Entry(chunks=segment.chunks, notes=notes, device=opened.device.name))
-    stages = {name: (totals.seconds, totals.nbytes, totals.chunks) for name, totals in record.totals.items()}
-    return SegmentReceipt(segment=segment, notes=notes, stages=stages)
+    found = ledger.within(segment.chunks)
+    in_already = {chunk for entry in found for chunk in entry.chunks}
+    left = [chunk for chunk in segment.chunks if chunk not in in_already]
+    notes = tuple(entry.notes for entry in found)
+    if not left:
+        return SegmentReceipt(segment=segment, notes=notes, stages={})
+    record, told_at = StageRecord(), time.monotonic()
+
+    def written(chunk: Chunk) -> None:
+        nonlocal told_at
+        checkpoints.note(chunk)
+        if time.monotonic() - told_at >= TELL_S:
+            told_at = time.monotonic()
+            tell(_stages_told(record))
+
+    with _using(job) as opened:
+        with Checkpoints(ledger, opened.workload, opened.device.name, joins=True) as checkpoints:
+            opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
+        notes += (opened.workload.audit_notes(),)
+    return SegmentReceipt(segment=segment, notes=notes, stages=_stages_told(record))
+
+
+def _stages_told(record: StageRecord) -> StagesTold:
+    return {name: (totals.seconds, totals.nbytes, totals.chunks) for name, totals in record.totals.items()}
+
+
+# Set once this process shall take part in nothing more.
+leaving = threading.Event()
+
+
+def leave() -> None:
+    """This process is about to end: segments under way stop after the chunks in hand, which are in the ledger then."""
+    leaving.set()
+    with _opening:
+        names = list(_jobs)
+    for name in names:
+        close_job(name)
 
 
 def close_job(name: str) -> None:
-    """Give back what this process holds for a job; harmless where it holds nothing."""
+    """Give back what this process holds for a job; harmless where it holds nothing.
+
+    Segments of it that are under way end after the chunks in hand, which are entered in the ledger.
+    """
     with _opening:
         opened = _jobs.pop(name, None)
-    if opened is not None:
+        idle = opened is not None and opened.users == 0
+    if opened is None:
+        return
+    if idle:
         opened.close()
-
-
-def close_job_soon(name: str) -> None:
-    """`close_job` on a thread of its own: for a worker's event loop, which must not wait."""
-    threading.Thread(target=close_job, args=(name,), name="close-job", daemon=True).start()
+        return
+    opened.stop(MillraceError("the job was ended"))
+    opened.closed.wait()
 
 
 class _OpenJob:
-    """A job's workload, joined to its output, and a running pipeline."""
+    """A job's workload, joined to its output, and a running pipeline; `users`: segments that are under way in it."""
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
         """Raises UserError that names this host, where it does not see what the others see."""
         self.device = device
+        self.users = 0
+        self.closed = threading.Event()
+        self._stopping = threading.Lock()
+        self._stopped = False
         try:
-            _refuse_other_input(job)
+            refuse_other_input(job)
             self.workload = workloads()[job.spec.workload](job.spec)
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
@@ -166,36 +210,70 @@ class _OpenJob:
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
 
+    def stop(self, error: MillraceError | None = None) -> None:
+        """The pipeline ends: at once, with this error for who streams through it, or after all that it was given."""
+        with self._stopping:
+            if not self._stopped:
+                self.pipeline.__exit__(type(error) if error else None, error, None)
+                self._stopped = True
+
     def close(self) -> None:
-        self.pipeline.__exit__(None, None, None)
-        self.workload.discard()
+        try:
+            self.stop()
+        finally:
+            self.workload.discard()
+            self.closed.set()
 
 
 _jobs: dict[str, _OpenJob] = {}
 _opening = threading.Lock()
 
 
-def _opened(job: ClusterJob) -> _OpenJob:
-    """The job as this process has it open. Another job's ring is given back first: two might not fit the device."""
+@contextmanager
+def _using(job: ClusterJob) -> Iterator[_OpenJob]:
+    """The job as this process has it open; it stays so until whoever uses it has left."""
     with _opening:
-        found = _jobs.get(job.name)
-        if found is None:
-            for name in [name for name in _jobs if name != job.name]:
-                _jobs.pop(name).close()
-            found = _jobs[job.name] = _OpenJob(job, _device(job.worker_device))
-        return found
+        opened = _jobs.get(job.name)
+        if opened is None:
+            _close_idle()
+            opened = _jobs[job.name] = _OpenJob(job, own_device(job.worker_device))
+        opened.users += 1
+    failed = True
+    try:
+        yield opened
+        failed = False
+    finally:
+        with _opening:
+            if failed and _jobs.get(job.name) is opened:
+                del _jobs[job.name]  # its pipeline is of no more use: the next segment opens another
+            opened.users -= 1
+            last = opened.users == 0 and _jobs.get(job.name) is not opened
+        if last:
+            opened.close()
+
+
+def _close_idle() -> None:
+    """Rings that nobody uses are given back before another is allocated: two might not fit the device."""
+    for name in [name for name, opened in _jobs.items() if opened.users == 0]:
+        _jobs.pop(name).close()
+
+
+# What the receipt says of this process's device, once it is open.
+opened_device: dict[str, Any] = {}
 
 
 @cache
-def _device(worker_device: WorkerDevice) -> Device:
+def own_device(worker_device: WorkerDevice) -> Device:
+    """The device of this process, opened once."""
     device = open_device(worker_device.device, worker_device.threads)
+    opened_device.update(device.describe())
     pci_address = device.describe().get("pci")
     if pci_address is not None:
         stay_on(near_cores(pci_address))
     return device
 
 
-def _refuse_other_input(job: ClusterJob) -> None:
+def refuse_other_input(job: ClusterJob) -> None:
     """InputError where another file stands under the input's name here; times are compared as coarsely as any file
     system keeps them."""
     path, expected = job.spec.input, job.ledger_identity["input"]

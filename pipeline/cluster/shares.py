@@ -1,8 +1,9 @@
-"""Jobs whose ranks share the summands of every output: a gang for each run of chunks, and an all-reduce at its end.
+"""Jobs whose ranks share the work of every output: a gang for each run of chunks.
 
-Each rank computes the shards that it answers for, over the whole run of chunks; the partial results are put together
-in an order that the shards alone decide; then every rank writes some of the chunks. What is written is durable and in
-the ledger before the next run of chunks begins.
+Of a `SharedWorkload` each rank computes the shards that it answers for, over the whole run of chunks; the partial
+results are put together in an order that the shards alone decide; then every rank writes some of the chunks. Of a
+`JointWorkload` the ranks make one chunk after another, with all-reduces on the way, and rank 0 writes it. What is
+written is durable and in the ledger before the next run of chunks begins.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import metrics
 from pipeline.cluster.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.member import Member
-from pipeline.cluster.segments import ClusterJob, _device, _refuse_other_input
+from pipeline.cluster.segments import ClusterJob, own_device, refuse_other_input
 from pipeline.engine.buffers import Slot, buffer_bytes, carve
 from pipeline.engine.device import Device
 from pipeline.engine.ledger import Entry, Ledger
@@ -29,13 +32,16 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
-from pipeline.workloads import Chunk, Plan, workloads
+from pipeline.workloads import Chunk, Plan, Workload, workloads
 from pipeline.workloads.base import ArraySpec
-from pipeline.workloads.shared import Room, SharedWorkload
+from pipeline.workloads.shared import JointWorkload, Room, SharedWorkload
 
 # Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
+LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, turn_s=None)
 SHARDS_A_RANK = 2
+# How often a rank is asked how far it has come.
+ASK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,7 @@ class RankReport:
 
 
 class Shares:
-    """A job of a `SharedWorkload` over the workers of a cluster."""
+    """A job of a `SharedWorkload` or a `JointWorkload` over the workers of a cluster."""
 
     def __init__(
         self, workers: GangWorkers, cluster_job: ClusterJob, job: PlannedJob, *, ranks: int, memory_bytes: int
@@ -78,6 +84,8 @@ class Shares:
     def are_better(self) -> bool:
         """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
         workload = self._job.workload
+        if isinstance(workload, JointWorkload):
+            return workload.joint_parts(self._job.plan.chunks, self._ranks) > 0
         if not isinstance(workload, SharedWorkload) or workload.shards < max(2, SHARDS_A_RANK * self._ranks):
             return False
         largest = max(math.prod(chunk.region.shape) for chunk in self._job.plan.chunks)
@@ -86,19 +94,57 @@ class Shares:
     def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
         """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
         workload = self._job.workload
-        assert isinstance(workload, SharedWorkload)
-        limits = GangLimits(collective_s=COLLECTIVE_SECONDS)
         try:
+            if isinstance(workload, JointWorkload):
+                self._stream_jointly(workload, plan, ledger, events, record)
+                return
+            assert isinstance(workload, SharedWorkload)
             for run in cut_runs(plan.chunks, self._most_samples(workload)):
                 events.check()
                 arguments = (self._cluster_job, workload.facts(), run)
-                found = run_gang(self._workers, compute_run, workload.shards, *arguments, limits=limits)
+                found = run_gang(
+                    self._workers, compute_run, workload.shards, *arguments, limits=LIMITS, check=events.check
+                )
                 _take_in(found, workload, ledger, record)
                 for chunk in run.chunks:
                     events.on_written(chunk)
         finally:
             with suppress(Exception):  # workers that are gone hold nothing
                 self._workers.tell(list(self._workers.last_heard()), _close_soon, self._cluster_job.name)
+
+    def _stream_jointly(
+        self, workload: JointWorkload, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord
+    ) -> None:
+        parts = workload.joint_parts(self._job.plan.chunks, self._ranks)
+        with self._followed(workload):
+            for chunk in plan.chunks:
+                events.check()
+                arguments = (self._cluster_job, chunk.index)
+                found = run_gang(self._workers, compute_jointly, parts, *arguments, limits=LIMITS, check=events.check)
+                _take_in(found, workload, ledger, record)
+                events.on_written(chunk)
+
+    @contextmanager
+    def _followed(self, workload: JointWorkload) -> Iterator[None]:
+        """Meanwhile the workload hears how far a rank has come: all of them are at the same iteration."""
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.wait(ASK_SECONDS):
+                with suppress(Exception):  # what is wrong with a worker, the gang says
+                    answered = threading.Event()
+                    there = sorted(self._workers.last_heard())[0]
+                    call = self._workers.start_on(there, progress_of, self._cluster_job.name, on_done=answered.set)
+                    if answered.wait(ASK_SECONDS):
+                        workload.take_progress(call.result())
+
+        asking = threading.Thread(target=ask, name="gang-progress", daemon=True)
+        asking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            asking.join(2 * ASK_SECONDS)
 
     def _most_samples(self, workload: SharedWorkload) -> int:
         """Of a run, so that what all ranks hold of it fits the memory."""
@@ -125,12 +171,13 @@ def _joined(first: Region, second: Region) -> Region | None:
     return Region(first.start, second.stop) if alike and first.stop[0] == second.start[0] else None
 
 
-def _take_in(found: GangResult, workload: SharedWorkload, ledger: Ledger, record: StageRecord) -> None:
+def _take_in(found: GangResult, workload: Workload, ledger: Ledger, record: StageRecord) -> None:
     """What the ranks tell; into the ledger only once all is there."""
     for report in found.values:
         record.include(report.stages)
         workload.add_audit_notes(report.notes)
-        workload.add_share_notes(report.share_notes)
+        if isinstance(workload, SharedWorkload):
+            workload.add_share_notes(report.share_notes)
     for report in found.values:
         if report.chunks:
             ledger.add(Entry(chunks=report.chunks, notes=report.notes, device=report.device))
@@ -139,11 +186,16 @@ def _take_in(found: GangResult, workload: SharedWorkload, ledger: Ledger, record
 # What runs on a worker
 
 
+_at_work = metrics.AtWork({})
+
+
+@_at_work
 def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
     """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
-    device = _device(job.worker_device)
+    device = own_device(job.worker_device)
     device.enter()
     workload, rank = _opened(job, facts, device), _Rank(device, member)
+    assert isinstance(workload, SharedWorkload)
     began = time.perf_counter()
     try:
         member.compute(lambda shard: workload.share(run.region, shard, rank))
@@ -166,6 +218,7 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
         "download": (reduced - computed, nbytes, len(mine)),
         "write": (written - reduced, sum(chunk.output_bytes for chunk in mine), len(mine)),
     }
+    _count(workload, stages, mine)
     return RankReport(
         chunks=tuple(chunk.index for chunk in mine),
         notes=workload.audit_notes(),
@@ -173,6 +226,53 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
         stages=stages,
         device=device.name,
     )
+
+
+@_at_work
+def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
+    """This rank's part in one chunk that all make together; rank 0 makes it durable."""
+    device = own_device(job.worker_device)
+    device.enter()
+    workload, rank = _opened(job, None, device), _Rank(device, member)
+    assert isinstance(workload, JointWorkload)
+    began = time.perf_counter()
+    try:
+        chunk = workload.plan(job.cut.budget_bytes, job.cut.target_bytes).chunks[number]
+        outputs = workload.compute_jointly(chunk, member, rank)
+    except MemoryError as error:  # CuPy's too is one
+        raise OutOfDeviceMemory(f"{device.name}: {error}; split the coils over more workers") from error
+    computed = time.perf_counter()
+    if outputs is not None:
+        workload.write(chunk, outputs)
+        workload.flush()
+    written = time.perf_counter()
+    mine = (number,) if outputs is not None else ()
+    nbytes = chunk.output_bytes * len(mine)
+    stages = {
+        "read": (rank.read_seconds, rank.read_bytes, rank.reads),
+        "compute": (computed - began - rank.read_seconds, nbytes, len(mine)),
+        "write": (written - computed, nbytes, len(mine)),
+    }
+    notes = workload.audit_notes() if mine else {}
+    _count(workload, stages, (chunk,) if mine else ())
+    return RankReport(chunks=mine, notes=notes, share_notes={}, stages=stages, device=device.name)
+
+
+def _count(workload: Workload, stages: Mapping[str, tuple[float, int, int]], chunks: Sequence[Chunk]) -> None:
+    """In the metrics of this process: what its stages did, and the chunks that it wrote."""
+    for stage, (seconds, nbytes, number) in stages.items():
+        metrics.stages[stage].add(seconds, nbytes, number)
+    count = metrics.work_of(workload.name, workload.unit)
+    count.read(stages["read"][1])
+    for chunk in chunks:
+        count.written(chunk.output_bytes, chunk.work)
+
+
+def progress_of(name: str) -> str:
+    """How far this process has come with a job."""
+    with _opening:
+        found = _open.get(name)
+    return "" if found is None else found.progress_note()
 
 
 def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
@@ -187,6 +287,7 @@ class _Rank:
         self._device = device
         self._member = member
         self.threads = device.lanes
+        self.like: Any = self.room([ArraySpec((1,), np.dtype(np.float32))]).device[0]
         self.read_seconds, self.read_bytes, self.reads = 0.0, 0, 0
 
     def room(self, specs: Sequence[ArraySpec]) -> Room:
@@ -225,22 +326,22 @@ class _Room:
             self._cuda.upload_done.synchronize()
 
 
-_open: dict[str, SharedWorkload] = {}
+_open: dict[str, Workload] = {}
 _opening = threading.Lock()
 
 
-def _opened(job: ClusterJob, facts: Any, device: Device) -> SharedWorkload:
+def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
     """The job as this process has it open; any other is closed first."""
     with _opening:
         found = _open.get(job.name)
         if found is None:
             for name in list(_open):
                 _open.pop(name).discard()
-            _refuse_other_input(job)
+            refuse_other_input(job)
             kind = workloads()[job.spec.workload]
-            assert issubclass(kind, SharedWorkload)
-            found = kind.joining(job.spec, facts)
+            found = kind.joining(job.spec, facts) if issubclass(kind, SharedWorkload) else kind(job.spec)
             try:
+                found.hold_at_most(job.held_bytes)
                 found.start(Opening.JOIN)
             except BaseException:
                 found.discard()

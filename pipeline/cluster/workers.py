@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import secrets
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,17 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import dask
-from distributed import Client, Future, KilledWorker, Nanny, Scheduler, SpecCluster, get_worker
+from distributed import Client, Future, KilledWorker, Nanny, Reschedule, Scheduler, SpecCluster, Status, get_worker
+from distributed.comm import connect
 from distributed.security import Security
+from distributed.utils import get_ip, get_ip_interface
 
-from pipeline import __version__
+from pipeline import __version__, metrics
+from pipeline.cluster import fork_server, worker_states
 from pipeline.cluster.communicator import Deadline
 from pipeline.cluster.segments import (
     ClusterJob,
@@ -32,8 +38,10 @@ from pipeline.cluster.segments import (
     Segment,
     SegmentReceipt,
     WorkerDevice,
-    close_job_soon,
+    close_job,
     cut_segments,
+    leave,
+    leaving,
     profile,
     run_segment,
 )
@@ -45,25 +53,34 @@ from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
-from pipeline.workloads import Plan
+from pipeline.workloads import Chunk, Plan, Workload
 
 # Two segments at a time on each worker: while one is written, the next is read.
 TASKS_A_WORKER = 2
 CONNECT_SECONDS = 10.0
 START_SECONDS = 60.0
 LIVENESS_SECONDS = 0.5
+# What stops a job waits so long for chunks in hand.
+CLOSE_SECONDS = 5.0
 # A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
 MOST_ATTEMPTS = 4
 LOOPBACK = "127.0.0.1"
+# Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Dask's topic under which workers tell how far segments have come; the scheduler keeps some thousand such words.
+STAGES_TOPIC = "millrace-stages"
 
 _CONFIG = {
     "distributed.worker.daemon": False,
+    "distributed.worker.multiprocessing-method": fork_server.METHOD,
     # A worker's memory is the ring, which the job's plan bounds.
     "distributed.worker.memory.terminate": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.admin.tick.limit": "30s",
+    "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
+    "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
 }
 
 
@@ -75,13 +92,29 @@ class DaskWorkers:
         self._client = client
         self._worker_device = worker_device
         self._where = where
-        self._profiles = self._checked_profiles()
+        # Whether this process counts in its metrics what its workers do: where nobody asks them for theirs.
+        self.gathers_metrics = False
+        found = self._checked_profiles()
+        self._profiles = list(found.values())
+        names = {address: str(worker["name"]) for address, worker in self.identities().items()}
+        self.devices: dict[str, Mapping[str, Any]] = {
+            names.get(address, address): each.description for address, each in found.items()
+        }
         hosts = Counter(each.host for each in self._profiles)
         self._ring_depth = max(each.ring_depth for each in self._profiles)
         kind = self._profiles[0].description["name"].partition(":")[0]
         self.name = f"{len(self._profiles)} × {kind}"
         # The memory that a user allows is a host's, and its workers share it.
         self.ring_depth = self._ring_depth * max(hosts.values())
+        self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # of the jobs that are under way
+        client.subscribe_topic(STAGES_TOPIC, self._hear)
+
+    def _hear(self, event: tuple[float, Any]) -> None:
+        """A segment under way tells what its stages have done."""
+        job, segment, stages = event[1]
+        record = self._records.get(job)
+        if record is not None:
+            record.under_way[segment] = stages
 
     def target_bytes(self, job_bytes: int) -> int:
         """Bytes of input and output together that make a good chunk of a worker's share of such a job."""
@@ -110,6 +143,9 @@ class DaskWorkers:
             worker_device=self._worker_device,
         )
         record = self._new_record()
+        if self.gathers_metrics:
+            events = _counting(job.workload, events)
+        events.on_begun(record)
         ring_bytes = job.cut.budget_bytes * self.ring_depth
         shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
         if shares.are_better:
@@ -118,10 +154,13 @@ class DaskWorkers:
             return record
         run = _ClusterRun(self._client, cluster_job, self._where, events.check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
+        self._records[cluster_job.name] = record
         with record.timed():
             for receipt in run.receipts(cut_segments(plan, len(self._profiles))):
+                record.under_way.pop(receipt.segment.chunks[0], None)
                 record.include(receipt.stages)
-                job.workload.add_audit_notes(receipt.notes)
+                for notes in receipt.notes:
+                    job.workload.add_audit_notes(notes)
                 for index in receipt.segment.chunks:
                     events.on_written(by_index[index])
         return record
@@ -135,6 +174,10 @@ class DaskWorkers:
 
     def last_heard(self) -> Mapping[str, float]:
         """The workers that are there now, by address, and when the scheduler last heard of each, by its clock."""
+        return {address: worker["last_seen"] for address, worker in self.identities().items()}
+
+    def identities(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the scheduler knows of each worker, by address."""
         if self._client.status != "running":
             raise ClusterError(f"{self._where} went away")
         try:
@@ -144,7 +187,8 @@ class DaskWorkers:
             )
         except (OSError, TimeoutError) as error:
             raise ClusterError(f"{self._where} went away: {error}") from error
-        return {address: worker["last_seen"] for address, worker in identity["workers"].items()}
+        workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
+        return workers
 
     def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
         """Run a function on one worker, on a thread of its own. RankLost comes out of it where that worker is gone.
@@ -178,12 +222,12 @@ class DaskWorkers:
             teller.join(deadline.left_s)
 
     def _new_record(self) -> StageRecord:
-        record = StageRecord()
-        for totals in record.totals.values():
-            totals.lanes = len(self._profiles)
+        record = StageRecord(gathers=self.gathers_metrics)
+        for stage, totals in record.totals.items():
+            totals.lanes = sum(each.lanes.get(stage, 1) for each in self._profiles)
         return record
 
-    def _checked_profiles(self) -> list[DeviceProfile]:
+    def _checked_profiles(self) -> dict[str, DeviceProfile]:
         workers = list(self.last_heard())
         if not workers:
             raise DeviceUnavailable(f"{self._where} has no workers: start some, then run again")
@@ -193,7 +237,7 @@ class DaskWorkers:
                     f"the worker {address} of {self._where} runs Millrace {version}, this is {__version__}: "
                     "install the same on both"
                 )
-        return list(self._on_each(workers, profile, self._worker_device).values())
+        return self._on_each(workers, profile, self._worker_device)
 
     def _on_each(self, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What a function says on every worker. Its own errors come back as they are."""
@@ -266,7 +310,7 @@ class _ClusterRun:
     def _submit(self, segment: Segment) -> None:
         self._attempts[segment] += 1
         future = self._client.submit(
-            run_segment,
+            _run_segment,
             self._job,
             segment,
             # One group of tasks: the scheduler hands them out as workers have room instead of all at once.
@@ -313,11 +357,37 @@ class _ClusterRun:
         return ClusterError(f"{self._where} went away")
 
     def _end(self) -> None:
-        """Cancel what is left, and let the workers give back what they hold for the job."""
-        with suppress(Exception):  # a cluster that is gone holds nothing
-            if self._client.status == "running":
-                self._client.cancel(list(self._running), force=True)
-                self._client.run(close_job_soon, self._job.name, on_error="ignore")
+        """Cancel what is left, and let the workers give back what they hold for the job.
+
+        Where segments are under way, until their chunks in hand are in the ledger, but not for long.
+        """
+        stopped = bool(self._running)
+
+        def close() -> None:
+            with suppress(Exception):  # a cluster that is gone holds nothing
+                if self._client.status == "running":
+                    self._client.cancel(list(self._running), force=True)
+                    self._client.run(_close_job, self._job.name, stopped, on_error="ignore")
+
+        closing = threading.Thread(target=close, name="close-job", daemon=True)
+        closing.start()
+        if stopped:
+            closing.join(CLOSE_SECONDS)
+
+
+class _Nanny(Nanny):  # type: ignore[misc]
+    """Counts how often it has had to start its worker anew."""
+
+    starts = 0
+    tells_worker = False  # where nobody asks this process for its metrics: the worker's then say it
+
+    async def instantiate(self) -> Any:
+        if self.starts > 0:
+            metrics.worker_restarts.inc()
+            if self.tells_worker:
+                self.env[worker_states.RESTARTS] = str(self.starts)
+        self.starts += 1
+        return await super().instantiate()
 
 
 @contextmanager
@@ -335,11 +405,12 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "protocol": "tls",
         "security": security,
         "dashboard": False,
-        "dashboard_address": f"{LOOPBACK}:0",
+        "dashboard_address": f"{LOOPBACK}:0",  # where Prometheus finds a worker's metrics
+        "preload": [worker_states.__name__],
         "silence_logs": logging.CRITICAL,
     }
     workers = {
-        number: {"cls": Nanny, "options": common | {"env": spec.environment, "name": f"millrace-{number}"}}
+        number: {"cls": _Nanny, "options": common | {"env": spec.environment, "name": f"millrace-{number}"}}
         for number, spec in enumerate(specs)
     }
     scheduler = {
@@ -350,6 +421,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         },
     }  # fmt: skip
     with dask.config.set(_CONFIG):
+        fork_server.begin()
         try:
             cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
         except Exception as error:
@@ -376,33 +448,107 @@ def workers_of(address: str, device: str, threads: int | None) -> Iterator[DaskW
         yield DaskWorkers(client, WorkerDevice(device=device, threads=threads), f"the scheduler {address}")
 
 
-def serve_workers(address: str, specs: Sequence[WorkerSpec]) -> None:
+def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, metrics_port: int | None = None) -> None:
     """Worker processes of this machine for a scheduler elsewhere, each with a nanny, until it or a signal ends them.
 
-    DeviceUnavailable where no scheduler answers.
+    metrics_port : where the first serves its metrics, the second on the next port, and so on; None: on any free ones.
+                   They are on the interface that leads to the scheduler.
+
+    SIGTERM and SIGUSR1 drain: no more tasks, and the chunks in hand are finished and kept, within `drain_s`; a second
+    one ends the workers at once. DeviceUnavailable where no scheduler answers.
     """
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
-            for spec in specs:
-                nanny = Nanny(
+            scheduler = await connect(address, timeout=CONNECT_SECONDS, **Security().get_connection_args("worker"))
+            await scheduler.close()  # it is there: what fails from now on takes longer
+            told = asyncio.create_task(_told_to_leave())
+            await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
+            for number, spec in enumerate(specs):
+                nanny = _Nanny(
                     address,
                     nthreads=TASKS_A_WORKER,
                     memory_limit=0,
                     interface=spec.interface,
                     env=spec.environment,
                     dashboard=False,
-                    death_timeout=CONNECT_SECONDS,
+                    dashboard_address=endpoints[number],
+                    preload=[worker_states.__name__],
+                    death_timeout=START_SECONDS,
                 )
+                nanny.tells_worker = True
                 nannies.append(await stack.enter_async_context(nanny))
-            await asyncio.gather(*(nanny.finished() for nanny in nannies))
+            finished = asyncio.gather(*(nanny.finished() for nanny in nannies))
+            ends: list[asyncio.Future[Any]] = [finished, told]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                await _drain(address, [nanny.worker_address for nanny in nannies if nanny.worker_address], drain_s)
+            else:
+                told.cancel()
+                await finished
 
+    endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []
     with dask.config.set(_CONFIG):
+        with _leave_signals_ignored():
+            fork_server.begin()
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError) as error:
             raise DeviceUnavailable(f"{address}: no Dask scheduler answers there: {error}; is it running?") from error
+        except RuntimeError as error:
+            raise ClusterError(f"the workers do not start: {error}: {error.__cause__}") from error
+
+
+def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: int) -> str | None:
+    """Where a worker serves its metrics, HOST:PORT. ParameterError where the port is taken: Dask would take another."""
+    if first_port is None:
+        return None
+    host = get_ip_interface(spec.interface) if spec.interface else get_ip(urlsplit(address).hostname)
+    metrics.check_port(host, first_port + number)
+    return f"{host}:{first_port + number}"
+
+
+@contextmanager
+def _leave_signals_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores them too, its children also: they may be sent to every process of a task or of
+    a session, and this one decides."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in LEAVE_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+async def _told_to_leave() -> None:
+    """Returns at the first of `LEAVE_SIGNALS`; the next does what it did before."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    handlers = {number: signal.getsignal(number) for number in LEAVE_SIGNALS}
+    for number in LEAVE_SIGNALS:
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+async def _drain(address: str, workers: Sequence[str], drain_s: float) -> None:
+    """Returns when these workers have nothing in hand, or time is up, or their scheduler is gone."""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(drain_s):
+            async with Client(address, asynchronous=True, set_as_default=False) as client:
+                await client.run(_leave, workers=list(workers), on_error="ignore")
+
+
+async def _leave(dask_worker: Any) -> None:
+    """On a worker: the scheduler gives its tasks to others from now on."""
+    dask_worker.status = Status.paused
+    await asyncio.get_running_loop().run_in_executor(None, leave)
+    while dask_worker.state.executing:
+        await asyncio.sleep(0.05)
 
 
 def _quiet_dask() -> None:
@@ -410,6 +556,27 @@ def _quiet_dask() -> None:
     if not os.environ.get("MILLRACE_DEBUG"):
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
             logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+async def _close_job(name: str, wait: bool) -> None:
+    """On a thread of its own: a worker's event loop must not wait."""
+    closing = asyncio.get_running_loop().run_in_executor(None, close_job, name)
+    if wait:
+        await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
+
+
+def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
+    worker = get_worker()
+    try:
+        if leaving.is_set():
+            raise ClusterError("this worker leaves")
+        return run_segment(
+            job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages))
+        )
+    except MillraceError:
+        if not leaving.is_set():
+            raise
+        raise Reschedule from None  # another worker finds in the ledger what was done here
 
 
 async def _on_gang_thread(address: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -428,6 +595,18 @@ async def _on_gang_thread(address: str, function: Callable[..., Any], args: tupl
 
     threading.Thread(target=work, name="gang", daemon=True).start()
     return await asyncio.wrap_future(outcome)
+
+
+def _counting(workload: Workload, events: RunEvents) -> RunEvents:
+    """The same events, with the chunks that workers write counted in this process's metrics."""
+    count = metrics.work_of(workload.name, workload.unit)
+
+    def written(chunk: Chunk) -> None:
+        count.read(chunk.input_bytes)
+        count.written(chunk.output_bytes, chunk.work)
+        events.on_written(chunk)
+
+    return replace(events, on_written=written)
 
 
 def _version() -> str:

@@ -19,7 +19,18 @@ INTERVAL_SECONDS = 10.0
 class Checkpoints:
     """Between entering and leaving the context, a thread flushes the output and adds an entry every interval."""
 
-    def __init__(self, ledger: Ledger, workload: Workload, device: str, interval_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        workload: Workload,
+        device: str,
+        interval_seconds: float | None = None,
+        *,
+        joins: bool = False,
+    ) -> None:
+        """joins : the ledger is another process's, which relies on it: the folder is never made here, and on leaving
+        all that is written is entered, however short it took; where that fails, leaving raises what adding does
+        """
         self._ledger = ledger
         self._workload = workload
         self._device = device
@@ -29,6 +40,7 @@ class Checkpoints:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._save_regularly, name="checkpoints", daemon=True)
         self._began = 0.0
+        self._joins = joins
 
     def note(self, chunk: Chunk) -> None:
         """The chunk is written; from any thread."""
@@ -45,7 +57,9 @@ class Checkpoints:
     ) -> None:
         self._stopping.set()
         self._thread.join()
-        if time.monotonic() - self._began >= self._interval_seconds:
+        if self._joins and error is None:
+            self._save()
+        elif self._joins or time.monotonic() - self._began >= self._interval_seconds:
             with suppress(MillraceError):  # what stopped the job says more than a disk that is full a second time
                 self._save()
 
@@ -59,7 +73,12 @@ class Checkpoints:
             written, self._written = sorted(self._written), []
         if not written:
             return
-        if not self._ledger.exists:
-            self._ledger.create()
-        self._workload.flush()
-        self._ledger.add(Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device))
+        try:
+            if not self._joins and not self._ledger.exists:
+                self._ledger.create()
+            self._workload.flush()
+            self._ledger.add(Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device))
+        except BaseException:
+            with self._lock:
+                self._written += written  # for the next try
+            raise

@@ -107,8 +107,8 @@ class DevicePipeline:
         self._batch = 1 if device.overlap == 5 else slots
         if self._batch > 1:
             self._lanes.update(read=1, write=1)
-        self._chunks_metric = metrics.chunks.labels(workload.name, "written")
-        self._work_metric = metrics.work.labels(workload.name, workload.unit)
+        self._counted = metrics.work_of(workload.name, workload.unit)
+        self._at_work = metrics.AtWork(self._lanes)
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._filled: _Line = SimpleQueue()
         self._started: _Line = SimpleQueue()
@@ -148,19 +148,22 @@ class DevicePipeline:
         on_written: Callable[[Chunk], None] = lambda chunk: None,
         *,
         keep_timeline: bool = False,
+        record: StageRecord | None = None,
     ) -> StageRecord:
         """Every one of these chunks through every stage; returns when all are written.
 
+        record : an empty one to add to; default a new one
+
         Raises the first error of any thread, and the same from then on: the pipeline is then of no more use.
         """
-        record = StageRecord(keeps_timeline=keep_timeline)
+        record = record or StageRecord(keeps_timeline=keep_timeline)
         for stage, lanes in self._lanes.items():
             record.totals[stage].lanes = lanes
         passage = _Passage(record=record, on_written=on_written, computing=len(chunks), unwritten=len(chunks))
         with self._lock:
             self._passages.add(passage)
         try:
-            with record.timed():
+            with record.timed(), self._at_work:
                 for chunk in chunks:
                     self._waiting.put((chunk, passage, chunk is chunks[-1]))
                 if self._error is None and chunks:
@@ -206,6 +209,7 @@ class DevicePipeline:
         try:
             yield
         except BaseException as error:
+            self._counted.failed()
             self._fail(error)
 
     def _going(self, line: SimpleQueue[T | None]) -> Iterator[T]:
@@ -226,6 +230,7 @@ class DevicePipeline:
                 began = time.perf_counter()
                 self._workload.read(chunk, slot.inputs(chunk))
                 passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
+                self._counted.read(chunk.input_bytes)
                 batch.append(_Item(chunk, passage, slot))
                 if is_last or len(batch) == self._batch:
                     for item in batch:
@@ -257,8 +262,7 @@ class DevicePipeline:
         chunk, passage, began = item.chunk, item.passage, time.perf_counter()
         self._workload.write(chunk, item.slot.outputs(chunk))
         passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
-        self._chunks_metric.inc()
-        self._work_metric.inc(chunk.work)
+        self._counted.written(chunk.output_bytes, chunk.work)
         self._free.put(item.slot)
         passage.on_written(chunk)
         with self._lock:

@@ -3,32 +3,41 @@
 `job.json` says which job the ledger speaks of and how it was cut. Each entry names chunks whose output is durable,
 with what the audit needs of them. An entry is a file of its own, written under another name and renamed, so that
 processes on several hosts can add entries without a lock, and a killed one leaves either a whole entry or none.
+
+Every run has a name, which stands in those of its entries: a worker cut off from a run that was killed may still add
+some, and they count only where the partial output is still the one that it wrote to. `receipt.json` is written last,
+just before the output is published: whoever finds it and no partial output knows that it was.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from pipeline import __version__
 from pipeline.engine.identity import input_version
-from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.errors import OutputError, ParameterError
 from pipeline.formats.partial import partial_path, samples_path
 from pipeline.formats.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
 _JOB = "job.json"
-_ENTRY = "chunks-{first:08d}.json"
+_RECEIPT = "receipt.json"
+_ENTRY = "chunks-{first:08d}-{run}.json"
+_ENTRY_NAME = re.compile(r"chunks-\d+-([0-9a-f]+)\.json")
 _MISSING_KEY = "absent"
 # Every name that a ledger's folder holds, while entries are being written too.
-_OURS = re.compile(r"\.?(job|chunks-\d+)\.json(\.\d+)?")
+_OURS = re.compile(r"\.?(job|receipt|chunks-\d+(-[0-9a-f]+)?)\.json(\.\d+)?")
+_REMOVALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +72,27 @@ def job_identity(spec: JobSpec, cut: Cut, plan: Plan) -> dict[str, Any]:
 
 
 class Ledger:
-    """The ledger of one output. Its folder is made by the first entry, or by `create`."""
+    """The ledger of one output. Its folder is made by the first entry, or by `create`.
+
+    identity : as `job_identity` says, and `runs`, the names of the runs that add entries, this one's last; workers
+               are given it whole
+    """
 
     def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
-        self.folder = ledger_path(Path(os.path.realpath(output)))
+        self._output = Path(os.path.realpath(output))
+        self.folder = ledger_path(self._output)
         self.identity = identity
 
     @staticmethod
-    def recorded_cut(output: Path) -> Cut | None:
-        """How the job of an earlier ledger was cut; None where there is no ledger that can be read."""
+    def recorded_cut(output: Path, spec: JobSpec | None = None) -> Cut | None:
+        """How the job of an earlier ledger was cut; None where there is no ledger that can be read.
+
+        spec : None too where that was a job with other parameters
+        """
         job = _read(ledger_path(Path(os.path.realpath(output))) / _JOB)
+        if job is not None and spec is not None:
+            asked = (spec.workload, json.loads(json.dumps(spec.parameters.in_force())))
+            job = job if (job.get("workload"), job.get("parameters")) == asked else None
         cut = job.get("cut") if job is not None else None
         if not isinstance(cut, dict) or cut.keys() != {"budget_bytes", "target_bytes"}:
             return None
@@ -91,17 +111,33 @@ class Ledger:
                     f"--resume: {ledger.folder} is of another job: its {key} was {_short(found.get(key))}, "
                     f"now {_short(expected)}; run again without --resume"
                 )
+        runs = found.get("runs")
+        ledger.identity = {**identity, "runs": [str(run) for run in runs] if isinstance(runs, list) else []}
         return ledger
 
     @property
     def exists(self) -> bool:
         return self.folder.is_dir() and not self.folder.is_symlink()
 
+    @property
+    def begun(self) -> bool:
+        """Whether it says of which job it is: who was killed while making or removing the folder left it without."""
+        return self.exists and os.path.lexists(self.folder / _JOB)
+
     def create(self) -> None:
-        """Make the folder now, in place of an older one."""
+        """Make the folder now, in place of an older one, for a first run."""
         self.remove()
         with writing(self.folder):
             self.folder.mkdir()
+        self._begin_run([])
+
+    def go_on(self) -> None:
+        """Another run adds to what is in. The output must be its own."""
+        self._begin_run(self._runs)
+
+    def _begin_run(self, earlier: Sequence[str]) -> None:
+        self.identity = {**self.identity, "runs": [*earlier, secrets.token_hex(6)]}
+        with writing(self.folder):
             _write(self.folder / _JOB, self.identity)
 
     def restart(self, identity: Mapping[str, Any]) -> None:
@@ -112,19 +148,46 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """Keep an entry, for good. StorageError where the disk fails, OutputError where the ledger was removed."""
         with writing(self.folder):
-            _write(self.folder / _ENTRY.format(first=entry.chunks[0]), vars(entry))
+            _write(self._path(entry.chunks[0]), vars(entry))
 
     def entries(self) -> list[Entry]:
         """Every entry, in the order of their first chunks. One that is damaged counts for nothing: its chunks are
-        computed again, and it is replaced."""
-        read = [_entry(path, self.identity["chunks"]) for path in sorted(self.folder.glob("chunks-*.json"))]
-        found = [entry for entry in read if entry is not None]
-        _refuse_doubles(self.folder, (chunk for entry in found for chunk in entry.chunks))
-        return found
+        computed again, and it is replaced. So does one whose chunks others have: a worker was given up and was alive.
+        """
+        by_run: dict[str, list[Entry]] = {run: [] for run in reversed(self._runs)}
+        for path in sorted(self.folder.glob("chunks-*.json")):
+            named = _ENTRY_NAME.fullmatch(path.name)
+            entry = _entry(path, self.identity["chunks"]) if named and named[1] in by_run else None
+            if named and entry is not None:
+                by_run[named[1]].append(entry)
+        found: list[Entry] = []
+        seen: set[int] = set()
+        for entry in (entry for entries in by_run.values() for entry in entries):
+            if seen.isdisjoint(entry.chunks):
+                found.append(entry)
+                seen.update(entry.chunks)
+        return sorted(found, key=lambda entry: entry.chunks[0])
 
-    def entry(self, first: int) -> Entry | None:
-        """The entry that begins with this chunk, if there is one."""
-        return _entry(self.folder / _ENTRY.format(first=first), self.identity["chunks"])
+    def within(self, chunks: Sequence[int]) -> list[Entry]:
+        """This run's entries that begin with one of these chunks and hold no others."""
+        read = (_entry(self._path(chunk), self.identity["chunks"]) for chunk in chunks)
+        return [entry for entry in read if entry is not None and set(chunks).issuperset(entry.chunks)]
+
+    def conclude(self, receipt: Mapping[str, Any]) -> None:
+        """Every chunk is in, and the output is published next: what remains to be done then is in the ledger."""
+        if not self.exists:
+            self.create()
+        with writing(self.folder):
+            _write(self.folder / _RECEIPT, {"receipt": dict(receipt), "replaces": _inode(self._output)})
+
+    @staticmethod
+    def concluded(output: Path) -> dict[str, Any] | None:
+        """The receipt of a run that was killed after it had published; None where there was none."""
+        final = Path(os.path.realpath(output))
+        found = _read(ledger_path(final) / _RECEIPT) or {}
+        receipt, published = found.get("receipt"), _inode(final)
+        unpublished = published in (None, found.get("replaces")) or any(map(os.path.lexists, _partials(final)))
+        return receipt if isinstance(receipt, dict) and not unpublished else None
 
     def remove(self) -> None:
         """Harmless where there is none. OutputError where something else has its name, which is left alone."""
@@ -134,7 +197,15 @@ class Ledger:
         if not ours:
             raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
         with writing(self.folder):
-            shutil.rmtree(self.folder)
+            (self.folder / _JOB).unlink(missing_ok=True)  # first: a ledger that is removed in part is none
+            _remove_tree(self.folder)
+
+    @property
+    def _runs(self) -> list[str]:
+        return list(self.identity.get("runs", []))
+
+    def _path(self, first: int) -> Path:
+        return self.folder / _ENTRY.format(first=first, run=self._runs[-1] if self._runs else "0")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -146,18 +217,37 @@ def remove_leftovers(output: Path) -> None:
     ledger = Ledger(output, {})
     if not ledger.exists:
         return  # whatever has the name of a partial output is then nobody's of ours
-    for path in (partial_path(final), partial_path(samples_path(final))):
+    for path in _partials(final):
         with writing(final):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     ledger.remove()
 
 
-def _refuse_doubles(folder: Path, chunks: Iterable[int]) -> None:
-    seen: set[int] = set()
-    for chunk in chunks:
-        if chunk in seen:
-            raise StorageError(f"{folder}: chunk {chunk} stands in two entries; run again without --resume")
-        seen.add(chunk)
+def _partials(final: Path) -> tuple[Path, Path]:
+    return partial_path(final), partial_path(samples_path(final))
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _remove_tree(folder: Path) -> None:
+    """Also while a worker cut off from its run puts an entry there."""
+    for _ in range(_REMOVALS):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            if not folder.exists():
+                return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+        else:
+            return
+    shutil.rmtree(folder)
 
 
 def _entry(path: Path, chunk_count: int) -> Entry | None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
         raise StorageError(f"{output} is complete, but not its receipt: {error}") from error
 
 
+@cache
 def _installed(package: str) -> str | None:
+    """Looked up once: it takes milliseconds, and a service writes many receipts."""
     try:
         return version(package)
     except PackageNotFoundError:

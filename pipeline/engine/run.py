@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import time
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from pipeline.config import format_bytes
 from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.engine.discovery import discover
+from pipeline.engine.discovery import cuda_properties, discover
 from pipeline.engine.identity import InputIdentity
-from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
+from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
 from pipeline.engine.planned import PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
@@ -32,6 +33,7 @@ from pipeline.errors import (
 )
 from pipeline.formats.partial import Opening, PartialFile, partial_path
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
+from pipeline.workloads.base import receipt_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +44,16 @@ class RunOptions:
     chunk_bytes  : input and output of one chunk together; None: what suits the device
     checksum     : SHA-256 of the input in the receipt even where the file is large
     resume       : go on where an interrupted run of the same job stopped, if there is one
-    job          : what a service calls the job; it stands in the receipt
+    start_over   : with `resume`, where what an interrupted run left is of no use (of another job, damaged): begin anew
+                   instead of refusing
+    job          : what a service calls the job; it stands in the receipt, and `finished_before` knows it
     """
 
     memory_bytes: int
     chunk_bytes: int | None = None
     checksum: bool = False
     resume: bool = False
+    start_over: bool = False
     job: str | None = None
 
 
@@ -57,6 +62,8 @@ class RunEvents:
     """Who wants to know what as a job runs. `on_written` is called from several threads."""
 
     on_written: Callable[[Chunk], None] = lambda chunk: None
+    # Chunks begin to move: the stages add to this record as they go.
+    on_begun: Callable[[StageRecord], None] = lambda record: None
     # Every chunk is in and the audit has passed: what it raises keeps the result from being published.
     on_computed: Callable[[], None] = lambda: None
     on_published: Callable[[], None] = lambda: None
@@ -81,7 +88,9 @@ def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Devi
         return CpuDevice(threads, overlap)
     for report in reports:
         if report.name == name and report.obstacle is None:
-            return CudaDevice(int(name.removeprefix("cuda:")), overlap)
+            ordinal = int(name.removeprefix("cuda:"))
+            metrics.gpus.watch(cuda_properties(ordinal)["uuid"])
+            return CudaDevice(ordinal, overlap)
     obstacles = [report.obstacle for report in reports if report.obstacle and report.name in (name, "cuda")]
     usable = ", ".join(report.name for report in reports if report.obstacle is None)
     reason = obstacles[0] if obstacles else "there is no such device"
@@ -100,7 +109,7 @@ def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> Plann
                 f"at most {format_bytes(budget)} do"
             )
         cut = Cut(budget_bytes=budget, target_bytes=min(budget, target))
-        earlier = Ledger.recorded_cut(spec.output) if options.resume else None
+        earlier = Ledger.recorded_cut(spec.output, spec if options.start_over else None) if options.resume else None
         if earlier is not None:
             cut = _same_cut(earlier, cut, options)
         plan = workload.plan(cut.budget_bytes, cut.target_bytes)
@@ -117,6 +126,8 @@ def _same_cut(earlier: Cut, cut: Cut, options: RunOptions) -> Cut:
             f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
         )
     if earlier.target_bytes > cut.budget_bytes:
+        if options.start_over:
+            return cut
         raise ParameterError(
             f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
         )
@@ -157,10 +168,7 @@ def run_job(
     try:
         identity = InputIdentity(job.spec.input, always_hash=options.checksum)
         try:
-            ledger, entries = _ledger_of(job, options)
-            workload.start(Opening.RESUME if entries else Opening.NEW)
-            if not entries:
-                ledger.remove()  # an older one; only now that the output is ours
+            ledger, entries = _begun(job, options)
             try:
                 job, record = _stream(job, ledger, entries, stream or stream_on_device, events)
                 identity.check()
@@ -172,6 +180,8 @@ def run_job(
                 if options.job is not None:
                     receipt = {"job": options.job, **receipt}
                 events.on_computed()
+                if options.job is not None:
+                    ledger.conclude(receipt)
                 workload.publish()
             except BaseException as error:
                 _keep_or_drop(job, ledger, error, events)
@@ -182,9 +192,32 @@ def run_job(
     finally:
         workload.discard()
     events.on_published()
-    ledger.remove()
     write_receipt(job.spec.output, receipt)
+    ledger.remove()
     return receipt
+
+
+def finished_before(output: Path, job: str) -> dict[str, Any] | None:
+    """The receipt of a run of this job that was killed after it had published; what it left to do is done now.
+
+    No run may be at work on the output.
+    """
+    receipt = _receipt_beside(output)
+    if receipt is None or receipt.get("job") != job:
+        receipt = Ledger.concluded(output)
+        if receipt is None or receipt.get("job") != job:
+            return None
+        write_receipt(output, receipt)
+    remove_leftovers(output)
+    return receipt
+
+
+def _receipt_beside(output: Path) -> dict[str, Any] | None:
+    try:
+        receipt = json.loads(receipt_path(output).read_text())
+    except (OSError, ValueError):
+        return None
+    return receipt if isinstance(receipt, dict) and output.exists() else None
 
 
 def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
@@ -200,17 +233,30 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
     with Checkpoints(ledger, job.workload, device.name) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
         with DevicePipeline(device, job.workload, slot_bytes(plan.chunks), slots=slots) as pipeline:
-            return pipeline.stream(plan.chunks, note)
+            record = StageRecord()
+            events.on_begun(record)
+            return pipeline.stream(plan.chunks, note, record=record)
 
 
-def _ledger_of(job: PlannedJob, options: RunOptions) -> tuple[Ledger, list[Entry]]:
-    """The job's ledger, and what an interrupted run has entered, if this one is to go on with it."""
-    identity = job_identity(job.spec, job.cut, job.plan)
-    ledger = Ledger(job.spec.output, identity)
-    if not (options.resume and ledger.exists):
-        return ledger, []
-    ledger = Ledger.resumed(job.spec.output, identity)
-    return ledger, ledger.entries()
+def _begun(job: PlannedJob, options: RunOptions) -> tuple[Ledger, list[Entry]]:
+    """Makes the output ours; the job's ledger, and what an interrupted run has entered, if this one goes on with it."""
+    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
+    if options.resume and ledger.begun:
+        try:
+            return _resumed(job, Ledger.resumed(job.spec.output, ledger.identity))
+        except (ParameterError, OutputError, StorageError):
+            if not options.start_over:
+                raise
+    job.workload.start(Opening.NEW)
+    ledger.remove()  # an older one; only now that the output is ours
+    return ledger, []
+
+
+def _resumed(job: PlannedJob, ledger: Ledger) -> tuple[Ledger, list[Entry]]:
+    entries = ledger.entries()
+    job.workload.start(Opening.RESUME if entries else Opening.NEW)
+    ledger.go_on() if entries else ledger.remove()
+    return ledger, entries
 
 
 def _stream(
@@ -224,6 +270,7 @@ def _stream(
             raise StorageError(
                 f"{ledger.folder}: the entry of chunk {entry.chunks[0]} is damaged; run again without --resume"
             ) from error
+        metrics.work_of(job.workload.name, job.workload.unit).kept(len(entry.chunks))
         for index in entry.chunks:
             events.on_written(job.plan.chunks[index])
     plan = left_over(job.plan, entries)

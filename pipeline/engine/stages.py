@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
 from pipeline import metrics
 
-STAGES = ("read", "upload", "compute", "download", "write")
-_METRICS = {stage: (metrics.stage_seconds.labels(stage), metrics.stage_bytes.labels(stage)) for stage in STAGES}
+STAGES = metrics.STAGES
 
 
 @dataclass
@@ -41,7 +40,11 @@ class StageRecord:
     totals: dict[str, StageTotals] = field(default_factory=lambda: {stage: StageTotals() for stage in STAGES})
     wall_seconds: float = 0.0
     keeps_timeline: bool = False
+    # Whether this process counts in its metrics what others did: where nobody asks theirs.
+    gathers: bool = False
     timeline: list[Interval] = field(default_factory=list)
+    # What other processes have told so far of work that they have not finished, by what the work is called.
+    under_way: dict[Hashable, Mapping[str, tuple[float, int, int]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
@@ -49,19 +52,34 @@ class StageRecord:
         if self.keeps_timeline:
             self.timeline.append(Interval(stage, chunk, began, ended))
         self._add(stage, ended - began, nbytes, 1)
+        metrics.stages[stage].add(ended - began, nbytes)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
         """What is done here is the run's wall time."""
+        lanes = {stage: totals.lanes for stage, totals in self.totals.items()}
         began = time.perf_counter()
-        yield
+        with metrics.AtWork(lanes) if self.gathers else nullcontext():
+            yield
         self.wall_seconds = time.perf_counter() - began
-        metrics.pipeline_wall_seconds.inc(self.wall_seconds)
 
     def include(self, stages: Mapping[str, tuple[float, int, int]]) -> None:
-        """Add what another process did: seconds, bytes and chunks of each stage."""
+        """Add what another process did, and counted in its own metrics: seconds, bytes and chunks of each stage."""
         for stage, (seconds, nbytes, chunks) in stages.items():
             self._add(stage, seconds, nbytes, chunks)
+            if self.gathers:
+                metrics.stages[stage].add(seconds, nbytes, chunks)
+
+    def now(self) -> dict[str, StageTotals]:
+        """The totals as they stand, with what is under way elsewhere."""
+        with self._lock:
+            found = {stage: replace(totals) for stage, totals in self.totals.items()}
+        for told in list(self.under_way.values()):
+            for stage, (seconds, nbytes, chunks) in told.items():
+                found[stage].seconds += seconds
+                found[stage].nbytes += nbytes
+                found[stage].chunks += chunks
+        return found
 
     def _add(self, stage: str, seconds: float, nbytes: int, chunks: int) -> None:
         with self._lock:
@@ -69,9 +87,6 @@ class StageRecord:
             totals.seconds += seconds
             totals.nbytes += nbytes
             totals.chunks += chunks
-        seconds_metric, bytes_metric = _METRICS[stage]
-        seconds_metric.inc(seconds)
-        bytes_metric.inc(nbytes)
 
     @property
     def overlap_efficiency(self) -> float:

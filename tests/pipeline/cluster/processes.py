@@ -49,7 +49,8 @@ def worker_processes(process):
     found = []
     for child in children(process):
         try:
-            if any("spawn_main" in word for word in child.cmdline()):
+            parent = child.parent()
+            if parent is not None and any("forkserver" in word for word in parent.cmdline()):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue

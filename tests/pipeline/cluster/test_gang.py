@@ -173,7 +173,7 @@ def test_the_whole_has_a_deadline():
 
 def test_without_workers_it_is_an_error():
     with pytest.raises(ClusterError, match="no worker is left for the gang"):
-        run_gang(ThreadWorkers(0), gang_functions.place, 2, limits=GangLimits(wait_s=0.1))
+        run_gang(ThreadWorkers(0), gang_functions.place, 2, limits=GangLimits(turn_s=0.1))
 
 
 def test_what_takes_down_every_worker_is_given_up():
@@ -202,12 +202,33 @@ def test_one_gang_at_a_time():
         first = threads.submit(run_gang, workers, waits, 2)
         assert inside.wait(20)
         with pytest.raises(ClusterError, match="another gang runs on the workers of threads-"):
-            run_gang(workers, gang_functions.place, 2, limits=GangLimits(wait_s=0.1))
+            run_gang(workers, gang_functions.place, 2, limits=GangLimits(turn_s=0.1))
         # Another service's gang is not behind the same lock: the worker itself says no.
         with pytest.raises(ClusterError, match="already takes part in a gang"):
             member.introduce("another", 1, next(iter(workers.last_heard())), "127.0.0.1")
         free.set()
         first.result(20)
+    assert len(run_gang(workers, gang_functions.place, 2).values) == 2
+
+
+def test_a_gang_that_is_no_longer_wanted_ends():
+    workers, inside = ThreadWorkers(2), threading.Event()
+
+    class Enough(Exception):
+        pass
+
+    def computes(each):
+        inside.set()
+        while True:
+            each.check()
+            time.sleep(0.01)
+
+    def check():
+        if inside.is_set():
+            raise Enough
+
+    with pytest.raises(Enough):
+        run_gang(workers, computes, 2, check=check)
     assert len(run_gang(workers, gang_functions.place, 2).values) == 2
 
 

@@ -70,7 +70,7 @@ def shared(folder, how, workers, ranks, output="out.npy", memory=64 << 20, **mor
 @pytest.mark.parametrize("how", ["avg", "min", "max", "std"])
 def test_any_number_of_ranks_gives_the_bits_of_one_device(folder, how):
     alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, how))
-    for ranks in (1, 2, 3):
+    for ranks in (1, 2, 3) if how == "std" else (3,):
         found, receipt, stream = shared(folder, how, ThreadWorkers(ranks), ranks)
         np.testing.assert_array_equal(found.view(np.uint32), alone.view(np.uint32))
         assert sorted(chunk for entry in stream.entries for chunk in entry.chunks) == list(range(receipt["chunks"]))

@@ -18,6 +18,7 @@ from pipeline.formats.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
+from tests.pipeline.scrapes import free_port, scraped
 
 SIGMA = 25
 # Small chunks with wide halos: the job takes long enough.
@@ -110,21 +111,27 @@ def scheduler(tmp_path):
         wait_until(address_file.exists, "the scheduler's start")
         address = json.loads(address_file.read_text())["address"]
         address_file.unlink()
-        with running("worker", address, "--device", "cpu", "--workers", 1, cwd=tmp_path):
-            yield process, address
+        port = free_port()
+        with running("worker", address, "--device", "cpu", "--workers", 1, "--metrics-port", port, cwd=tmp_path):
+            yield process, address, port
         process.kill()
 
 
-def test_workers_of_a_cluster_do_the_job(folder, scheduler):
-    _, address = scheduler
+def test_workers_of_a_cluster_do_the_job_and_tell_it_at_their_port(folder, scheduler):
+    _, address, port = scheduler
     code, out, err = run(*smooth("out.npy", "--scheduler", address), cwd=folder)
     assert (code, err) == (0, "")
     assert "on 1 × cpu" in out
     np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
+    told = scraped(f"127.0.0.1:{port}")
+    assert told["millrace_work_total", (("unit", "pixels"), ("workload", "smooth"))] == 1499 * 1201
+    code, _, err = run("worker", address, "--workers", 1, "--device", "cpu", "--metrics-port", port, cwd=folder)
+    assert code == 2
+    assert err.startswith(f"millrace: --metrics-port {port}: ")
 
 
 def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler):
-    process, address = scheduler
+    process, address, _ = scheduler
     with running(*smooth("out.npy", "--scheduler", address, *SMALL), cwd=folder) as command:
         wait_until(lambda: len(ledger_entries(folder, "out.npy")) >= 2, "the second segment")
         process.kill()
