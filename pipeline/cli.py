@@ -140,17 +140,32 @@ def _setting_options(*names: str) -> list[click.Option]:
     ]
 
 
-@cli.command(params=[click.Argument(["scheduler"]), *_setting_options("device", "workers", "threads")])
-def worker(scheduler: str, config: Path | None, **flags: Any) -> None:
+_DRAIN = click.Option(
+    ["--drain-s"],
+    type=click.IntRange(0, 86_400),
+    default=60,
+    show_default=True,
+    help="seconds that SIGTERM and SIGUSR1 leave it to finish the chunks in hand",
+)
+_METRICS_PORT = click.Option(
+    ["--metrics-port"],
+    help="serve the first worker's Prometheus metrics on this port, the second's on the next; default any free ones",
+)
+_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _METRICS_PORT, _DRAIN]
+
+
+@cli.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
+def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> None:
     """Let this machine work for the Dask scheduler at SCHEDULER, tcp://HOST:PORT, until stopped.
 
-    One process for each GPU, or on the CPU where there is none, unless the options say otherwise.
+    One process for each GPU, or on the CPU where there is none, unless the options say otherwise. SIGTERM and SIGUSR1
+    drain: chunks in hand are finished and kept, other workers do the rest.
     """
     from pipeline.cluster.place import worker_specs
     from pipeline.cluster.workers import serve_workers
 
     settings = load_settings({**flags, "scheduler": scheduler}, file=config)
-    serve_workers(scheduler, worker_specs(settings))
+    serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
 
 
 for _command in (kernels_group, *service_commands.COMMANDS, *client_commands.COMMANDS):

@@ -13,17 +13,19 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
 
-from pipeline.errors import MillraceError, ServiceError, ServiceRefused, StorageError
+from pipeline import archive
+from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused, StorageError
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 OVER = ("succeeded", "failed", "cancelled")
@@ -31,6 +33,10 @@ OVER = ("succeeded", "failed", "cancelled")
 TRIES = 4
 FIRST_PAUSE_S = 0.25
 PIECE_BYTES = 1 << 20
+# The service says something every 15 s, if only that it is still there.
+MOST_SILENCE_S = 60.0
+# Who waits for a job stays through a restart of the service, but not for ever.
+MOST_OUTAGE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +57,15 @@ class Client:
         """
         self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("MILLRACE_TOKEN")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.url):
-            raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}")
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        try:
+            if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.url):
+                raise ValueError(self.url)
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -115,6 +126,10 @@ class Client:
 
     def job(self, job: str) -> Job:
         """The job of that id. ServiceRefused where there is none."""
+        if re.fullmatch("[0-9a-f]{12}", job) is None:
+            raise ServiceRefused(
+                f"there is no job {job}: an id has 12 hexadecimal digits, as `millrace jobs` lists them"
+            )
         return Job(self, self.request("GET", f"/v1/jobs/{job}"))
 
     def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
@@ -145,19 +160,19 @@ class Client:
         for left in reversed(range(TRIES)):
             try:
                 response = self._http.request(method, path, **options)
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
             else:
                 if response.status_code != 503 or left == 0:
-                    return _checked(response).json()
+                    return _json(_checked(response))
             time.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
 
-    def stream(self, path: str, **headers: str) -> Any:
-        """A context with the answer's body still to be read."""
-        return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=60.0))
+    def stream(self, path: str, *, silence_s: float = MOST_SILENCE_S, **headers: str) -> Any:
+        """A context with the answer's body still to be read; nothing for `silence_s` breaks it off."""
+        return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=silence_s))
 
     def _unreachable(self, error: Exception) -> ServiceError:
         return ServiceError(
@@ -211,25 +226,43 @@ class Job:
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """What has happened so far."""
-        return list(self._client.request("GET", f"/v1/jobs/{self.id}/log", params={"after": after}))
+        found: list[dict[str, Any]] = []
+        while page := self._client.request("GET", f"/v1/jobs/{self.id}/log", params={"after": after}):
+            found.extend(page)
+            after = page[-1]["number"]
+        return found
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        """What happens, as it happens, until the job is over. A connection that breaks is made again."""
-        failures = 0
+    def events(self, after: int = 0, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """What happens, as it happens, until the job is over. A connection that breaks is made again, for two minutes.
+
+        Raises TimeoutError where the job is not over in time; it goes on.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        lost_at = None
         while True:
+            left = MOST_SILENCE_S if end is None else min(max(end - time.monotonic(), 0.05), MOST_SILENCE_S)
+            path, headers = f"/v1/jobs/{self.id}/events", {"Last-Event-ID": str(after)}
             try:
-                with self._client.stream(f"/v1/jobs/{self.id}/events", **{"Last-Event-ID": str(after)}) as response:
+                with self._client.stream(path, silence_s=left, **headers) as response:
                     _checked(response)
                     for event in _parsed(response.iter_lines()):
-                        after, failures = event.number or after, 0
+                        after, lost_at = event.number or after, None
                         yield event
-            except httpx2.TransportError as error:
-                failures += 1
-                if failures == TRIES:
+                        self._check_time(end, timeout_s, event.data.get("state"))
+                if self.refresh().state in OVER:
+                    return
+            except (httpx2.RequestError, ServiceError) as error:
+                self._check_time(end, timeout_s, None)
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > MOST_OUTAGE_S:
                     raise self._client._unreachable(error) from error
-                time.sleep(FIRST_PAUSE_S * 2**failures)
-            if self.refresh().state in OVER:
-                return
+                time.sleep(FIRST_PAUSE_S)
+
+    def _check_time(self, end: float | None, timeout_s: float | None, state: str | None) -> None:
+        if end is not None and time.monotonic() > end and state not in OVER:
+            with suppress(MillraceError):
+                self.refresh()
+            raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
         """Returns when the job is over, however it ended: look at `state`.
@@ -238,32 +271,39 @@ class Job:
 
         Raises TimeoutError where it is not over in time. The job itself goes on whatever happens here.
         """
-        end = None if timeout_s is None else time.monotonic() + timeout_s
         title = Path(self.view["output"]).name
         with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
-            for event in self.events():
+            for event in self.events(timeout_s=timeout_s):
                 if show is not None and event.kind == "progress":
                     show(event.data)
-                if end is not None and time.monotonic() > end and event.data.get("state") not in OVER:
-                    raise TimeoutError(f"job {self.id} is {self.refresh().state} after {timeout_s} s")
         return self.refresh()
 
     def result(self, path: str | os.PathLike[str]) -> Path:
-        """Fetch the output to a file of this machine, whole or not at all."""
+        """Fetch the output to a file or folder of this machine, whole or not at all; an older file gives way.
+
+        Raises OutputError where the output is a folder and something stands at `path`, StorageError where the disk here
+        fails.
+        """
         target = Path(path)
         partial = target.with_name(f"{target.name}.partial")
         try:
-            with self._client.stream(f"/v1/jobs/{self.id}/result") as response, partial.open("wb") as file:
+            with self._client.stream(f"/v1/jobs/{self.id}/result") as response:
                 _checked(response)
-                for piece in response.iter_bytes(PIECE_BYTES):
-                    file.write(piece)
+                if response.headers.get("content-type") == archive.MEDIA_TYPE:
+                    if target.exists():
+                        raise OutputError(f"{target}: is there already, and the result is a folder; name another place")
+                    archive.unpack(response.iter_bytes(), partial)
+                else:
+                    with partial.open("wb") as file:
+                        for piece in response.iter_bytes(PIECE_BYTES):
+                            file.write(piece)
             partial.replace(target)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise self._client._unreachable(error) from error
         except OSError as error:
             raise StorageError(f"{target}: {error.strerror}; choose another place") from error
         finally:
-            partial.unlink(missing_ok=True)
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
         return target
 
 
@@ -276,8 +316,17 @@ def _checked(response: Any) -> Any:
         detail = str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
         detail = f"status {response.status_code} from {response.url}: is that a Millrace service?"
+    if response.status_code == 401:
+        detail = f"{detail}: set MILLRACE_TOKEN to what whoever runs the service has given you"
     kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
     raise kind(detail)
+
+
+def _json(response: Any) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise ServiceError(f"{response.url}: answers no JSON: is that a Millrace service?") from error
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[Event]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -11,8 +13,11 @@ from typing import Any, NoReturn
 
 import click
 
+from pipeline.config import format_bytes
+
 # What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
+READER_WENT_AWAY = 141
 _ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
 _STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
 
@@ -55,9 +60,9 @@ def submit(
         else:
             jobs = client.submit_array(workload, input, output, array, **asked)
         if not wait:
-            _show(jobs, as_json, lambda job: job.id)
+            _show(jobs, as_json, lambda job: job.id, listed=array is not None)
             return
-        _wait(jobs, timeout, quiet, as_json)
+        _wait(jobs, timeout, quiet, as_json, listed=array is not None)
 
 
 @click.command()
@@ -72,7 +77,7 @@ def jobs(limit: int, as_json: bool, **filters: str | None) -> None:
     from pipeline.client import Client
 
     with Client() as client:
-        _show(list(client.jobs(limit=limit, **filters)), as_json, _line)
+        _show(list(client.jobs(limit=limit, **filters)), as_json, _line, listed=True)
 
 
 @click.command()
@@ -93,7 +98,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: 
     from pipeline.client import Client
 
     with Client() as client:
-        _wait([client.job(each) for each in job_ids], timeout, quiet, as_json)
+        _wait([client.job(each) for each in job_ids], timeout, quiet, as_json, listed=len(job_ids) > 1)
 
 
 @click.command()
@@ -108,45 +113,50 @@ def logs(job: str, follow: bool, as_json: bool) -> None:
         found = client.job(job)
         events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
         for event in events:
-            click.echo(json.dumps(event) if as_json else f"{_time(event['at'])}  {event['message']}")
+            _print(json.dumps(event) if as_json else f"{_time(event['at'])}  {event['message']}")
+
+
+JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
 
 
 @click.command()
-@click.argument("job")
+@JOBS
 @JSON
-def cancel(job: str, as_json: bool) -> None:
-    """Stop a job and remove what it has written so far."""
+def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Stop jobs and remove what they have written so far."""
     from pipeline.client import Client
 
     with Client() as client:
-        _show([client.job(job).cancel()], as_json, _line)
+        _show([client.job(each).cancel() for each in job_ids], as_json, _line, listed=len(job_ids) > 1)
 
 
 @click.command()
-@click.argument("job")
+@JOBS
 @JSON
-def retry(job: str, as_json: bool) -> None:
-    """Queue a failed or cancelled job again; finished chunks are kept."""
+def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Queue failed or cancelled jobs again; finished chunks are kept."""
     from pipeline.client import Client
 
     with Client() as client:
-        _show([client.job(job).retry()], as_json, _line)
+        _show([client.job(each).retry() for each in job_ids], as_json, _line, listed=len(job_ids) > 1)
 
 
 @click.command()
 @click.argument("job")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--receipt", is_flag=True, help="print the receipt instead")
-def result(job: str, path: Path | None, receipt: bool) -> None:
-    """Fetch a job's output to PATH [default: its own name, here]."""
+@JSON
+def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
+    """Fetch a job's output, a file or a folder, to PATH [default: its own name, here]."""
     from pipeline.client import Client
 
     with Client() as client:
         found = client.job(job)
         if receipt:
-            click.echo(json.dumps(found.receipt, indent=2))
-        else:
-            click.echo(found.result(path or Path(Path(found.view["output"]).name)))
+            _print(json.dumps(found.receipt, indent=2))
+            return
+        fetched = found.result(path or Path(Path(found.view["output"]).name))
+        _print(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else str(fetched))
 
 
 @click.command()
@@ -158,40 +168,59 @@ def workers(as_json: bool) -> None:
     with Client() as client:
         found = client.workers()
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        click.echo("\n".join(f"{each.get('host', '')}  {each['name']}  {each.get('model', '')}" for each in found))
+        _print(json.dumps(found, indent=2))
+    elif found:
+        _print("\n".join(_worker_line(each) for each in found))
 
 
 COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
 
 
-def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool) -> NoReturn:
+def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
     """Ends the program with what the jobs came to."""
     end = None if timeout is None else time.monotonic() + timeout
     for job in found:
         try:
             job.wait(progress=not quiet, timeout_s=None if end is None else max(end - time.monotonic(), 0.0))
         except TimeoutError as error:
-            click.echo(f"millrace: {error}; it goes on", err=True)
+            click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it goes on", err=True)
             raise SystemExit(NOT_OVER_IN_TIME) from error
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C
-            left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
-            click.echo(f"millrace: what was submitted goes on: millrace wait {left}", err=True)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C
+                left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
+                click.echo(f"millrace: what was submitted goes on: millrace wait {left}", err=True)
             raise
     if as_json or not quiet:
-        _show(found, as_json, _line)
+        _show(found, as_json, _line, listed=listed)
     raise SystemExit(max(_ENDINGS[job.state] for job in found))
 
 
-def _show(found: list[Any], as_json: bool, line: Callable[[Any], str]) -> None:
+def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed: bool = False) -> None:
+    """`listed`: as JSON it is a list however many there are."""
     if as_json:
         views = [job.view for job in found]
-        click.echo(json.dumps(views[0] if len(views) == 1 else views, indent=2))
+        _print(json.dumps(views if listed else views[0], indent=2))
     elif found:
-        click.echo("\n".join(line(job) for job in found))
+        _print("\n".join(line(job) for job in found))
+
+
+def _print(text: str) -> None:
+    """On stdout; a reader that went away ends the program as it does other filters."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(READER_WENT_AWAY) from None
+
+
+def _worker_line(worker: dict[str, Any]) -> str:
+    said = [worker.get("host") or "", worker["name"], worker.get("model") or ""]
+    if worker.get("load") is not None:
+        said.append(f"{100 * worker['load']:.0f} % busy")
+    if worker.get("memory_used_bytes") is not None and worker.get("memory_total_bytes"):
+        said.append(f"{format_bytes(worker['memory_used_bytes'])} of {format_bytes(worker['memory_total_bytes'])}")
+    return "  ".join(said).strip()
 
 
 def _line(job: Any) -> str:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import formats
+from pipeline.demo_molecule import make_helix
+from pipeline.demo_scan import make_scan
 from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, Region
 
@@ -16,6 +18,9 @@ BAND_ROWS = 64
 CELLS_PER_MEGAPIXEL = 60
 # Full scale of the noisy sensor: photons that saturate a sample.
 FULL_WELL_PHOTONS = 60.0
+# The molecule has two turns; the scan a third of the readouts that its image would need without coils.
+BASE_PAIRS = 20
+SCAN_PIXELS, SPOKES, COILS = 128, 64, 6
 
 
 def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
@@ -36,14 +41,16 @@ def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
 
 
 def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
-    """The inputs of every workload's demonstration, in `folder`; returns their paths."""
+    """An input for every workload in `folder`, `size` rows and columns of the image; returns their paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror}; name a folder that can be made") from error
-    image = folder / "cells.tif"
+    image, molecule, scan = folder / "cells.tif", folder / "helix.pqr", folder / "scan.npz"
     make_cells(image, size, size, seed)
-    return [image]
+    make_helix(molecule, BASE_PAIRS)
+    make_scan(scan, SCAN_PIXELS, SPOKES, COILS, seed)
+    return [image, molecule, scan]
 
 
 def _scatter_cells(rows: int, columns: int, seed: int) -> NDArray[np.float64]:

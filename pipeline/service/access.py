@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request
+from fastapi import Request, Security
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,7 +46,12 @@ class Gate:
                 raise HTTPException(413, _TOO_LARGE)
             return message
 
-        await self._app(scope, counted, send)
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        await self._app(scope, counted, guarded)
 
     def _refusal(self, request: Request) -> tuple[int, str] | None:
         headers = request.headers
@@ -54,8 +61,10 @@ class Gate:
         if request.method in _SAFE:
             return None
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
+        if origin is not None and _netloc(origin) != headers.get("host"):
             return 403, f"the page at {origin} may not send requests to this service"
+        if headers.get("sec-fetch-site") == "cross-site":
+            return 403, "pages of other sites may not send requests to this service"
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             return 400, "Content-Length is no number"
@@ -68,13 +77,26 @@ class Gate:
         return None
 
 
+# No answer is taken for another kind of file, or shown within a page of another site.
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 _TOO_LARGE = f"a request's body may have {MOST_BODY_BYTES:,} bytes at most"
+
+
+# Only described by it: a token may also come in the cookie of who has signed in to the pages.
+_BEARER = HTTPBearer(
+    bearerFormat="a token that `millrace token` made", auto_error=False, scheme_name="token",
+    description="Needed wherever the service has a tokens_file.",
+)  # fmt: skip
 
 
 def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], str]:
     """A dependency that says who makes a request; 401 where that cannot be known."""
 
-    def owner(request: Request) -> str:
+    def owner(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
         known = tokens()
         if known is None:
             return LOCAL_OWNER
@@ -87,6 +109,14 @@ def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], str]:
         return found
 
     return owner
+
+
+def _netloc(origin: str) -> str | None:
+    """The host and port of an origin; None for `null`, which stands for pages that have none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _host(value: str) -> str:

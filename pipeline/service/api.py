@@ -8,19 +8,21 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from pipeline import __version__
+from pipeline import __version__, archive
 from pipeline.config import explain
 from pipeline.errors import ParameterError
 from pipeline.service.access import Gate, owner_of
@@ -28,10 +30,21 @@ from pipeline.service.jobs import TERMINAL, CancelRequested, State
 from pipeline.service.problems import MEDIA_TYPE, Problem, install
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Runner
+from pipeline.service.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import NewJob, Store, StoredJob
 from pipeline.service.tokens import Tokens
-from pipeline.service.views import Accepted, EventView, JobPage, JobView, Submission, WorkloadView, refuse_unknown
+from pipeline.service.views import (
+    Accepted,
+    EventView,
+    JobPage,
+    JobView,
+    ProgressView,
+    Submission,
+    WorkerView,
+    WorkloadView,
+    refuse_unknown,
+)
 from pipeline.service.web.pages import add_pages
 from pipeline.workloads import workloads
 
@@ -91,15 +104,17 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         new = request.jobs(owner, secrets.token_hex(6))
         for each in new:
             _check(each, service.roots)
-        _check_room(store, owner, len(new), service.settings.jobs_waiting_of_an_owner)
         body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
-        ids = store.accept(new, now=time.time(), key=idempotency_key, body_sha256=body)
+        ids = store.accept(
+            new, now=time.time(), key=idempotency_key, body_sha256=body,
+            most_of_an_owner=service.settings.jobs_waiting_of_an_owner,
+        )  # fmt: skip
         runner.wake()
         views = [JobView.of(store.job(each)) for each in ids]
         response.headers["Location"] = f"/v1/jobs/{ids[0]}"
         return Accepted(array=views[0].array, jobs=views)
 
-    @app.get("/v1/jobs", tags=["jobs"], dependencies=[owner_needed])
+    @app.get("/v1/jobs", tags=["jobs"], dependencies=[owner_needed], response_model=JobPage)
     def list_jobs(
         state: State | None = None,
         owner: Annotated[str | None, Query(max_length=64)] = None,
@@ -107,13 +122,12 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         array: Annotated[str | None, Query(max_length=64)] = None,
         before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
-    ) -> JobPage:
+    ) -> Response:
         """Jobs that fit, the newest first."""
-        found = store.list_jobs(
-            state=state, owner=owner, workload=workload, array_id=array, before=before, limit=limit + 1
+        jobs, following = store.list_json(
+            state=state, owner=owner, workload=workload, array_id=array, before=before, limit=limit
         )
-        page = [JobView.of(each) for each in found[:limit]]
-        return JobPage(jobs=page, next=page[-1].number if len(found) > limit else None)
+        return Response(f'{{"jobs":{jobs},"next":{json.dumps(following)}}}', media_type="application/json")
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], dependencies=[owner_needed])
     def show(job: str) -> JobView:
@@ -151,11 +165,11 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         responses={200: {"content": {"text/event-stream": {}}}},
     )  # fmt: skip
     async def events(
-        job: str, request: Request, last_event_id: Annotated[int | None, Header(ge=0, le=2**62)] = None
+        job: str, request: Request, last_event_id: Annotated[int, Header(ge=0, le=2**62)] = 0
     ) -> StreamingResponse:
         """Server-sent events until the job is over: `state`, `log` and `progress`, each with JSON as its data."""
         await run_in_threadpool(store.job, job)
-        stream = _events(store, job, last_event_id or 0, request)
+        stream = _events(service, job, last_event_id, request)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/v1/workloads", tags=["workloads"], dependencies=[owner_needed])
@@ -167,9 +181,9 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         ]
 
     @app.get("/v1/workers", tags=["workers"], dependencies=[owner_needed])
-    def list_workers() -> list[dict[str, Any]]:
+    def list_workers() -> list[WorkerView]:
         """What jobs run on."""
-        return service.workers()
+        return [WorkerView.model_validate(each) for each in service.workers()]
 
 
 def _add_results(app: FastAPI, service: Service) -> None:
@@ -183,13 +197,18 @@ def _add_results(app: FastAPI, service: Service) -> None:
 
     @app.get(
         "/v1/jobs/{job}/result", tags=["results"], dependencies=[owner_needed], response_class=FileResponse,
-        responses={200: {"content": {"application/octet-stream": {}}}},
+        responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
     )  # fmt: skip
-    def result(job: str) -> FileResponse:
-        """The output itself, where it is one file."""
+    def result(job: str) -> Response:
+        """The output itself; one that is a folder, as a tar archive."""
         output = service.roots.readable(_succeeded(store, job).asked.output)
+        if output.is_dir():
+            disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
+            return StreamingResponse(
+                archive.packed(output), media_type=archive.MEDIA_TYPE, headers={"Content-Disposition": disposition}
+            )
         if not output.is_file():
-            raise HTTPException(409, f"{output.name} is a folder or has been moved: fetch it from the data root itself")
+            raise HTTPException(409, f"{output.name} is no more where job {job} put it")
         return FileResponse(output, filename=output.name, media_type="application/octet-stream")
 
     @app.get(
@@ -218,29 +237,37 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             raise HTTPException(503, missing)
         return "ok\n"
 
-    @app.get("/metrics", tags=["probes"])
+    @app.get("/metrics", tags=["probes"], response_class=PlainTextResponse)
     def metrics() -> Response:
         """For Prometheus."""
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(service.store, service.workers), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/metrics/targets", tags=["probes"])
+    def targets() -> list[TargetGroup]:
+        """Where the workers serve their metrics, for Prometheus' HTTP service discovery."""
+        return target_groups(service.workers())
 
 
-async def _events(store: Store, job: str, after: int, request: Request) -> AsyncIterator[str]:
-    said, quiet = None, time.monotonic()
-    while not await request.is_disconnected():
-        stored = await run_in_threadpool(store.job, job)
-        for event in await run_in_threadpool(partial(store.events, job, after=after)):
-            after, quiet = event.number, time.monotonic()
-            yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
-        progress = {"chunks": stored.job.chunks, "chunks_done": stored.job.chunks_done, "state": stored.job.state}
-        if progress != said:
-            said, quiet = progress, time.monotonic()
-            yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
-        if stored.job.state in TERMINAL:
-            return
-        if time.monotonic() - quiet > HEARTBEAT_S:
-            quiet = time.monotonic()
-            yield ": still there\n\n"
-        await asyncio.sleep(EVENTS_POLL_S)
+async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
+    store, said, quiet = service.store, None, time.monotonic()
+    with store.news.of(job) as news:
+        while not await request.is_disconnected():
+            news.clear()
+            stored = await run_in_threadpool(store.job, job)
+            for event in await run_in_threadpool(partial(store.events, job, after=after)):
+                after, quiet = event.number, time.monotonic()
+                yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
+            progress = ProgressView.of(stored, service.runner.under_way(job))
+            if progress != said:
+                said, quiet = progress, time.monotonic()
+                yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"
+            if stored.job.state in TERMINAL:
+                return
+            if time.monotonic() - quiet > HEARTBEAT_S:
+                quiet = time.monotonic()
+                yield ": still there\n\n"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), EVENTS_POLL_S)
 
 
 def _check(new: NewJob, roots: DataRoots) -> None:
@@ -256,14 +283,6 @@ def _check(new: NewJob, roots: DataRoots) -> None:
         said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
         raise ParameterError(f"{where}{said}") from error
     roots.check_further(parameters.further_files)
-
-
-def _check_room(store: Store, owner: str, count: int, most: int) -> None:
-    waiting = store.active_of(owner)
-    if waiting + count > most:
-        raise ParameterError(
-            f"{waiting} jobs of {owner} are not over and {most} are allowed: wait for some, or cancel some"
-        )
 
 
 def _refuse_others(stored: StoredJob, owner: str) -> None:

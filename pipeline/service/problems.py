@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from pipeline.config import explain
 from pipeline.errors import MillraceError, OutputError, StorageError, UserError
@@ -39,33 +40,50 @@ class Problem(BaseModel):
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """An answer of that status; `detail` is for people."""
+    detail = detail.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which JSON cannot carry
     content = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail).model_dump()
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Every error of the app comes out as a problem."""
+    """Every error of the app comes out as a problem; to a browser that asks for a page, as `app.state.error_page`."""
+
+    def answer(request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+        for_people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+        if status >= 400 and for_people and hasattr(app.state, "error_page"):
+            page: Response = app.state.error_page(status, detail)
+            return page
+        return problem(status, detail, headers)
 
     @app.exception_handler(MillraceError)
-    def _ours(request: Request, error: MillraceError) -> JSONResponse:
+    def _ours(request: Request, error: MillraceError) -> Response:
         status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-        return problem(status, str(error))
+        return answer(request, status, str(error))
 
     @app.exception_handler(IllegalTransition)
-    def _illegal(request: Request, error: IllegalTransition) -> JSONResponse:
-        return problem(409, f"job {error.job.id} is {error.job.state}: it cannot take that now")
+    def _illegal(request: Request, error: IllegalTransition) -> Response:
+        return answer(request, 409, f"job {error.job.id} is {error.job.state}: it cannot take that now")
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(422, _fault(error.errors()[0]))
+    def _invalid(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, 422, _fault(error.errors()[0]))
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), error.headers)
+    def _http(request: Request, error: HTTPException) -> Response:
+        headers = (
+            {**(error.headers or {}), "Allow": _allowed(app, request)} if error.status_code == 405 else error.headers
+        )
+        return answer(request, error.status_code, str(error.detail), headers)
 
     @app.exception_handler(Exception)
-    def _internal(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, f"internal error: {type(error).__name__}; the server's log says more")
+    def _internal(request: Request, error: Exception) -> Response:
+        return answer(request, 500, f"internal error: {type(error).__name__}; the server's log says more")
+
+
+def _allowed(app: FastAPI, request: Request) -> str:
+    """The methods of all routes at a request's path; Starlette tells those of the first alone."""
+    fitting = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in fitting for method in getattr(route, "methods", None) or ()}))
 
 
 def _fault(fault: Mapping[str, Any]) -> str:

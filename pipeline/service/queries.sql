@@ -31,9 +31,10 @@ SELECT job FROM dependencies WHERE after = :after AND state != 'succeeded' ORDER
 UPDATE dependencies SET state = :state WHERE job = :job AND after = :after;
 
 -- name: reset_dependencies
+-- Of one that has been forgotten stands here how it ended.
 UPDATE dependencies SET state = CASE (SELECT state FROM jobs WHERE id = after)
     WHEN 'succeeded' THEN 'succeeded' ELSE 'waiting' END
-WHERE job = :job;
+WHERE job = :job AND (state != 'succeeded' OR after IN (SELECT id FROM jobs));
 
 -- name: change_job
 -- The epoch that was read must still be there: of two that change a job at once, one finds nothing to change.
@@ -46,7 +47,8 @@ WHERE id = :id AND epoch = :read_epoch;
 UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id;
 
 -- name: renew_leases
-UPDATE jobs SET lease_until = :until WHERE runner = :runner AND state IN ('planning', 'running', 'publishing');
+UPDATE jobs SET lease_until = :until
+WHERE id IN (SELECT value FROM json_each(:jobs)) AND runner = :runner AND state IN ('planning', 'running', 'publishing');
 
 -- name: expired_leases
 SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND lease_until < :now ORDER BY number;
@@ -59,7 +61,7 @@ SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') 
 WITH busy AS (
   SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
 )
-SELECT jobs.id, jobs.epoch FROM jobs
+SELECT jobs.id, jobs.epoch, jobs.changed_at FROM jobs
 LEFT JOIN shares ON shares.owner = jobs.owner
 LEFT JOIN busy ON busy.owner = jobs.owner
 WHERE jobs.state = 'queued' AND COALESCE(busy.jobs, 0) < :cap
@@ -76,17 +78,54 @@ ON CONFLICT (owner) DO UPDATE SET
   device_seconds = halved(device_seconds, :at - at) + :seconds, at = :at;
 
 -- name: list_jobs
-SELECT * FROM jobs
+-- Without what is long: a list shows neither receipts nor stories.
+SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, epoch, attempts,
+    cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
+    device_seconds, runner, lease_until, NULL AS receipt
+FROM jobs
 WHERE (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
   AND (:workload IS NULL OR workload = :workload) AND (:array_id IS NULL OR array_id = :array_id)
   AND (:before IS NULL OR number < :before)
 ORDER BY number DESC LIMIT :limit;
 
+-- name: list_json
+-- What views.JobView shows of each, in one JSON list: ten times as fast as row by row.
+SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
+    'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
+    'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
+    'cancelling', json(iif(cancelling, 'true', 'false')), 'attempts', attempts, 'chunks', chunks,
+    'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
+    'finished_at', finished_at, 'device_seconds', device_seconds)) AS jobs
+FROM (
+  SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
+      cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds
+  FROM jobs
+  WHERE (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
+    AND (:workload IS NULL OR workload = :workload) AND (:array_id IS NULL OR array_id = :array_id)
+    AND (:before IS NULL OR number < :before)
+  ORDER BY number DESC LIMIT :limit
+);
+
+-- name: prune_jobs
+-- Their events and dependencies go with them.
+DELETE FROM jobs WHERE id IN (
+  SELECT id FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled') AND finished_at < :before
+    AND NOT EXISTS (
+      SELECT 1 FROM dependencies JOIN jobs AS later ON later.id = dependencies.job
+      WHERE dependencies.after = jobs.id AND later.state NOT IN ('succeeded', 'failed', 'cancelled')
+    )
+  ORDER BY number LIMIT :most
+) RETURNING id;
+
 -- name: count_by_state
 SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
 
 -- name: oldest_queued
-SELECT MIN(changed_at) FROM jobs WHERE state = 'queued';
+SELECT MIN(changed_at) FROM (
+  SELECT changed_at FROM jobs INDEXED BY jobs_by_wait
+  WHERE state = 'queued' AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+  ORDER BY changed_at LIMIT 1
+);
 
 -- name: add_event
 INSERT INTO events (job, at, kind, message) VALUES (:job, :at, :kind, :message);

@@ -50,7 +50,7 @@ class DataRoots:
             return None
         try:
             resolved = Path(os.path.realpath(self.roots[0] / name))
-        except OSError:  # a loop of links
+        except (OSError, ValueError):  # a loop of links; letters that no file system can hold
             return None
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
 

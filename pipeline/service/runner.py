@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -21,7 +20,8 @@ from pipeline import metrics
 from pipeline.cluster.place import Place
 from pipeline.config import explain
 from pipeline.engine.ledger import remove_leftovers
-from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
+from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
+from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError
 from pipeline.service.jobs import (
     ACTIVE,
@@ -41,13 +41,13 @@ from pipeline.service.jobs import (
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, Store, StoredJob
 from pipeline.workloads import Chunk, JobSpec, Workload, workloads
-from pipeline.workloads.base import receipt_path
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
 # How often the store hears of a job's chunks, and how often jobs that nobody announced are looked for.
 PROGRESS_S = 0.5
 POLL_S = 1.0
+PRUNE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,16 @@ class Limits:
     jobs_at_once: int = 2
     jobs_at_once_of_an_owner: int = 8
     memory_bytes: int = 512 << 20  # of the rings of all jobs together
+    keep_s: float = float("inf")  # jobs that are over are forgotten after so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderWay:
+    """What a run has done so far: the stages' totals of its seconds, and the chunks that it or an earlier one wrote."""
+
+    seconds: float
+    stages: Mapping[str, StageTotals]
+    chunks_done: int
 
 
 class _StopRequested(Exception):
@@ -73,6 +83,8 @@ class _Run:
     told_at: float = 0.0
     thread: threading.Thread | None = None
     workload: Workload | None = None  # once planned
+    record: StageRecord | None = None  # once chunks move
+    began: float = 0.0
 
     @property
     def epoch(self) -> int:
@@ -81,6 +93,9 @@ class _Run:
     def check(self) -> None:
         if self.stopping.is_set():
             raise _StopRequested
+
+    def begin(self, record: StageRecord) -> None:
+        self.record, self.began = record, time.monotonic()
 
 
 class Runner:
@@ -140,6 +155,16 @@ class Runner:
                 thread.join(max(deadline - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in threads)
 
+    def under_way(self, job: str) -> UnderWay | None:
+        """How far the run of a job has come; None where none is under way here, or its chunks do not move yet."""
+        with self._lock:
+            run = self._runs.get(job)
+        if run is None or run.record is None:
+            return None
+        stages, unfinished = run.record.now(), list(run.record.under_way.values())
+        written = run.written + sum(told["write"][2] for told in unfinished)
+        return UnderWay(seconds=time.monotonic() - run.began, stages=stages, chunks_done=written)
+
     @property
     def running(self) -> int:
         with self._lock:
@@ -148,21 +173,38 @@ class Runner:
     # The dispatcher
 
     def _dispatch(self) -> None:
-        renewed = 0.0
+        renewed = pruned = 0.0
         while not self._draining.is_set():
             self._news.clear()
             try:
                 now = time.time()
                 if now - renewed > LEASE_S / 3:
-                    self._store.renew(self.name, now=now, lease_s=LEASE_S)
+                    with self._lock:
+                        at_work = list(self._runs)
+                    self._store.renew(self.name, at_work, now=now, lease_s=LEASE_S)
                     renewed = now
                     for job, epoch in self._store.lost(self.name, now=now, others_too=False):
                         self._tell(job, LeaseLost(epoch))
                 while self.running < self._limits.jobs_at_once and self._claim():
                     pass
+                if now - pruned > PRUNE_S and not self._prune(now):
+                    pruned = now
             except MillraceError as error:
                 LOG.error("%s", error)  # the disk may come back; what was accepted stays where it is
+                metrics.count_error(error)
+            except Exception:
+                LOG.exception("the dispatcher goes on")
             self._news.wait(POLL_S)
+
+    def _prune(self, now: float) -> bool:
+        """Forgets some jobs that have been over for long; whether there may be more."""
+        forgotten = self._store.prune(before=now - self._limits.keep_s)
+        for job in forgotten:
+            if self._previews is not None:
+                (self._previews / f"{job}.png").unlink(missing_ok=True)
+        if forgotten:
+            self.wake()  # the rest, after whatever is more urgent
+        return bool(forgotten)
 
     def _claim(self) -> bool:
         claimed = self._store.claim(
@@ -188,6 +230,10 @@ class Runner:
                 self._draw_preview(run)
         except MillraceError as error:
             LOG.error("job %s: %s", job, error)  # the store failed: the lease ends, and the job is run again
+            metrics.count_error(error)
+        except Exception as error:
+            LOG.exception("job %s", job)
+            metrics.count_error(error)
         finally:
             with self._lock:
                 del self._runs[job]
@@ -204,16 +250,21 @@ class Runner:
         except _StopRequested:
             return Stopped(epoch), Facts()
         except (UserError, AuditError) as error:
+            metrics.count_error(error)
             return Failed(epoch, str(error), transient=False), Facts()
         except MillraceError as error:
+            metrics.count_error(error)
             return Failed(epoch, str(error), transient=True), Facts()
         except Exception as error:
             LOG.exception("job %s", run.claimed.job.id)
+            metrics.count_error(error)
             return Failed(epoch, f"internal error: {type(error).__name__}: {error}", transient=False), Facts()
 
     def _carry_out(self, run: _Run) -> Mapping[str, Any]:
         job, epoch = run.claimed.job.id, run.epoch
-        options = RunOptions(memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once, resume=True, job=job)
+        options = RunOptions(
+            memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once, resume=True, start_over=True, job=job
+        )
         planned = plan_job(self._spec(run.claimed), self._place.device, options)
         run.workload = planned.workload
         try:
@@ -223,6 +274,7 @@ class Runner:
             raise
         events = RunEvents(
             on_written=lambda chunk: self._count(run, chunk),
+            on_begun=run.begin,
             on_computed=lambda: self._tell_own(run, Computed(epoch)),
             on_kept=lambda kept, chunks: self._log(job, f"{kept} of {chunks} chunks are kept"),
             check=run.check,
@@ -231,14 +283,12 @@ class Runner:
 
     def _finished_before(self, run: _Run) -> Mapping[str, Any] | None:
         """The receipt of an earlier run of this job that was killed after it had published."""
-        try:
-            receipt: Any = json.loads(receipt_path(Path(run.claimed.asked.output)).read_text())
-        except (OSError, ValueError):
+        if run.epoch == 1:
             return None
-        if not isinstance(receipt, dict) or receipt.get("job") != run.claimed.job.id:
-            return None
-        self._tell_own(run, Planned(run.epoch, receipt["chunks"]))
-        self._tell_own(run, Computed(run.epoch))
+        receipt = finished_before(self._roots.writable(run.claimed.asked.output), run.claimed.job.id)
+        if receipt is not None:
+            self._tell_own(run, Planned(run.epoch, receipt["chunks"]))
+            self._tell_own(run, Computed(run.epoch))
         return receipt
 
     def _spec(self, claimed: StoredJob) -> JobSpec:
@@ -277,9 +327,6 @@ class Runner:
 
     def _tell(self, job: str, event: Event, facts: Facts | None = None) -> Job:
         after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
-        if isinstance(event, Published | Failed | Stopped) and after.state not in ACTIVE:
-            outcome = str(after.state)
-            metrics.jobs_finished.labels(self._store.job(job).asked.workload, outcome).inc()
         self.act(job, actions)
         return after
 

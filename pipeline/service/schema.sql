@@ -73,3 +73,8 @@ CREATE TABLE shares (
   device_seconds REAL NOT NULL,
   at             REAL NOT NULL
 ) WITHOUT ROWID;
+
+-- version 2
+
+-- Who waits longest: every scrape of the metrics asks.
+CREATE INDEX jobs_by_wait ON jobs (changed_at, id) WHERE state = 'queued';

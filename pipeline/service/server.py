@@ -14,13 +14,16 @@ from typing import Any
 
 import uvicorn
 
-from pipeline.cluster.place import Place, open_place
+from pipeline.cluster.place import open_place
+from pipeline.cluster.worker_states import watched
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import MillraceError, ParameterError, StorageError
+from pipeline.service import notify
 from pipeline.service.api import Service, make_app
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
+from pipeline.service.scrape import begin_job_counts
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from pipeline.service.tokens import Tokens
@@ -45,25 +48,29 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         roots = DataRoots(settings.data_roots)
         os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
         place = stack.enter_context(open_place(_place_settings(settings)))
+        workers = stack.enter_context(watched(place.device))
+        threading.Thread(target=begin_job_counts, name="begin-counts").start()
         previews = settings.state_dir / "previews"
         previews.mkdir(exist_ok=True)
         limits = Limits(
             jobs_at_once=settings.jobs_at_once,
             jobs_at_once_of_an_owner=settings.jobs_at_once_of_an_owner,
             memory_bytes=settings.memory,
+            keep_s=settings.keep_days * 86_400.0,
         )
         runner = Runner(store, place, roots, limits, previews=previews)
         stopping = threading.Event()
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
-            workers=lambda: _workers(place), ready=lambda: _missing(store, place, stopping), tokens=_tokens(settings),
+            workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=_tokens(settings),
         )  # fmt: skip
         server = _Server(uvicorn.Config(make_app(service), log_level="warning", timeout_graceful_shutdown=CLOSE_S))
-        server.stopping = stopping
+        server.stopping, server.heartbeat = stopping, notify.Heartbeat()
         runner.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         server.on_stop = lambda: _drain(runner, settings.drain_s)
+        server.status = lambda: f"jobs running: {runner.running}, at most {settings.jobs_at_once} at once"
         server.run(sockets=[listener])
 
 
@@ -73,16 +80,24 @@ class _Server(uvicorn.Server):
     stopping: threading.Event
     on_started: Callable[[], None]
     on_stop: Callable[[], None]
+    status: Callable[[], str]
+    heartbeat: notify.Heartbeat
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_started()
+        notify.tell(READY="1", STATUS=self.status())
+
+    async def on_tick(self, counter: int) -> bool:
+        self.heartbeat.beat(self.status())
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.stopping.is_set():
             super().handle_exit(sig, frame)  # a second signal: at once
             return
         self.stopping.set()
+        notify.tell(STOPPING="1", STATUS="finishes the chunks in hand")
         threading.Thread(target=self._stop, name="drain", daemon=True).start()
 
     def _stop(self) -> None:
@@ -117,18 +132,13 @@ def _place_settings(settings: ServiceSettings) -> Settings:
     )
 
 
-def _workers(place: Place) -> list[dict[str, Any]]:
-    described = dict(place.device.describe())
-    return list(described.get("workers", [described]))
-
-
-def _missing(store: Store, place: Place, stopping: threading.Event) -> str | None:
+def _missing(store: Store, workers: Callable[[], list[dict[str, Any]]], stopping: threading.Event) -> str | None:
     """Why no job can be taken now."""
     if stopping.is_set():
         return "the service is stopping"
     try:
         store.check()
-        return None if _workers(place) else "there is no worker"
+        return None if workers() else "there is no worker"
     except MillraceError as error:
         return str(error)
 
@@ -179,7 +189,8 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # Named TCP: only then asyncio turns off the delay of small packets, which costs 40 ms an answer.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ParameterError(f"host {settings.host}: {error.strerror}; choose another") from error
     with listener:

@@ -67,6 +67,9 @@ class ServiceSettings(BaseModel):
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="jobs that run at the same time")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="of one owner's jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="jobs of one owner that are not over")
+    keep_days: _Count = Field(
+        90, ge=1, le=36_500, description="days after which a job that is over is forgotten; its output stays"
+    )
     drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds that SIGTERM leaves running jobs to stop in")
 
     @property

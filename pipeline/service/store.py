@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from pipeline import metrics
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service import jobs
+from pipeline.service.database import Database
 from pipeline.service.jobs import (
     ACTIVE,
     TERMINAL,
@@ -32,64 +32,20 @@ from pipeline.service.jobs import (
     handle,
     submitted,
 )
+from pipeline.service.news import News
+from pipeline.service.records import Facts, NewJob, StoredEvent, StoredJob, stored
 from pipeline.service.statements import migrate, sql, storing
 
+__all__ = ["HALF_LIFE_S", "Facts", "NewJob", "NoSuchJob", "Store", "StoredEvent", "StoredJob"]
+
+NO_FACTS = Facts()
 HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
+PRUNED_AT_ONCE = 200  # nobody waits long for a writer
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
-BUSY_MS = 10_000
 
 
 class NoSuchJob(ParameterError):
     """There is no job of that id."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewJob:
-    """What a user submits. `after`: ids of jobs that have to succeed first."""
-
-    owner: str
-    workload: str
-    input: str
-    output: str
-    parameters: Mapping[str, Any]
-    priority: int = 0
-    after: frozenset[str] = frozenset()
-    array_id: str | None = None
-    array_index: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredJob:
-    """A job as it stands in the store: what was asked, the state machine's part, and when what happened."""
-
-    number: int
-    asked: NewJob
-    job: Job
-    submitted_at: float
-    changed_at: float
-    started_at: float | None
-    finished_at: float | None
-    device_seconds: float
-    runner: str | None
-    lease_until: float | None
-    receipt: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredEvent:
-    number: int
-    at: float
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What comes with an event, besides the event: who claims and until when, and the receipt of a result."""
-
-    runner: str | None = None
-    lease_until: float | None = None
-    receipt: Mapping[str, Any] | None = None
 
 
 class Store:
@@ -101,10 +57,10 @@ class Store:
         Raises StorageError where that fails, and ParameterError where a newer Millrace wrote it.
         """
         self.path = path
-        self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
-        # One writer at a time: SQLite would make the others wait by polling.
-        self._writing = threading.Lock()
+        self.news = News()
+        self._database = Database(path, {"halved": (2, _halved)})
+        self._changed: set[str] = set()  # by the transaction that is under way
+        self._ended: list[_Ended] = []  # by the transaction that is under way
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._write() as connection:
@@ -112,18 +68,26 @@ class Store:
 
     def close(self) -> None:
         """No other thread may use the store any more."""
-        for connection in self._connections:
-            connection.close()
+        self._database.close()
 
     # Accepting
 
-    def accept(self, new: Sequence[NewJob], *, now: float, key: str | None = None, body_sha256: str = "") -> list[str]:
+    def accept(
+        self,
+        new: Sequence[NewJob],
+        *,
+        now: float,
+        key: str | None = None,
+        body_sha256: str = "",
+        most_of_an_owner: int | None = None,
+    ) -> list[str]:
         """Puts jobs on disk, all or none, and returns their ids in order.
 
-        key : an idempotency key; the same owner's same key and body give the ids given before
+        key              : an idempotency key; the same owner's same key and body give the ids given before
+        most_of_an_owner : so many jobs of an owner may there be that are not over, with these
 
-        Raises ParameterError where the key came with another body or an `after` names no job, OutputError where a job
-        that is not over writes the same output.
+        Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
+        OutputError where a job that is not over writes the same output.
         """
         with storing(self.path), self._write() as connection:
             if key is not None:
@@ -132,6 +96,8 @@ class Store:
                     if found["body_sha256"] != body_sha256:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
                     return list(json.loads(found["jobs"]))
+            if most_of_an_owner is not None:
+                self._refuse_too_many(connection, new[0].owner, len(new), most_of_an_owner)
             ids = [self._add(connection, each, now) for each in new]
             if key is not None:
                 values = {"owner": new[0].owner, "key": key, "body_sha256": body_sha256, "jobs": json.dumps(ids)}
@@ -139,12 +105,19 @@ class Store:
                 connection.execute(sql("forget_requests"), {"before": now - REQUEST_KEPT_S})
             return ids
 
+    def _refuse_too_many(self, connection: sqlite3.Connection, owner: str, count: int, most: int) -> None:
+        waiting = int(connection.execute(sql("active_of_owner"), {"owner": owner}).fetchone()[0])
+        if waiting + count > most:
+            raise ParameterError(
+                f"{waiting} jobs of {owner} are not over and {most} are allowed: wait for some, or cancel some"
+            )
+
     def _add(self, connection: sqlite3.Connection, new: NewJob, now: float) -> str:
         using = connection.execute(sql("output_in_use"), {"output": new.output}).fetchone()
         if using is not None:
             raise OutputError(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         number = secrets.token_hex(6)
-        ended = {after: self.job(after, connection).job.state for after in new.after}
+        ended = {after: self._job(connection, after).job.state for after in new.after}
         waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
         job = submitted(number, after=waiting)
         values = {
@@ -157,7 +130,7 @@ class Store:
         for after, state in ended.items():
             held = "succeeded" if state is State.SUCCEEDED else "waiting"
             connection.execute(sql("add_dependency"), {"job": job.id, "after": after, "state": held})
-        _note(connection, job.id, now, "state", str(job.state))
+        self._note(connection, job.id, now, "state", str(job.state))
         for after, state in ended.items():
             if state in (State.FAILED, State.CANCELLED):
                 self._apply(connection, job.id, DependencyFailed(after, state), now, Facts())
@@ -165,7 +138,7 @@ class Store:
 
     # Changing
 
-    def apply(self, job: str, event: Event, *, now: float, facts: Facts = Facts()) -> tuple[Job, tuple[Action, ...]]:
+    def apply(self, job: str, event: Event, *, now: float, facts: Facts = NO_FACTS) -> tuple[Job, tuple[Action, ...]]:
         """Takes an event to a job, and to those that wait for it; returns the job and what is to be done now.
 
         Raises NoSuchJob, and IllegalTransition where the event cannot happen.
@@ -176,7 +149,7 @@ class Store:
     def _apply(
         self, connection: sqlite3.Connection, number: str, event: Event, now: float, facts: Facts
     ) -> tuple[Job, tuple[Action, ...]]:
-        before = self.job(number, connection)
+        before = self._job(connection, number)
         job, actions = handle(before.job, event)
         if job is before.job:
             return job, actions
@@ -185,7 +158,7 @@ class Store:
         for after in left if isinstance(event, DependencySucceeded) else ():
             connection.execute(sql("set_dependency"), {"job": number, "after": after, "state": "succeeded"})
         if job.state is not before.job.state:
-            _note(connection, number, now, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
+            self._note(connection, number, now, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
         for action in actions:
             if isinstance(action, TellDependents):
                 self._tell_dependents(connection, number, action.state, now)
@@ -198,7 +171,9 @@ class Store:
 
     def _change(self, connection: sqlite3.Connection, before: StoredJob, job: Job, now: float, facts: Facts) -> None:
         held = job.state in ACTIVE
-        started = before.started_at if before.started_at is not None or job.state is not State.PLANNING else now
+        started = before.started_at if before.job.state not in TERMINAL else None  # one that is tried again begins anew
+        if started is None and job.state is State.PLANNING:
+            started = now
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
             "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
@@ -209,8 +184,16 @@ class Store:
             "lease_until": (facts.lease_until or before.lease_until) if held else None,
             "receipt": json.dumps(facts.receipt) if facts.receipt is not None else None,
         }  # fmt: skip
+        self._changed.add(job.id)
         if connection.execute(sql("change_job"), values).rowcount != 1:
             raise StorageError(f"{self.path}: job {job.id} was changed by another process; is another server running?")
+        if job.state in TERMINAL:
+            lasted = None if started is None else max(now - started, 0.0)
+            self._ended.append(_Ended(before.asked.workload, job.state, lasted))
+
+    def _note(self, connection: sqlite3.Connection, job: str, at: float, kind: str, message: str) -> None:
+        connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": message})
+        self._changed.add(job)
 
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
         """Queues a failed or cancelled job again; it waits for what it comes after as that stands now.
@@ -218,7 +201,7 @@ class Store:
         Raises OutputError where another job has meanwhile begun to write the output.
         """
         with storing(self.path), self._write() as connection:
-            output = self.job(job, connection).asked.output
+            output = self._job(connection, job).asked.output
             using = connection.execute(sql("output_in_use"), {"output": output}).fetchone()
             if using is not None and using["id"] != job:
                 raise OutputError(f"{output}: job {using['id']} writes it; wait for it, then retry")
@@ -226,7 +209,7 @@ class Store:
             waiting = self._waiting_for(connection, job)
             result = self._apply(connection, job, jobs.RetryRequested(waiting), now, Facts())
             for after in sorted(waiting):
-                state = self.job(after, connection).job.state
+                state = self._job(connection, after).job.state
                 if state in TERMINAL:
                     result = self._apply(connection, job, DependencyFailed(after, state), now, Facts())
             return result
@@ -242,19 +225,24 @@ class Store:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
             self._apply(connection, found["id"], Claimed(found["epoch"] + 1), now, facts)
-            return self.job(found["id"], connection)
+            claimed = self._job(connection, found["id"])
+        metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
+        return claimed
 
-    def renew(self, runner: str, *, now: float, lease_s: float) -> None:
-        """The runner is alive: all that it holds is its own for longer."""
+    def renew(self, runner: str, at_work: Sequence[str], *, now: float, lease_s: float) -> None:
+        """The runner is at work on these jobs: they are its own for longer."""
+        if not at_work:
+            return
+        values = {"runner": runner, "jobs": json.dumps(at_work), "until": now + lease_s}
         with storing(self.path), self._write() as connection:
-            connection.execute(sql("renew_leases"), {"runner": runner, "until": now + lease_s})
+            connection.execute(sql("renew_leases"), values)
 
     def lost(self, runner: str, *, now: float, others_too: bool) -> list[tuple[str, int]]:
         """Jobs, with their epochs, whose lease has ended; with `others_too` all that another runner holds: one that
         was killed, where only one may be alive."""
-        with storing(self.path):
-            query, values = ("leases_of_others", {"runner": runner}) if others_too else ("expired_leases", {"now": now})
-            return [(row["id"], row["epoch"]) for row in self._read().execute(sql(query), values)]
+        query, values = ("leases_of_others", {"runner": runner}) if others_too else ("expired_leases", {"now": now})
+        with storing(self.path), self._read() as connection:
+            return [(row["id"], row["epoch"]) for row in connection.execute(sql(query), values)]
 
     def used(self, job: str, owner: str, seconds: float, *, now: float) -> None:
         """A job has kept a device busy for so long."""
@@ -265,18 +253,30 @@ class Store:
     def log(self, job: str, message: str, *, now: float) -> None:
         """A line in the job's log."""
         with storing(self.path), self._write() as connection:
-            _note(connection, job, now, "log", message)
+            self._note(connection, job, now, "log", message)
+
+    def prune(self, *, before: float, most: int = PRUNED_AT_ONCE) -> list[str]:
+        """Forget jobs that were over before that time, some at once, and what may no longer be asked for again.
+
+        One that another, not yet over, comes after is kept. Returns the ids of those forgotten; outputs stay.
+        """
+        with storing(self.path), self._write() as connection:
+            connection.execute(sql("forget_requests"), {"before": before})
+            rows = connection.execute(sql("prune_jobs"), {"before": before, "most": most}).fetchall()
+            return [row["id"] for row in rows]
 
     # Reading
 
-    def job(self, job: str, connection: sqlite3.Connection | None = None) -> StoredJob:
-        """NoSuchJob where there is none of that id."""
-        with storing(self.path):
-            source = connection or self._read()
-            row = source.execute(sql("job"), {"id": job}).fetchone()
-            if row is None:
-                raise NoSuchJob(f"there is no job {job}")
-            return _stored(row, self._waiting_for(source, job))
+    def job(self, job: str) -> StoredJob:
+        """Raises NoSuchJob."""
+        with storing(self.path), self._read() as connection:
+            return self._job(connection, job)
+
+    def _job(self, connection: sqlite3.Connection, job: str) -> StoredJob:
+        row = connection.execute(sql("job"), {"id": job}).fetchone()
+        if row is None:
+            raise NoSuchJob(f"there is no job {job}")
+        return stored(row, self._waiting_for(connection, job))
 
     def _waiting_for(self, connection: sqlite3.Connection, job: str) -> frozenset[str]:
         return frozenset(row["after"] for row in connection.execute(sql("waiting_for"), {"job": job}))
@@ -296,31 +296,47 @@ class Store:
             "state": state, "owner": owner, "workload": workload, "array_id": array_id, "before": before,
             "limit": limit,
         }  # fmt: skip
-        with storing(self.path):
-            rows = self._read().execute(sql("list_jobs"), values).fetchall()
-        return [_stored(row, frozenset()) for row in rows]
+        with storing(self.path), self._read() as connection:
+            rows = connection.execute(sql("list_jobs"), values).fetchall()
+        return [stored(row, frozenset()) for row in rows]
+
+    def list_json(
+        self,
+        *,
+        state: str | None,
+        owner: str | None,
+        workload: str | None,
+        array_id: str | None,
+        before: int | None,
+        limit: int,
+    ) -> tuple[str, int | None]:
+        """`list_jobs` as a JSON list of what `JobView` has, made by SQLite; and `before` of the next page, if any."""
+        values = {
+            "state": state, "owner": owner, "workload": workload, "array_id": array_id, "before": before,
+            "limit": limit,
+        }  # fmt: skip
+        with storing(self.path), self._read() as connection:
+            page = connection.execute(sql("list_json"), values).fetchone()
+            more = {**values, "before": page["last"], "limit": 1}
+            full = page["count"] == limit and connection.execute(sql("list_jobs"), more).fetchone() is not None
+        return str(page["jobs"]), page["last"] if full else None
 
     def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """What happened to a job since the event of that number, in order."""
-        with storing(self.path):
-            rows = self._read().execute(sql("events_of_job"), {"job": job, "after": after, "limit": limit}).fetchall()
+        with storing(self.path), self._read() as connection:
+            rows = connection.execute(sql("events_of_job"), {"job": job, "after": after, "limit": limit}).fetchall()
         return [StoredEvent(**dict(row)) for row in rows]
 
     def counts(self) -> dict[State, int]:
         """How many jobs are in each state."""
-        with storing(self.path):
-            rows = self._read().execute(sql("count_by_state")).fetchall()
+        with storing(self.path), self._read() as connection:
+            rows = connection.execute(sql("count_by_state")).fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
 
-    def active_of(self, owner: str) -> int:
-        """Jobs of an owner that are not over."""
-        with storing(self.path):
-            return int(self._read().execute(sql("active_of_owner"), {"owner": owner}).fetchone()[0])
-
     def oldest_queued(self) -> float | None:
-        """Since when the job waits that waits longest."""
-        with storing(self.path):
-            found: float | None = self._read().execute(sql("oldest_queued")).fetchone()[0]
+        """Since when the job waits that waits longest of those that could be run."""
+        with storing(self.path), self._read() as connection:
+            found: float | None = connection.execute(sql("oldest_queued")).fetchone()[0]
             return found
 
     def check(self) -> None:
@@ -328,69 +344,33 @@ class Store:
         with storing(self.path), self._write() as connection:
             connection.execute("PRAGMA user_version").fetchone()
 
-    # Connections
-
-    def _read(self) -> sqlite3.Connection:
-        """This thread's connection."""
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_MS / 1e3, check_same_thread=False, isolation_level=None
-            )
-            connection.row_factory = sqlite3.Row
-            connection.create_function("halved", 2, _halved, deterministic=True)
-            for pragma in (
-                "journal_mode = WAL",
-                "synchronous = FULL",
-                "foreign_keys = ON",
-                f"busy_timeout = {BUSY_MS}",
-            ):
-                connection.execute(f"PRAGMA {pragma}")
-            self._local.connection = connection
-            self._connections.append(connection)
-        return connection
+    def _read(self) -> AbstractContextManager[sqlite3.Connection]:
+        return self._database.reading()
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
         """One transaction: all of it or nothing."""
-        with self._writing:
-            connection = self._read()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-            except BaseException:
-                connection.rollback()
-                raise
-            connection.commit()
+        with self._database.writing() as connection:
+            self._ended, self._changed = [], set()
+            yield connection
+            ended, changed = self._ended, self._changed
+        for each in ended:
+            each.count()
+        self.news.tell(changed)
 
 
-def _stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
-    asked = NewJob(
-        owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
-        parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"],
-    )  # fmt: skip
-    job = Job(
-        id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
-        waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
-        chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
-    )  # fmt: skip
-    facts = (
-        "number",
-        "submitted_at",
-        "changed_at",
-        "started_at",
-        "finished_at",
-        "device_seconds",
-        "runner",
-        "lease_until",
-    )
-    receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    return StoredJob(asked=asked, job=job, receipt=receipt, **{name: row[name] for name in facts})
+@dataclass(frozen=True)
+class _Ended:
+    """A job that is over, for the metrics; `lasted_s`: since its first claim, None where it never had one."""
 
+    workload: str
+    state: State
+    lasted_s: float | None
 
-def _note(connection: sqlite3.Connection, job: str, at: float, kind: str, message: str) -> None:
-    connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": message})
+    def count(self) -> None:
+        metrics.jobs_finished.labels(self.workload, self.state).inc()
+        if self.lasted_s is not None:
+            metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
 
 
 def _halved(amount: float | None, age_s: float | None) -> float | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from pipeline.config import format_bytes
+from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.errors import ParameterError
-from pipeline.service.jobs import State
+from pipeline.service.jobs import ACTIVE, State
+from pipeline.service.runner import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
 MOST_OF_AN_ARRAY = 10_000
@@ -18,6 +22,13 @@ JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"
 Path_ = Annotated[str, Field(min_length=1, max_length=4096, examples=["scan.tif"])]
 
 
+def _no_truth(value: Any) -> Any:
+    """true is no number, though Python says that it is 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
 class Submission(BaseModel):
     """A job, or with `array` as many jobs as its range has numbers."""
 
@@ -25,11 +36,13 @@ class Submission(BaseModel):
 
     workload: str = Field(max_length=64, examples=["smooth"])
     input: Path_ = Field(description="a path under the data roots; in an array {index} stands for the number")
-    output: Path_ = Field(description="a path under the data roots; in an array with {index} in it")
+    output: Path_ = Field(
+        description="a path under the data roots; in an array with {index} in it", examples=["smooth-{index}.tif"]
+    )
     parameters: dict[str, Any] = Field({}, description="as `GET /v1/workloads` describes them")
-    priority: int = Field(0, ge=-100, le=100, description="higher goes first")
+    priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
-    array: str | None = Field(None, pattern=r"^\d{1,9}-\d{1,9}$", examples=["0-99"])
+    array: str | None = Field(None, pattern=r"^\d{1,9}-\d{1,9}$", examples=["1-3"])
 
     @model_validator(mode="after")
     def _fits_an_array(self) -> Self:
@@ -101,6 +114,48 @@ class JobView(BaseModel):
         )  # fmt: skip
 
 
+class StageView(BaseModel):
+    """What one stage of a run has done: `busy` is its share of the run's time, `rate` in bytes per second."""
+
+    name: str
+    bytes: int
+    busy: float
+    rate: float
+
+    @classmethod
+    def all_of(cls, stages: Mapping[str, StageTotals], wall_seconds: float) -> list[Self]:
+        """Every stage, in order; none where no time has gone by."""
+        if wall_seconds <= 0:
+            return []
+        return [
+            cls(
+                name=name, bytes=stages[name].nbytes, rate=stages[name].nbytes / wall_seconds,
+                busy=min(stages[name].seconds / stages[name].lanes / wall_seconds, 1.0),
+            )
+            for name in STAGES
+            if name in stages
+        ]  # fmt: skip
+
+
+class ProgressView(BaseModel):
+    """How far a job has come. `seconds` and `stages` are of the run under way; null and empty where there is none."""
+
+    state: State
+    chunks: int | None
+    chunks_done: int
+    seconds: float | None
+    stages: list[StageView]
+
+    @classmethod
+    def of(cls, stored: StoredJob, run: UnderWay | None) -> Self:
+        job = stored.job
+        if run is None or job.state not in ACTIVE:
+            return cls(state=job.state, chunks=job.chunks, chunks_done=job.chunks_done, seconds=None, stages=[])
+        done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
+        stages = StageView.all_of(run.stages, run.seconds)
+        return cls(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
+
+
 class JobPage(BaseModel):
     """Jobs, the newest first. `next`: what `before` of the following page is; null on the last."""
 
@@ -126,6 +181,30 @@ class EventView(BaseModel):
     @classmethod
     def of(cls, event: StoredEvent) -> Self:
         return cls(**vars(event))
+
+
+class WorkerView(BaseModel):
+    """What jobs run on: a device and the process that owns it. What is not known is null; there may be more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    model: str | None = None
+    host: str | None = None
+    load: float | None = Field(None, description="how busy it is, 0 to 1")
+    memory_used_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the worker's process")
+    memory_total_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the host")
+
+    def more(self) -> dict[str, str]:
+        """Whatever else is known, as people read it."""
+        units = {"power_watts": " W", "temperature_celsius": " °C"}
+        return {
+            name.removesuffix("_bytes").removesuffix("_watts").removesuffix("_celsius").replace("_", " "): (
+                format_bytes(value) if name.endswith("_bytes") else f"{value}{units.get(name, '')}"
+            )
+            for name, value in (self.model_extra or {}).items()
+            if value is not None
+        }
 
 
 class WorkloadView(BaseModel):

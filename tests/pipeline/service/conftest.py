@@ -28,6 +28,9 @@ class Runner:
     def act(self, job, actions):
         self.acted.append((job, actions))
 
+    def under_way(self, job):
+        return None
+
 
 @pytest.fixture
 def world(tmp_path):

@@ -1,11 +1,13 @@
-"""Submits jobs to a service that is killed again and again, and counts what was lost: the tests' short form, and more.
+"""A service whose server, or whose workers, are killed again and again: counts what was lost. Tests use it in short.
 
-python -m tests.pipeline.service.soak [--cycles 50] [--submits 20]
+python -m tests.pipeline.service.soak server [--cycles 50] [--submits 20]     kill -9 of the server at random moments
+python -m tests.pipeline.service.soak workers [--jobs 50] [--every 2]         kill -9 of a worker every so many seconds
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import signal
@@ -15,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from pipeline.errors import MillraceError
 from tests.images import read_image, write_image
 
 START_S = 90.0
-END_S = 300.0
+END_S = 3600.0
 COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
@@ -39,21 +41,26 @@ class Tally:
     kills: int = 0
     states: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    attempts: int = 0  # of all jobs together
+    resumed_chunks: int = 0
+    orphans: list[int] = field(default_factory=list)  # workers that outlived their killed server
 
 
 @contextmanager
-def server(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """`millrace serve` in a process of its own, ready to take jobs."""
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--data-roots", folder / "data", "--state-dir", folder / "state", "--port", str(port),
-         "--device", "cpu", "--threads", "1"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+def server(folder: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """`millrace serve` in a process of its own, ready to take jobs. What it says of itself is in server.log."""
+    with (folder / "server.log").open("a") as log:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--data-roots", folder / "data", "--state-dir", folder / "state", "--port", str(port),
+             "--device", "cpu", "--threads", "1", *flags],
+            stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not re.match(r"Millrace serves at http://127\.0\.0\.1:\d+", line):
-            raise RuntimeError(f"the server did not start: {line!r}, exit code {process.wait(START_S)}")
+            said = (folder / "server.log").read_text()[-2000:]
+            raise RuntimeError(f"the server did not start: {line!r}, exit code {process.wait(START_S)}: {said}")
         yield process
     finally:
         process.kill()
@@ -62,28 +69,113 @@ def server(folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -> Tally:
-    """So many times: start the server, submit, kill it at a random moment. Then start it once more and wait."""
-    (folder / "data").mkdir()
-    samples = np.random.default_rng(1).integers(0, 65536, (700, 301)).astype(np.uint16)
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The worker processes of a server: forked by its fork server, or started by itself."""
+    parents, found = _parents(), []
+    for child in [pid for pid, parent in parents.items() if parent == process.pid]:
+        command = _command(child)
+        if "forkserver" in command:
+            found += [pid for pid, parent in parents.items() if parent == child]
+        elif "spawn_main" in command:
+            found.append(child)
+    return sorted(found)
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Of these processes those that are still at work."""
+    return [pid for pid in pids if _command(pid)]
+
+
+def make_input(folder: Path, shape: tuple[int, int] = (700, 301)) -> np.ndarray:
+    (folder / "data").mkdir(exist_ok=True)
+    samples = np.random.default_rng(1).integers(0, 65536, shape).astype(np.uint16)
     write_image(folder / "data" / "in.npy", samples, "YX")
-    rng, tally = random.Random(seed), Tally()
+    return samples
+
+
+def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -> Tally:
+    """So many times: start the server, submit, kill it at a random moment. Then start it once more and wait.
+
+    Not by the clock alone: a slow machine would kill it before it was asked for anything.
+    """
+    samples, rng, tally = make_input(folder), random.Random(seed), Tally()
     for cycle in range(cycles):
         with server(folder, port) as process:
-            ends = threading.Timer(rng.uniform(0.05, 2.0), process.send_signal, (signal.SIGKILL,))
-            ends.start()
+            workers = workers_of(process)
+            assert workers, "no worker process was found"
+            last = rng.randrange(submits)
             for number in range(submits):
-                _submit(port, f"{cycle}-{number}", tally)
+                submit(port, f"{cycle}-{number}", tally)
+                if number == last:
+                    ends = threading.Timer(rng.expovariate(2.0), process.send_signal, (signal.SIGKILL,))
+                    ends.start()
             ends.join()
             tally.kills += 1
+        tally.orphans += _outliving(workers)
     with server(folder, port), Client(f"http://127.0.0.1:{port}") as client:
         for key in [f"{cycle}-{number}" for cycle in range(cycles) for number in range(submits)]:
             if key not in tally.acknowledged:  # nobody knows what became of those: asked again, they are one job too
-                _submit(port, key, tally)
-        end = time.monotonic() + END_S
-        for job in client.jobs():
-            over = job.wait(timeout_s=max(end - time.monotonic(), 0))
-            tally.states[job.id] = over.state if over.error is None else f"{over.state}: {over.error}"
+                submit(port, key, tally)
+        gather(client, tally)
+    check_samples(folder, tally, samples)
+    return tally
+
+
+def soak_workers(folder: Path, *, port: int, jobs: int, every_s: float, seed: int = 0, rows: int = 6000) -> Tally:
+    """Submits jobs, and kills a worker every so many seconds until all are over."""
+    samples, rng, tally = make_input(folder, (rows, 3001)), random.Random(seed), Tally()
+    ended = threading.Event()
+    with server(folder, port, "--workers", "2") as process, Client(f"http://127.0.0.1:{port}") as client:
+
+        def kill() -> None:
+            while not ended.wait(every_s):
+                workers = workers_of(process)
+                if workers:
+                    with suppress(ProcessLookupError):
+                        os.kill(rng.choice(workers), signal.SIGKILL)
+                        tally.kills += 1
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            for number in range(jobs):
+                submit(port, str(number), tally)
+            gather(client, tally)
+        finally:
+            ended.set()
+            killer.join()
+    check_samples(folder, tally, samples)
+    return tally
+
+
+def gather(client: Client, tally: Tally) -> None:
+    """Waits for every job, and notes what became of it."""
+    end = time.monotonic() + END_S
+    for job in client.jobs():
+        over = job.wait(timeout_s=max(end - time.monotonic(), 0))
+        tally.states[job.id] = over.state if over.error is None else f"{over.state}: {over.error}"
+        tally.attempts += over.view["attempts"]
+        if over.state == "succeeded":
+            tally.resumed_chunks += over.receipt["resumed_chunks"]
+
+
+def check_samples(folder: Path, tally: Tally, samples: np.ndarray) -> None:
+    """What succeeded is compared with what it has to be."""
     expected = box(samples, 5)
     tally.wrong = [
         key
@@ -91,10 +183,11 @@ def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -
         if tally.states.get(job) == "succeeded"
         and not np.array_equal(read_image(folder / "data" / f"out-{key}.npy"), expected)
     ]
-    return tally
+    left = [path.name for path in (folder / "data").iterdir() if ".ledger" in path.name or ".partial" in path.name]
+    tally.wrong += [name for name in left if tally.acknowledged]
 
 
-def _submit(port: int, key: str, tally: Tally) -> None:
+def submit(port: int, key: str, tally: Tally) -> None:
     """One try: a client that gave up would not know either."""
     import httpx2
 
@@ -116,22 +209,43 @@ def verdict(tally: Tally) -> list[str]:
     faults += [f"{job}: two keys" for job in set(ids) if ids.count(job) > 1]
     faults += [f"{job}: {state}" for job, state in tally.states.items() if state != "succeeded"]
     faults += [f"{job}: a job that no key knows" for job in tally.states if job not in ids]
-    return faults + [f"{key}: wrong samples" for key in tally.wrong]
+    faults += [f"process {pid}: outlived its server" for pid in tally.orphans]
+    return faults + [f"{key}: wrong samples, or left over" for key in tally.wrong]
+
+
+def _outliving(workers: list[int]) -> list[int]:
+    """Workers that are still there some seconds after their server was killed; they are waited for."""
+    end = time.monotonic() + START_S / 3
+    while (left := alive(workers)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("server", "workers"), nargs="?", default="server")
     parser.add_argument("--cycles", type=int, default=50)
-    parser.add_argument("--submits", type=int, default=20)
+    parser.add_argument("--submits", type=int, default=20, help="in each cycle")
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--every", type=float, default=2.0, help="seconds from one kill of a worker to the next")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8799)
     options = parser.parse_args()
-    began = time.monotonic()
+    began, common = time.monotonic(), {"port": options.port, "seed": options.seed}
     with tempfile.TemporaryDirectory() as folder:
-        tally = soak(Path(folder), port=options.port, cycles=options.cycles, submits=options.submits)
-    faults = verdict(tally)
+        if options.what == "server":
+            tally = soak(Path(folder), cycles=options.cycles, submits=options.submits, **common)
+        else:
+            tally = soak_workers(Path(folder), jobs=options.jobs, every_s=options.every, **common)
+        faults = verdict(tally)
+        if faults:
+            print((Path(folder) / "server.log").read_text()[-4000:])
     print(
-        f"{tally.kills} kills, {len(tally.acknowledged)} jobs acknowledged, {len(tally.states)} over, "
-        f"{len(faults)} faults, {time.monotonic() - began:.0f} s"
+        f"{tally.kills} kills, {len(tally.acknowledged)} jobs acknowledged, {len(tally.states)} over in "
+        f"{tally.attempts} attempts, {tally.resumed_chunks} chunks kept, {len(faults)} faults, "
+        f"{time.monotonic() - began:.0f} s"
     )
     print("\n".join(faults))
     sys.exit(1 if faults else 0)

@@ -129,6 +129,76 @@ def test_bodies_that_are_refused(world, body, headers, status, said):
     assert client.get("/v1/jobs").json()["jobs"] == []
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"priority": ' + b"9" * 5000 + b"}",
+        b"\xff\xfe",
+        b'{"workload": "smooth", "input": "\\ud800", "output": "out.npy"}',
+        b'{"workload": "smooth", "input": "in.npy", "output": "\\udc80"}',
+        b'{"workload": "smooth", "input": "in.npy", "output": "o.npy", "parameters": {"size": "\\ud800"}}',
+        b'{"workload": "mri", "input": "in.npy", "output": "o.npy", "parameters": {"trajectory": "\\ud800"}}',
+        b'{"workload": "smooth", "input": "in.npy", "output": "o.npy", "parameters": {"\\ud800": 1}}',
+        b'{"workload": "smooth", "input": "in.npy", "output": "o.npy", "priority": NaN}',
+        b'{"workload": "smooth", "input": "in.npy", "output": "o.npy", "priority": true}',
+    ],
+)
+def test_bodies_that_break_parsers(world, body):
+    client = world.http()
+    response = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422), response.text
+    assert_problem(response, response.status_code, "")
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_pages_of_other_sites_change_nothing(world, headers):
+    """By a script, or by a form that needs none: also where there is no body to judge."""
+    client = world.http()
+    job = accepted(client)
+    assert_problem(client.post("/v1/jobs", json=JOB | {"output": "2.npy"}, headers=headers), 403, "may not send")
+    assert_problem(client.post("/v1/jobs", data={"workload": "smooth"}, headers=headers), 403, "may not send")
+    for path in (f"/v1/jobs/{job}/cancel", "/login", "/logout"):
+        assert_problem(client.post(path, headers=headers), 403, "may not send")
+    assert [(each["id"], each["state"]) for each in client.get("/v1/jobs").json()["jobs"]] == [(job, "queued")]
+    own = {"Origin": "http://127.0.0.1:8765", "Sec-Fetch-Site": "same-origin"}
+    assert client.post(f"/v1/jobs/{job}/cancel", headers=own).status_code == 200
+
+
+def test_every_answer_guards_itself(world):
+    client = world.http()
+    for path in ("/", "/v1/jobs", "/livez", "/static/app.js", "/v1/jobs/000000000000"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_no_address_leads_out_of_the_service(world):
+    client = world.http()
+    for path in ("/static/..%2fpages.py", "/static/%2e%2e/pages.py", "/static/../pages.py", "/v1/jobs/..%2f..%2flivez"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_result_that_has_become_a_link_is_not_followed(world, tmp_path):
+    client = world.http()
+    job = accepted(client)
+    succeed(world.store, job)
+    (tmp_path / "secret").write_bytes(b"secret")
+    (world.data / "out.npy").symlink_to(tmp_path / "secret")
+    assert_problem(client.get(f"/v1/jobs/{job}/result"), 422, "outside the service's data roots")
+
+
 def test_a_body_that_never_says_how_long_it_is(world):
     def endless():
         for _ in range(MOST_BODY_BYTES // 1000 + 2):
@@ -209,6 +279,21 @@ def test_cancel_and_retry(world):
         assert_problem(client.post(f"/v1/jobs/000000000000/{what}"), 404, "there is no job 000000000000")
 
 
+def test_methods_that_an_address_does_not_have(world):
+    response = world.http().delete("/v1/jobs")
+    assert_problem(response, 405, "Method Not Allowed")
+    assert response.headers["allow"] == "GET, POST"
+
+
+def test_a_browser_is_told_in_a_page(world):
+    client = world.http()
+    for path, said in (("/jobs/000000000000", "there is no job 000000000000"), ("/nowhere", "There is no such page")):
+        response = client.get(path, headers={"Accept": "text/html,*/*"})
+        assert (response.status_code, response.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert said in response.text
+    assert_problem(client.get("/v1/jobs/000000000000", headers={"Accept": "text/html"}), 404, "there is no job")
+
+
 def test_pages(world):
     client = world.http()
     jobs = [accepted(client, output=f"{number}.npy") for number in range(5)]
@@ -228,7 +313,7 @@ def test_results(world):
         assert_problem(client.get(f"/v1/jobs/{job}/{what}"), 409, f"job {job} is queued: there is no result")
     succeed(world.store, job)
     assert client.get(f"/v1/jobs/{job}/receipt").json() == {"chunks": 4}
-    assert_problem(client.get(f"/v1/jobs/{job}/result"), 409, "out.npy is a folder or has been moved")
+    assert_problem(client.get(f"/v1/jobs/{job}/result"), 409, f"out.npy is no more where job {job} put it")
     (world.data / "out.npy").write_bytes(b"samples")
     assert client.get(f"/v1/jobs/{job}/result").content == b"samples"
     assert_problem(client.get(f"/v1/jobs/{job}/preview"), 404, f"job {job} has no preview")
@@ -257,7 +342,8 @@ def test_events_until_the_end(world):
     events = read_events(client, job)
     said = [data["message"] for kind, data, _ in events if kind != "progress"]
     assert said == ["queued", "planning", "running", "half way", "publishing", "succeeded"]
-    assert events[-1][:2] == ("progress", {"chunks": 4, "chunks_done": 4, "state": "succeeded"})
+    progress = {"state": "succeeded", "chunks": 4, "chunks_done": 4, "seconds": None, "stages": []}
+    assert events[-1][:2] == ("progress", progress)
     again = read_events(client, job, after=events[3][2])
     assert [data["message"] for kind, data, _ in again if kind != "progress"] == ["publishing", "succeeded"]
     log = client.get(f"/v1/jobs/{job}/log", params={"after": events[3][2]}).json()
@@ -305,7 +391,7 @@ def test_what_breaks_inside_is_a_problem_too(world, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(world.store, "list_jobs", broken)
+    monkeypatch.setattr(world.store, "list_json", broken)
     response = client.get("/v1/jobs")
     assert_problem(response, 500, "internal error: RuntimeError")
     assert "secret" not in response.text

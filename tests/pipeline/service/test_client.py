@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from kernels.smoothing import box
-from pipeline import Client
+from pipeline import Client, client_commands
 from pipeline.cli import cli
 from pipeline.engine.run import stream_on_device
-from pipeline.errors import ServiceError, ServiceRefused
+from pipeline.errors import OutputError, ServiceError, ServiceRefused
+from pipeline.service import api
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.tokens import Tokens, token_line
 from tests.images import read_image
 from tests.pipeline.service.live import WAIT_S, live_service
 
@@ -92,9 +101,31 @@ def test_a_job_can_be_cancelled_and_retried(service, gate):
 def test_a_service_that_is_not_there(monkeypatch):
     monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
-        client.job("x")
-    with pytest.raises(ServiceRefused, match="is no URL"):
-        Client("gpu-node:8765")
+        client.job("0123456789ab")
+    for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port"):
+        with pytest.raises(ServiceRefused, match="is no URL"):
+            Client(wrong)
+    with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
+        Client("http://gpu-node", token="tökn")
+
+
+def test_another_program_answers():
+    with Client("http://127.0.0.1:9") as client:
+        page = httpx2.MockTransport(lambda request: httpx2.Response(200, text="<html>"))
+        client._http = httpx2.Client(base_url=client.url, transport=page)
+        with pytest.raises(ServiceError, match="is that a Millrace service"):
+            client.workers()
+
+
+def test_a_wrong_token_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
+    (tmp_path / "tokens").write_text(token_line("ada", "t"))
+    with live_service(tmp_path, tokens=Tokens(tmp_path / "tokens")) as (url, _, _):
+        for token, said in ((None, "send Authorization"), ("wrong", "the token is not known here")):
+            with Client(url, token=token) as client, pytest.raises(ServiceRefused, match=f"{said}.*set MILLRACE_TOKEN"):
+                client.workers()
+        with Client(url, token="t") as client:
+            assert client.workers()
 
 
 def test_submit_and_wait(service, gate):
@@ -150,8 +181,134 @@ def test_what_comes_after(service, gate):
     assert (service / "b.npy").exists()
 
 
+def test_who_waits_stays_through_an_outage(service, gate, monkeypatch):
+    gate.open.set()
+    with Client() as client:
+        job, asked, stream = client.submit("smooth", "in.npy", "out.npy"), [], client.stream
+
+        def after_two_failures(*args, **options):
+            asked.append(args)
+            if len(asked) <= 2:
+                raise httpx2.ConnectError("restarting")
+            return stream(*args, **options)
+
+        monkeypatch.setattr(client, "stream", after_two_failures)
+        assert job.wait(timeout_s=WAIT_S).state == "succeeded"
+        assert len(asked) >= 3
+        monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
+        asked.clear()
+        with pytest.raises(ServiceError, match="no service answers"):
+            job.wait()
+
+
+def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, monkeypatch):
+    """Neither a sign of life nor a broken connection ends the wait here, within the hour: the clock alone does."""
+    monkeypatch.setattr("pipeline.service.api.HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr("pipeline.client.MOST_SILENCE_S", 3600.0)
+    first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
+    second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
+    late = run("wait", second, "--timeout", 0.3)
+    assert (late.exit_code, f"job {second} is queued after 0.3 s; it goes on" in late.output) == (5, True)
+
+
+def millrace_process(*arguments, **options):
+    command = [sys.executable, "-c", "from pipeline.cli import main; main()", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_ctrl_c_leaves_the_job_running(service, gate, monkeypatch):
+    waits, events = threading.Event(), api._events
+
+    def noticed(*args):
+        waits.set()
+        return events(*args)
+
+    monkeypatch.setattr(api, "_events", noticed)
+    with millrace_process("submit", "smooth", "in.npy", "out.npy", "--wait", stdout=subprocess.PIPE) as process:
+        assert gate.reached.wait(WAIT_S)
+        with Client() as client:
+            (job,) = client.jobs()
+            assert waits.wait(WAIT_S)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=WAIT_S)
+            assert process.returncode == 130
+            assert job.id in said
+            assert "stopped by SIGINT" in said
+            assert job.refresh().state == "running"
+            gate.open.set()
+            assert job.wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_a_reader_that_goes_away(service, gate):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "out.npy").output.strip()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with millrace_process("status", job, stdout=writing) as process:
+        os.close(writing)
+        assert process.communicate(timeout=WAIT_S)[1] == ""
+    assert process.returncode == 141
+
+
+def test_a_result_that_is_a_folder(service, gate):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "out.zarr", "--size", 5, "--wait", "--json")
+    job = json.loads(job.output)["id"]
+    (service / "out.zarr" / "link").symlink_to("/etc/passwd")
+    target = service.parent / "mine.zarr"
+    assert json.loads(run("result", job, target, "--json").output) == {"job": job, "path": str(target)}
+    np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
+    assert not (target / "link").exists()
+    again = run("result", job, target)
+    assert isinstance(again.exception, OutputError)
+    assert "is there already" in str(again.exception)
+    assert sorted(path.name for path in service.parent.glob("mine*")) == ["mine.zarr"]
+
+
+def test_json_is_a_list_where_there_may_be_several(service, gate):
+    gate.open.set()
+    assert json.loads(run("jobs", "--json").output) == []
+    first = json.loads(run("submit", "smooth", "in.npy", "a.npy", "--json").output)["id"]
+    (second,) = json.loads(run("submit", "smooth", "in.npy", "{index}.npy", "--array", "1-1", "--json").output)
+    assert [each["id"] for each in json.loads(run("jobs", "--json").output)] == [second["id"], first]
+    both = json.loads(run("wait", first, second["id"], "--json", "--quiet").output)
+    assert [each["state"] for each in both] == ["succeeded"] * 2
+    assert json.loads(run("wait", first, "--json").output)["id"] == first
+    lines = [json.loads(line)["message"] for line in run("logs", first, "--json").output.splitlines()]
+    assert lines == ["queued", "planning", "running", "publishing", "succeeded"]
+    assert json.loads(run("workers", "--json").output)[0]["name"] == "cpu"
+    refused = run("cancel", first, second["id"], "--json")
+    assert isinstance(refused.exception, ServiceRefused)
+
+
+def test_bash_completes_commands_workloads_and_options():
+    """With the line that docs/service.md names, in a real bash."""
+    script = """
+        eval "$(_MILLRACE_COMPLETE=bash_source millrace)"
+        ask() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            _millrace_completion "$1"; echo "${COMPREPLY[@]}"
+        }
+        ask millrace su; ask millrace submit ""; ask millrace submit smooth --si; ask millrace jobs --state ru
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=WAIT_S,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["submit", "coulomb mri smooth", "--size --sigma", "running"]
+
+
 def test_mistakes_are_one_line(service):
     for command in (("submit", "smooth", "in.npy", "x.npy", "--size", "many"), ("status", "nonsense"), ("cancel", "x")):
         refused = run(*command)
         assert isinstance(refused.exception, ServiceRefused)
         assert "\n" not in str(refused.exception)
+
+
+def test_the_guide_names_every_key_and_command():
+    guide = (Path(__file__).parents[3] / "docs" / "service.md").read_text()
+    named = [f"`{key}`" for key in ServiceSettings.model_fields]
+    named += [f"`millrace {command.name} " for command in client_commands.COMMANDS if command.name != "workers"]
+    missing = [each for each in named if each not in guide and each.replace(" ", " [") not in guide]
+    assert missing == []

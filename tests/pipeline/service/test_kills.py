@@ -1,18 +1,42 @@
-"""A server that is killed at random moments: what it acknowledged is done, once, and right. More by `scripts/soak`."""
+"""Runs, servers and workers that are killed: what was acknowledged is done, once, and right. More by `scripts/soak`."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import socket
+import sys
 import time
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
-from tests.pipeline.service.soak import server, soak, verdict
+from kernels.smoothing import box
+from pipeline.client import Client
+from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.run import RunOptions, finished_before, plan_job, run_job
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import ParameterError
+from pipeline.service.server import _sole_server, serve
+from pipeline.service.settings import ServiceSettings
+from pipeline.workloads import JobSpec, workloads
+from tests.images import names_in, read_image, write_image
+from tests.pipeline.service.soak import (
+    Tally,
+    alive,
+    check_samples,
+    gather,
+    make_input,
+    server,
+    submit,
+    verdict,
+    workers_of,
+)
 
-pytestmark = pytest.mark.slow
+WAIT_S = 600.0  # a machine may be slow; nothing here depends on how slow
+KILLED = 9
 
 
 def free_port():
@@ -21,42 +45,137 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_no_acknowledged_job_is_lost_and_none_is_done_twice(tmp_path):
-    tally = soak(tmp_path, port=free_port(), cycles=2, submits=4)
-    assert tally.kills == 2
-    assert len(tally.acknowledged) == len(tally.states) == 8
+# A run that is killed at any step
+
+
+def run_in_segments(job, plan, ledger, events):
+    """As a cluster does, in this process."""
+    if not ledger.exists:
+        ledger.create()
+    cluster_job = ClusterJob(
+        name="one", spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
+        worker_device=WorkerDevice(device="cpu", threads=1),
+    )  # fmt: skip
+    record = StageRecord()
+    for segment in cut_segments(plan, workers=1)[:3]:
+        receipt = run_segment(cluster_job, segment, lambda stages: None)
+        record.include(receipt.stages)
+        for notes in receipt.notes:
+            job.workload.add_audit_notes(notes)
+    close_job("one")
+    return record
+
+
+def run(folder, output):
+    """As the service runs a job: what an earlier run left is gone on with. The chunks that were kept."""
+    found = finished_before(folder / output, "job")
+    if found is not None:
+        return found
+    parameters = workloads()["smooth"].Parameters(size="5")
+    spec = JobSpec(workload="smooth", input=folder / "in.npy", output=folder / output, parameters=parameters)
+    options = RunOptions(memory_bytes=64 << 20, chunk_bytes=None, resume=True, start_over=True, job="job")
+    device = CpuDevice(1)
+    device.target_bytes = lambda job_bytes: 20_000
+    return run_job(plan_job(spec, device, options), options, stream=run_in_segments)
+
+
+def killed_at(step, folder, output):
+    """Forks a process that runs the job and dies, as if by kill -9, before its so manieth change of the file system.
+
+    Whether it died of that.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            left, changes = step, ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod")
+
+            def count(event, arguments):
+                nonlocal left
+                if event in changes or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+                    left -= 1
+                    if left == 0:
+                        os._exit(KILLED)
+
+            sys.addaudithook(count)
+            run(folder, output)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, KILLED), f"step {step}: the run failed by itself"
+    return code == KILLED
+
+
+@pytest.mark.parametrize(("output", "first"), [("out.npy", 1), ("out.zarr", 20)])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, first):
+    samples = np.random.default_rng(1).integers(0, 65536, (64, 101)).astype(np.uint16)
+    write_image(tmp_path / "in.npy", samples, "YX")
+    expected, step = box(samples, 5), first  # the kernel is compiled here, not in each child
+    while True:
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        (folder / "in.npy").hardlink_to(tmp_path / "in.npy")
+        died = killed_at(step, folder, output)
+        made = (folder / output).stat() if (folder / output).exists() else None
+        receipt = run(folder, output)
+        np.testing.assert_array_equal(read_image(folder / output), expected, err_msg=f"step {step}")
+        assert receipt["job"] == "job"
+        if made is not None:  # nothing is published twice
+            assert (folder / output).stat().st_ino == made.st_ino, f"step {step}"
+        assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"], f"step {step}"
+        if not died:
+            break
+        step += 1
+    assert step > first + 10
+
+
+# A server that is killed
+
+
+def until(condition, what):
+    end = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.slow
+def test_whatever_ends_a_server_or_a_worker_every_acknowledged_job_is_done(tmp_path):
+    samples, tally, port = make_input(tmp_path, (9000, 3001)), Tally(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    with Client(url) as client:
+        with server(tmp_path, port) as process:
+            with urlopen(f"{url}/readyz", timeout=WAIT_S) as answer:
+                assert answer.read() == b"ok\n"
+            submit(port, "drained", tally)
+            drained = client.job(tally.acknowledged["drained"])
+            until(lambda: drained.refresh().state not in ("queued", "planning"), "the job does not begin")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+        with server(tmp_path, port) as process:
+            workers = workers_of(process)
+            for number in range(3):
+                submit(port, f"{number}", tally)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert workers
+            until(lambda: not alive(workers), "workers outlive their server")
+        with server(tmp_path, port, "--workers", "2") as process:
+            for number in range(4):
+                submit(port, f"{number}", tally)  # those that were acknowledged are not accepted again
+            absent = client.submit("smooth", "absent.npy", "never.npy")
+            os.kill(workers_of(process)[0], signal.SIGKILL)
+            assert "no such file" in absent.wait(timeout_s=WAIT_S).error
+            gather(client, tally)
+    assert tally.states.pop(absent.id).startswith("failed")
+    check_samples(tmp_path, tally, samples)
+    assert len(tally.acknowledged) == len(tally.states) == 5
     assert verdict(tally) == []
 
 
-def test_sigterm_ends_the_server_soon(tmp_path):
-    (tmp_path / "data").mkdir()
-    port = free_port()
-    with server(tmp_path, port) as process:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as answer:
-            assert answer.read() == b"ok\n"
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        assert time.monotonic() - began < 20.0
-
-
 def test_a_second_server_on_one_state_folder_is_refused(tmp_path):
-    (tmp_path / "data").mkdir()
-    with server(tmp_path, free_port()), pytest.raises(RuntimeError, match="exit code 2"), server(tmp_path, free_port()):
-        pass
-
-
-def test_a_real_worker_does_a_job(tmp_path):
-    (tmp_path / "data").mkdir()
-    port = free_port()
-    body = {"workload": "smooth", "input": "absent.npy", "output": "out.npy"}
-    with server(tmp_path, port):
-        url = f"http://127.0.0.1:{port}/v1/jobs"
-        request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=30) as answer:
-            job = json.load(answer)["jobs"][0]["id"]
-        end = time.monotonic() + 60
-        while (found := json.load(urlopen(f"{url}/{job}", timeout=30)))["state"] not in ("failed", "succeeded"):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-    assert (found["state"], "no such file" in found["error"]) == ("failed", True)
+    settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
+    with _sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is at work on it"):
+        serve(settings)

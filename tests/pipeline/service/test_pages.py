@@ -7,12 +7,14 @@ from html.parser import HTMLParser
 
 import pytest
 
+from pipeline.engine.stages import StageRecord
 from pipeline.service.jobs import Failed, Planned
+from pipeline.service.runner import UnderWay
 from pipeline.service.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.calls import accepted, succeed
 
 EVIL = '<script>alert("x")</script>'
-VOID = {"meta", "link", "input", "img"}
+VOID = {"br", "img", "input", "link", "meta"}
 
 
 class Balanced(HTMLParser):
@@ -80,12 +82,30 @@ def test_a_result_with_stages_receipt_and_picture(world):
     stage = {"seconds": 1.0, "bytes": 1 << 20, "lanes": 2}
     succeed(world.store, job, {"chunks": 4, "wall_seconds": 2.0, "stages": {"read": stage, "compute": stage}})
     (world.previews / f"{job}.png").write_bytes(b"\x89PNG")
+    assert "Download" not in page(client, f"/jobs/{job}"), "the result has been moved"
+    (world.data / "out.npy").write_bytes(b"samples")
     text = page(client, f"/jobs/{job}")
     assert text.count("25 % busy") == 2
     assert "512 KiB/s" in text
     assert f'src="/v1/jobs/{job}/preview"' in text
     assert "wall_seconds" in text
     assert f'href="/v1/jobs/{job}/result"' in text
+
+
+def test_a_run_under_way_shows_what_workers_have_not_finished_too(world):
+    client = world.http()
+    job = accepted(client)
+    world.store.claim("r", now=1.0, lease_s=9.0, owner_cap=99)
+    world.store.apply(job, Planned(1, 8), now=2.0)
+    record = StageRecord()
+    record.include({"read": (1.0, 4 << 20, 4), "write": (0.5, 1 << 20, 4)})
+    record.under_way["segment"] = {"read": (1.0, 2 << 20, 2), "write": (0.5, 1 << 20, 2)}
+    run = UnderWay(seconds=4.0, stages=record.now(), chunks_done=6)
+    world.runner.under_way = lambda asked: run if asked == job else None
+    text = page(client, f"/jobs/{job}")
+    for said in ("6 of 8 chunks", "50 % busy", "25 % busy", "1.5 MiB/s", "512 KiB/s"):
+        assert said in text
+    assert record.totals["read"].nbytes == 4 << 20, "what is under way is not counted yet"
 
 
 @pytest.mark.parametrize("field", ["input", "output"])
@@ -134,5 +154,5 @@ def test_signing_in(world, tmp_path):
     assert "SameSite=strict" in cookie
     assert "Sign out ada" in page(client, "/")
     assert accepted(client)
-    client.get("/logout")
+    assert client.post("/logout", follow_redirects=False).headers["location"] == "/login"
     assert client.get("/", follow_redirects=False).status_code == 307

@@ -15,8 +15,9 @@ from pipeline.cluster.place import Place
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
-from pipeline.errors import ClusterError, InputError, OutputError, ParameterError
-from pipeline.service.jobs import CancelRequested, State
+from pipeline.errors import ClusterError, InputError, OutputError, ParameterError, StorageError
+from pipeline.service import runner as runner_module
+from pipeline.service.jobs import CancelRequested, Published, State
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
@@ -253,6 +254,62 @@ def test_a_run_that_lost_its_job_does_not_publish(service, streams, data):
         time.sleep(0.01)
     assert not (data / "out.npy").exists()
     assert (service.store.job(job).job.state, service.store.job(job).job.epoch) == (State.PLANNING, 2)
+
+
+def test_what_another_job_left_is_no_hindrance(service, streams, data):
+    """The first is given up after its last attempt, and its chunks are kept; the second writes the same output."""
+    streams.before = lambda: None
+
+    def fail(chunk):
+        end = time.monotonic() + WAIT_S
+        while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
+            time.sleep(0.005)
+        raise ClusterError("the scheduler went away")
+
+    streams.on_chunk = fail
+    service.runner()
+    first = service.wait(service.submit())
+    assert (first.job.state, first.job.attempts) == (State.FAILED, 3)
+    assert "out.npy.ledger" in names_in(data)
+    streams.on_chunk = lambda chunk: None
+    second = service.wait(service.submit(size="9"))
+    assert (second.job.state, second.job.attempts, second.job.error) == (State.SUCCEEDED, 1, None)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), box(read_image(data / "in.npy"), 9))
+    assert names_in(data) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_run_whose_end_could_not_be_stored_is_not_forgotten(service, streams, data, monkeypatch):
+    monkeypatch.setattr(runner_module, "LEASE_S", 0.3)
+    monkeypatch.setattr(runner_module, "POLL_S", 0.05)
+    apply, failures = service.store.apply, iter([True])
+
+    def fail_once(job, event, **rest):
+        if isinstance(event, Published) and next(failures, False):
+            raise StorageError("jobs.sqlite: disk I/O error")
+        return apply(job, event, **rest)
+
+    monkeypatch.setattr(service.store, "apply", fail_once)
+    service.runner()
+    job = service.submit()
+    done = service.wait(job)
+    assert (done.job.state, done.job.attempts) == (State.SUCCEEDED, 2)
+    assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
+    chunks = [chunk for _, chunk in streams.chunks]
+    assert len(chunks) == len(set(chunks))  # the result was there
+
+
+def test_jobs_that_were_over_long_ago_are_forgotten_and_their_outputs_stay(service, data, monkeypatch):
+    monkeypatch.setattr(runner_module, "PRUNE_S", 0.1)
+    monkeypatch.setattr(runner_module, "POLL_S", 0.05)
+    started = service.runner(keep_s=1.0)
+    job = service.submit()
+    service.wait(job)
+    end = time.monotonic() + WAIT_S
+    while service.store.list_jobs() or (data.parent / "previews" / f"{job}.png").exists():
+        assert time.monotonic() < end
+        started.wake()
+        time.sleep(0.05)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
 
 
 def test_no_more_at_once_than_allowed(service, streams):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 
@@ -21,7 +22,8 @@ from pipeline.service.jobs import (
     State,
     Stop,
 )
-from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, Store
+from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, NoSuchJob, Store
+from pipeline.service.views import JobView
 
 LEASE_S = 30.0
 
@@ -68,9 +70,9 @@ def test_what_was_accepted_is_there_in_another_process(store):
 
 def test_every_commit_is_synced(store):
     accept(store)
-    connection = store._read()
-    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+    with store._read() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
 
 
 def test_all_of_an_array_or_nothing(store):
@@ -163,7 +165,7 @@ def test_a_lost_lease_is_another_runners(store):
     (job,) = accept(store)
     claim(store, now=0.0, runner="old")
     assert store.lost("new", now=29.0, others_too=False) == []
-    store.renew("old", now=20.0, lease_s=LEASE_S)
+    store.renew("old", [job], now=20.0, lease_s=LEASE_S)
     assert store.lost("new", now=40.0, others_too=False) == []
     assert store.lost("new", now=51.0, others_too=False) == [(job, 1)]
     assert store.lost("new", now=0.0, others_too=True) == [(job, 1)]
@@ -181,7 +183,7 @@ def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
     seen = store.job(job)
     store.apply(job, LeaseLost(1), now=2.0)
     claim(store, now=3.0, runner="other")
-    monkeypatch.setattr(store, "job", lambda *_: seen)
+    monkeypatch.setattr(store, "_job", lambda *_: seen)
     with pytest.raises(StorageError, match="changed by another process"):
         store.apply(job, Planned(1, 5), now=4.0)
     monkeypatch.undo()
@@ -286,3 +288,72 @@ def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database"):
         Store(path)
+
+
+def test_threads_that_come_and_go_leave_no_connections(store):
+    accept(store)
+    for _ in range(50):
+        thread = threading.Thread(target=store.counts)
+        thread.start()
+        thread.join()
+    assert len(store._database._idle) == 1
+
+
+def test_the_log_of_many_commits_stays_small(store):
+    (job,) = accept(store)
+    for number in range(300):
+        store.log(job, "x" * 50_000, now=float(number))
+    assert store.path.with_name("jobs.sqlite-wal").stat().st_size < 8 << 20
+
+
+def test_jobs_that_were_over_long_ago_are_forgotten(store):
+    old, new, needed, queued = accept(store, 4)
+    (waiting,) = store.accept([asked("/data/waiting", after=frozenset({needed}))], now=0.0)
+    for job, now in ((old, 2.0), (new, 50.0), (needed, 3.0)):
+        claim(store)
+        finish(store, job, now=now)
+    store.accept([asked("/data/key")], now=4.0, key="k", body_sha256="b")
+    assert store.prune(before=5.0) == [old]
+    assert store.prune(before=5.0) == []
+    assert store.events(old) == []
+    with pytest.raises(NoSuchJob, match=old):
+        store.job(old)
+    assert {found.job.id for found in store.list_jobs()} >= {new, needed, queued, waiting}
+    assert store.accept([asked("/data/other")], now=6.0, key="k", body_sha256="c")  # the key went with its time
+    store.apply(waiting, CancelRequested(), now=7.0)
+    assert store.prune(before=5.0) == [needed]
+    store.retry(waiting, now=8.0)  # what it came after had succeeded
+    assert store.job(waiting).job.claimable
+
+
+def test_a_few_are_forgotten_at_once(store):
+    for job in accept(store, 5):
+        store.apply(job, CancelRequested(), now=1.0)
+    assert [len(store.prune(before=2.0, most=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
+    (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b", most_of_an_owner=1)
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b", most_of_an_owner=1) == [job]
+    with pytest.raises(ParameterError, match="1 jobs of ada are not over and 1 are allowed"):
+        store.accept([asked("/data/2")], now=1.0, most_of_an_owner=1)
+    assert len(store.accept([asked("/data/2", owner="bob")], now=1.0, most_of_an_owner=1)) == 1
+
+
+def test_a_list_in_json_is_what_a_job_shows(store):
+    accept(store, 7, array_id="abc", array_index=3, priority=-2)
+    for _ in range(3):
+        job = claim(store).job.id
+        store.apply(job, Planned(1, 4), now=1.7654321)
+        store.apply(job, Failed(1, 'out "of" café\n', transient=False), now=2.5)
+        store.used(job, "ada", 1.25, now=3.0)
+    everything = {"state": None, "owner": None, "workload": None, "array_id": None, "before": None}
+    text, following = store.list_json(**everything, limit=5)
+    expected = [JobView.of(found) for found in store.list_jobs(limit=5)]
+    assert [JobView(**found) for found in json.loads(text)] == expected
+    assert JobView.model_fields.keys() == json.loads(text)[0].keys()
+    assert following == expected[-1].number
+    text, following = store.list_json(**everything | {"before": following, "state": "queued"}, limit=5)
+    assert [found["number"] for found in json.loads(text)] == []
+    assert following is None
+    assert store.list_json(**everything | {"owner": "nobody"}, limit=1) == ("[]", None)

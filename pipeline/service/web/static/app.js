@@ -3,11 +3,12 @@
 // Everything reads without this file; it makes pages follow what happens, and sends what a form or a button asks for.
 
 const byId = (id) => document.getElementById(id);
+const OVER = ["succeeded", "failed", "cancelled"];
 
-async function post(path, body) {
-  const options = { method: "POST" };
+async function post(path, body, headers = {}) {
+  const options = { method: "POST", headers };
   if (body !== undefined) {
-    options.headers = { "Content-Type": "application/json" };
+    options.headers = { ...headers, "Content-Type": "application/json" };
     options.body = JSON.stringify(body);
   }
   const response = await fetch(path, options);
@@ -18,13 +19,60 @@ async function post(path, body) {
 
 function refuse(error) {
   const place = byId("refused");
-  place.textContent = error.message;
+  place.textContent = error instanceof TypeError ? "The service does not answer; try again in a moment." : error.message;
   place.hidden = false;
+  place.scrollIntoView({ block: "nearest" });
 }
 
-for (const time of document.querySelectorAll("time[datetime]")) {
-  if (time.dateTime) time.textContent = new Date(time.dateTime).toLocaleString();
+// Values as people read them
+
+function bytes(count) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (count < 1024) return `${count.toFixed(unit === "B" || count >= 100 ? 0 : 1)} ${unit}`;
+    count /= 1024;
+  }
+  return `${count.toFixed(1)} TiB`;
 }
+
+function duration(seconds) {
+  if (seconds < 120) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function ago(then) {
+  const seconds = (Date.now() - then) / 1000;
+  if (seconds < 60) return "just now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return then.toLocaleDateString();
+}
+
+function showTimes(within) {
+  for (const time of within.querySelectorAll("time[datetime]")) {
+    const then = new Date(time.dateTime);
+    time.title = then.toLocaleString();
+    time.textContent = "ago" in time.dataset ? ago(then) : then.toLocaleString();
+  }
+}
+showTimes(document);
+
+// Lists follow what happens: the same page is asked for again, and the part that changes is taken from it.
+
+for (const part of document.querySelectorAll("[data-refresh]")) {
+  let shown = part.innerHTML;
+  setInterval(async () => {
+    if (document.hidden || part.contains(document.activeElement)) return;
+    const response = await fetch(location.href).catch(() => null);
+    if (response === null || !response.ok || response.redirected) return;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById(part.id);
+    if (fresh === null) return;
+    showTimes(fresh);
+    if (fresh.innerHTML !== shown) part.innerHTML = shown = fresh.innerHTML;
+  }, Number(part.dataset.refresh));
+  shown = part.innerHTML;
+}
+
+// One job
 
 for (const button of document.querySelectorAll("button[data-post]")) {
   button.addEventListener("click", () => {
@@ -33,53 +81,135 @@ for (const button of document.querySelectorAll("button[data-post]")) {
   });
 }
 
+function note(event) {
+  const said = JSON.parse(event.data);
+  const log = byId("log");
+  if (log.querySelector(`[data-number="${Number(said.number)}"]`)) return;
+  const line = document.createElement("li");
+  const time = document.createElement("time");
+  const message = document.createElement("span");
+  line.dataset.number = said.number;
+  time.dateTime = new Date(1000 * said.at).toISOString();
+  message.textContent = said.message;
+  line.append(time, message);
+  showTimes(line);
+  log.append(line);
+  log.scrollTop = log.scrollHeight;
+}
+
+function showChunks(said) {
+  byId("state").textContent = said.state;
+  byId("state").className = `state ${said.state}`;
+  byId("progress").className = said.state;
+  byId("chunks").textContent = `${said.chunks_done} of ${said.chunks ?? "?"} chunks`;
+  if (!said.chunks) return;
+  const share = said.chunks_done / said.chunks;
+  byId("progress").value = share;
+  const known = said.seconds && share > 0 && share < 1;
+  byId("left").textContent = known ? `about ${duration((said.seconds * (1 - share)) / share)} left` : "";
+}
+
+// Bytes read and written by every moment heard of: the line shows how fast they grew between one and the next.
+const moments = [];
+const MOST_MOMENTS = 240;
+
+function showStages(said) {
+  if (said.stages.length === 0) return;
+  byId("throughput").hidden = false;
+  for (const stage of said.stages) {
+    const row = document.querySelector(`[data-stage="${stage.name}"]`);
+    row.querySelector("progress").value = stage.busy;
+    row.cells[2].textContent = `${Math.round(100 * stage.busy)} % busy`;
+    row.cells[3].textContent = `${bytes(stage.rate)}/s`;
+    const figure = byId(`rate-${stage.name}`);
+    if (figure) figure.textContent = `${bytes(stage.rate)}/s`;
+  }
+  const moved = said.stages.filter((stage) => stage.name === "read" || stage.name === "write");
+  moments.push([said.seconds, moved.reduce((sum, stage) => sum + stage.bytes, 0)]);
+  if (moments.length > MOST_MOMENTS) moments.shift();
+  drawRates();
+}
+
+function drawRates() {
+  const rates = [];
+  let from = moments[0];
+  for (const moment of moments) {
+    // Workers tell twice a second: shorter steps would only show when they spoke.
+    if (moment[0] - from[0] < 1) continue;
+    rates.push((moment[1] - from[1]) / (moment[0] - from[0]));
+    from = moment;
+  }
+  if (rates.length < 2) return;
+  const most = Math.max(...rates, 1);
+  const points = rates.map((rate, i) => `${(100 * i) / (rates.length - 1)},${29 - (27 * Math.max(rate, 0)) / most}`);
+  const chart = byId("rates");
+  chart.querySelector("polyline").setAttribute("points", points.join(" "));
+  chart.querySelector("polygon").setAttribute("points", `0,30 ${points.join(" ")} 100,30`);
+  chart.removeAttribute("hidden");
+}
+
 const job = document.querySelector("article[data-job]");
 if (job && job.dataset.over === "no") {
-  const seen = new Set([...document.querySelectorAll("#log li")].map((line) => line.dataset.number));
   const events = new EventSource(`/v1/jobs/${job.dataset.job}/events`);
-  const note = (event) => {
-    const said = JSON.parse(event.data);
-    if (seen.has(String(said.number))) return;
-    seen.add(String(said.number));
-    const line = document.createElement("li");
-    const time = document.createElement("time");
-    time.textContent = new Date(1000 * said.at).toLocaleString();
-    line.append(time, ` ${said.message}`);
-    byId("log").append(line);
-  };
   events.addEventListener("state", note);
   events.addEventListener("log", note);
   events.addEventListener("progress", (event) => {
     const said = JSON.parse(event.data);
-    byId("state").textContent = said.state;
-    byId("state").className = `state ${said.state}`;
-    byId("chunks").textContent = `${said.chunks_done} of ${said.chunks ?? "?"} chunks`;
-    if (said.chunks) byId("progress").value = said.chunks_done / said.chunks;
-    if (["succeeded", "failed", "cancelled"].includes(said.state)) {
+    showChunks(said);
+    showStages(said);
+    if (OVER.includes(said.state)) {
       events.close();
-      setTimeout(() => location.reload(), 500); // the picture is drawn last
+      location.reload();
     }
   });
+  addEventListener("pagehide", () => events.close());
 }
+
+// The picture is drawn last: a page that was made before it was there is asked for again until it is.
+if (job && "drawing" in job.dataset) {
+  const asking = setInterval(async () => {
+    const response = await fetch(location.href).catch(() => null);
+    if (response === null || !response.ok) return;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    if (fresh.querySelector("article[data-drawing]") !== null) return;
+    clearInterval(asking);
+    if (fresh.querySelector(".preview") !== null) location.reload();
+  }, 1000);
+}
+
+// Forms
 
 const submit = byId("submit");
 if (submit) {
+  // Sent twice, by a double click or a broken connection, it is one job.
+  const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
+  let changes = 0;
+  submit.addEventListener("input", () => { changes += 1; });
   submit.addEventListener("submit", (event) => {
     event.preventDefault();
+    byId("refused").hidden = true;
     const parameters = {};
     for (const field of submit.querySelectorAll("[data-parameter]")) {
-      if (field.type === "checkbox" ? field.checked : field.value !== "") {
-        parameters[field.dataset.parameter] = field.type === "checkbox" ? true : field.value;
+      if (field.type === "checkbox" ? field.checked : field.value.trim() !== "") {
+        parameters[field.dataset.parameter] = field.type === "checkbox" ? true : field.value.trim();
       }
     }
+    const value = (name) => submit.elements[name].value.trim();
     const body = {
       workload: submit.dataset.workload,
-      input: submit.elements.input.value,
-      output: submit.elements.output.value,
-      priority: Number(submit.elements.priority.value || 0),
+      input: value("input"),
+      output: value("output"),
+      priority: Number(value("priority") || 0),
+      after: value("after").split(/[\s,]+/).filter(Boolean),
+      array: value("array") || null,
       parameters,
     };
-    post("/v1/jobs", body).then((found) => { location.href = `/jobs/${found.jobs[0].id}`; }, refuse);
+    const button = submit.querySelector("button");
+    button.disabled = true;
+    post("/v1/jobs", body, { "Idempotency-Key": `${key}-${changes}` }).then(
+      (found) => { location.href = found.array ? `/?array=${found.array}` : `/jobs/${found.jobs[0].id}`; },
+      (error) => { button.disabled = false; refuse(error); },
+    );
   });
 }
 

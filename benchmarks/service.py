@@ -1,0 +1,354 @@
+"""What the service promises, measured on one that runs here with CPU workers: each figure beside its goal.
+
+submit  : 50 jobs are submitted a second, on a clock that waits for no answer: how long until each is on disk
+accept  : 100 jobs a second; all that were acknowledged are in the list, and each succeeds
+list    : 10,000 finished jobs, page by page, and the first page
+small   : a small job from its submission to its result, less what the same job takes in a process of its own
+drain   : SIGTERM in the middle of a job: how long until the server has gone, and what the next does not repeat
+memory  : of the server and its workers, while so many jobs run; `memory` alone takes minutes
+
+Usage: scripts/bench service [submit] [accept] [list] [small] [drain] [memory] [--seconds S] [--jobs N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import queue
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.client import Client
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.service.jobs import TERMINAL, Computed, Planned, Published, State
+from pipeline.service.store import Facts, NewJob, Store
+from pipeline.workloads import JobSpec, workloads
+
+COMMAND = (sys.executable, "-c", "from pipeline.cli import main; main()")
+SENDERS = 16
+WAIT_S = 3600.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A measured value. `goal`: what it has to be, in words; `met`: None where there is no goal."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str = ""
+    met: bool | None = None
+
+
+def below(name: str, value: float, limit: float, unit: str) -> Figure:
+    return Figure(name=name, value=value, unit=unit, goal=f"< {limit:g} {unit}", met=value < limit)
+
+
+class Service:
+    """`millrace serve` in a process of its own."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        (folder / "data").mkdir(exist_ok=True)
+        self.flags = flags
+
+    def start(self) -> None:
+        roots = ("--data-roots", str(self.folder / "data"), "--state-dir", str(self.folder / "state"))
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", *roots, "--port", "0", "--device", "cpu", "--threads", "1",
+             "--jobs-waiting-of-an-owner", "1000000", *self.flags],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        found = re.fullmatch(r"Millrace serves at (http://127\.0\.0\.1:(\d+))\n", self.process.stdout.readline())
+        if found is None:
+            raise SystemExit("the service does not start")
+        self.url, self.port = found[1], int(found[2])
+
+    def stop(self) -> float:
+        """Seconds until it had gone."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(120)
+        return time.monotonic() - began
+
+    @contextmanager
+    def running(self) -> Iterator[Client]:
+        self.start()
+        try:
+            with Client(self.url) as client:
+                yield client
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+
+    def memory_mib(self) -> tuple[float, float]:
+        """What the server holds, and what its workers hold together: the pages that are theirs alone."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        everyone = {task for path in Path(f"/proc/{self.process.pid}/task").iterdir() if (task := path.name)}
+        workers = {
+            child for task in everyone
+            for child in Path(f"/proc/{self.process.pid}/task/{task}/children").read_text().split()
+        }  # fmt: skip
+        return _own_mib(self.process.pid), sum(_own_mib(int(child)) for child in workers | set(children))
+
+
+def _own_mib(process: int) -> float:
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return sum(int(kib) for kib in re.findall(r"^Private_\w+: +(\d+) kB", text, re.MULTILINE)) / 1024
+
+
+def make_image(folder: Path, name: str, shape: tuple[int, int]) -> None:
+    folder.mkdir(exist_ok=True)
+    np.save(folder / name, np.random.default_rng(1).integers(0, 65536, shape).astype(np.uint16))
+
+
+def sent(service: Service, rate: float, seconds: float, label: str) -> tuple[list[float], list[str]]:
+    """Submits on a clock; seconds from each one's moment to its answer, and the ids that were acknowledged."""
+    moments: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
+    taken: list[tuple[float, str]] = []
+
+    def send() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+        while (moment := moments.get()) is not None:
+            number, due = moment
+            body = {"workload": "smooth", "input": "small.npy", "output": f"{label}-{number}.npy"}
+            headers = {"Content-Type": "application/json", "Idempotency-Key": f"{label}-{number}"}
+            connection.request("POST", "/v1/jobs", json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+            if answer.status == 201:
+                taken.append((time.monotonic() - due, content["jobs"][0]["id"]))
+        connection.close()
+
+    senders = [threading.Thread(target=send) for _ in range(SENDERS)]
+    for sender in senders:
+        sender.start()
+    began = time.monotonic() + 0.1
+    for number in range(round(rate * seconds)):
+        due = began + number / rate
+        time.sleep(max(due - time.monotonic(), 0))
+        moments.put((number, due))
+    for _ in senders:
+        moments.put(None)
+    for sender in senders:
+        sender.join()
+    return [waited for waited, _ in taken], [job for _, job in taken]
+
+
+def under_way(client: Client) -> bool:
+    """Whether any job is not over."""
+    return any(any(client.jobs(state=str(state), limit=1)) for state in State if state not in TERMINAL)
+
+
+def all_over(client: Client, count: int) -> list[Mapping[str, Any]]:
+    """Every job, once none is under way any more."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if not under_way(client):
+            break
+        time.sleep(0.25)
+    found = [job.view for job in client.jobs()]
+    assert len(found) >= count, f"{count} were acknowledged, {len(found)} are there"
+    return found
+
+
+def submit(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service = Service(folder)
+    make_image(folder / "data", "small.npy", (64, 64))
+    with service.running():
+        sent(service, 50, 2, "warm")
+        waited, ids = sent(service, 50, options.seconds, "submit")
+    p50, p99 = np.quantile(waited, (0.5, 0.99)) * 1e3
+    yield Figure(name="submit at 50/s, median", value=p50, unit="ms")
+    yield below("submit at 50/s, 99th percentile", p99, 50, "ms")
+    yield Figure(name="submit at 50/s, slowest", value=max(waited) * 1e3, unit="ms")
+    yield Figure(
+        name="submit at 50/s, not accepted", value=round(50 * options.seconds) - len(ids), unit="jobs",
+        goal="0", met=len(ids) == round(50 * options.seconds),
+    )  # fmt: skip
+
+
+def accept(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service = Service(folder)
+    make_image(folder / "data", "small.npy", (64, 64))
+    with service.running() as client:
+        began = time.monotonic()
+        _, ids = sent(service, 100, options.seconds, "accept")
+        took = time.monotonic() - began
+        views = {view["id"]: view for view in all_over(client, len(ids))}
+        done = time.monotonic() - began
+    lost = [job for job in ids if job not in views or views[job]["state"] != "succeeded"]
+    rate = len(ids) / took
+    yield Figure(name="accepted", value=rate, unit="jobs/s", goal="100 jobs/s", met=rate >= 95)
+    yield Figure(name="acknowledged and not done", value=len(lost), unit="jobs", goal="0", met=not lost)
+    yield Figure(name="small jobs done", value=len(ids) / done, unit="jobs/s")
+
+
+def fill(path: Path, count: int) -> None:
+    """Finished jobs, as a service leaves them; not synced one by one."""
+    store = Store(path)
+    with store._read() as connection:  # the one that everything here uses
+        connection.execute("PRAGMA synchronous = OFF")
+    receipt = {"job": "x", "chunks": 4, "stages": {name: {"seconds": 1.5, "bytes": 1 << 20} for name in "abcde"}}
+    for first in range(0, count, 500):
+        new = [
+            NewJob(owner="local", workload="smooth", input=f"in-{n}.npy", output=f"out-{n}.npy", parameters={"size": 5})
+            for n in range(first, first + 500)
+        ]
+        for job in store.accept(new, now=time.time()):
+            store.claim("bench", now=time.time(), lease_s=1e6, owner_cap=1 << 30)
+            for event in (Planned(1, 4), Computed(1)):
+                store.apply(job, event, now=time.time())
+            store.apply(job, Published(1), now=time.time(), facts=Facts(receipt=receipt))
+    store.close()
+
+
+def list_jobs(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service = Service(folder)
+    fill(folder / "state" / "jobs.sqlite", 10_000)
+    with service.running() as client:
+        rounds: dict[str, list[float]] = {"all": [], "first": [], "page": []}
+        for _ in range(7):
+            began = time.monotonic()
+            assert len(list(client.jobs(state="succeeded"))) == 10_000
+            rounds["all"].append(time.monotonic() - began)
+            began = time.monotonic()
+            assert len(list(client.jobs(state="succeeded", limit=100))) == 100
+            rounds["first"].append(time.monotonic() - began)
+            began = time.monotonic()
+            connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+            connection.request("GET", "/")
+            assert connection.getresponse().read()
+            rounds["page"].append(time.monotonic() - began)
+    yield below("10,000 finished jobs, all of them", statistics.median(rounds["all"]) * 1e3, 200, "ms")
+    yield below("10,000 finished jobs, the newest 100", statistics.median(rounds["first"]) * 1e3, 200, "ms")
+    yield below("10,000 finished jobs, the page in a browser", statistics.median(rounds["page"]) * 1e3, 200, "ms")
+
+
+def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service, count = Service(folder), 60
+    make_image(folder / "data", "small.npy", (512, 512))
+    parameters = workloads()["smooth"].Parameters()
+    own: list[float] = []
+    with service.running() as client:
+        told, stored = [], []
+        for number in range(count):
+            began = time.monotonic()
+            job = client.submit("smooth", "small.npy", f"small-{number}.npy").wait()
+            told.append(time.monotonic() - began)
+            assert job.state == "succeeded", job.error
+            stored.append(job.view["finished_at"] - job.view["submitted_at"])
+            # The same job in this process, turn by turn.
+            began = time.monotonic()
+            spec = JobSpec(
+                workload="smooth", input=folder / "data" / "small.npy", output=folder / "data" / f"own-{number}.npy",
+                parameters=parameters,
+            )  # fmt: skip
+            run = RunOptions(memory_bytes=256 * MIB)
+            run_job(plan_job(spec, CpuDevice(1), run), run)
+            own.append(time.monotonic() - began)
+    warm = slice(10, None)
+    alone = statistics.median(own[warm]) * 1e3
+    yield Figure(name="a small job in a process of its own", value=alone, unit="ms")
+    yield below("beyond that, until the service has it done", statistics.median(stored[warm]) * 1e3 - alone, 150, "ms")
+    yield below("beyond that, until the client knows", statistics.median(told[warm]) * 1e3 - alone, 150, "ms")
+
+
+def drain(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service = Service(folder)
+    make_image(folder / "data", "large.npy", (24_000, 12_000))
+    with service.running() as client:
+        job = client.submit("smooth", "large.npy", "large.npy.tif", size=(151, 151), mode="nearest")
+        end = time.monotonic() + 120
+        seen = 0
+        for event in job.events():
+            chunks = event.data.get("chunks") or 0
+            seen = event.data["chunks_done"] if event.kind == "progress" else seen
+            if chunks and seen > 0.3 * chunks:
+                break
+            assert time.monotonic() < end
+        seconds = service.stop()
+    with service.running() as client:
+        done = client.job(job.id).wait()
+        assert done.state == "succeeded", done.error
+        kept = done.receipt["resumed_chunks"]
+    yield below("SIGTERM during a job", seconds, 10, "s")
+    name = f"chunks kept, of {seen} that were finished"
+    yield Figure(name=name, value=kept, unit="chunks", goal=f">= {seen}", met=kept >= seen)
+
+
+def memory(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service, label = Service(folder), itertools.count()
+    make_image(folder / "data", "small.npy", (64, 64))
+    found: list[tuple[float, float]] = []
+    step = max(options.jobs // 20, 1)
+    with service.running() as client:
+        for done in range(0, options.jobs + 1, step):
+            batch = next(label)
+            for number in range(step):
+                client.submit("smooth", "small.npy", f"m{batch}-{number}.npy")
+            while under_way(client):
+                time.sleep(0.2)
+            found.append(service.memory_mib())
+            print(f"  {done + step} jobs: server {found[-1][0]:.1f} MiB, workers {found[-1][1]:.1f} MiB", flush=True)
+    half = len(found) // 2
+    for name, which in (("server", 0), ("workers", 1)):
+        early, late = found[half][which], found[-1][which]
+        yield Figure(name=f"memory of the {name} after {half * step} jobs", value=early, unit="MiB")
+        yield Figure(
+            name=f"memory of the {name}, growth over {options.jobs - half * step} more", value=late - early, unit="MiB",
+            goal="< 3 % + 2 MiB", met=late - early < 0.03 * early + 2,
+        )  # fmt: skip
+
+
+PARTS = {"submit": submit, "accept": accept, "list": list_jobs, "small": small, "drain": drain, "memory": memory}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench service", description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default all but memory")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of submitting")
+    parser.add_argument("--jobs", type=int, default=5000, help="of `memory`")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    figures: list[Figure] = []
+    for name in options.parts or [name for name in PARTS if name != "memory"]:
+        with tempfile.TemporaryDirectory() as folder:
+            for figure in PARTS[name](Path(folder), options):
+                figures.append(figure)
+                verdict = {True: "met", False: "MISSED", None: ""}[figure.met]
+                print(
+                    f"{figure.name:56} {figure.value:10.1f} {figure.unit:7} {figure.goal:14} {verdict}".rstrip(),
+                    flush=True,
+                )
+    if options.json is not None:
+        about = {"cores": len(os.sched_getaffinity(0)), "figures": [asdict(figure) for figure in figures]}
+        options.json.write_text(json.dumps(about, indent=2) + "\n")
+    sys.exit(any(figure.met is False for figure in figures))
+
+
+if __name__ == "__main__":
+    main()

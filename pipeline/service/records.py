@@ -1,0 +1,86 @@
+"""What the store is given and gives back, and a row of its table of jobs as such a record."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.service.jobs import Job, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """What a user submits. `after`: ids of jobs that have to succeed first."""
+
+    owner: str
+    workload: str
+    input: str
+    output: str
+    parameters: Mapping[str, Any]
+    priority: int = 0
+    after: frozenset[str] = frozenset()
+    array_id: str | None = None
+    array_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredJob:
+    """A job as it stands in the store: what was asked, the state machine's part, and when what happened."""
+
+    number: int
+    asked: NewJob
+    job: Job
+    submitted_at: float
+    changed_at: float
+    started_at: float | None
+    finished_at: float | None
+    device_seconds: float
+    runner: str | None
+    lease_until: float | None
+    receipt: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredEvent:
+    number: int
+    at: float
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What comes with an event, besides the event: who claims and until when, and the receipt of a result."""
+
+    runner: str | None = None
+    lease_until: float | None = None
+    receipt: Mapping[str, Any] | None = None
+
+
+def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
+    """`waiting_for`: what stands in another table."""
+    asked = NewJob(
+        owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
+        parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
+        array_index=row["array_index"],
+    )  # fmt: skip
+    job = Job(
+        id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
+        waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
+        chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
+    )  # fmt: skip
+    facts = (
+        "number",
+        "submitted_at",
+        "changed_at",
+        "started_at",
+        "finished_at",
+        "device_seconds",
+        "runner",
+        "lease_until",
+    )
+    receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
+    return StoredJob(asked=asked, job=job, receipt=receipt, **{name: row[name] for name in facts})
