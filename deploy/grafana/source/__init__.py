@@ -1,0 +1,1 @@
+"""Makes the dashboards: `python -m deploy.grafana.source` writes dashboards/*.json anew."""

@@ -1,0 +1,116 @@
+"""*GPUs*: what the driver says of each, and the ranks that run on them."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.source.panels import (
+    BAD,
+    GOOD,
+    WARN,
+    Panel,
+    Query,
+    Steps,
+    assembled,
+    choice,
+    dashboard_of,
+    graph,
+    number,
+)
+
+# Several processes may see one GPU, and all report the same of it: hence the `max by (gpu)` everywhere.
+_CHOSEN = '{gpu=~"$gpu"}'
+_MEMORY_STEPS = Steps(GOOD, ((0.9, WARN), (0.95, BAD)))
+_HEAT_STEPS = Steps(GOOD, ((80, WARN), (87, BAD)))
+_EPOCH_STEPS = Steps(GOOD, ((2, WARN),))
+
+
+def gpus() -> Dashboard:
+    board = dashboard_of(
+        "millrace-gpus", "Millrace: GPUs", "Memory, load, power, heat and bus of every GPU, and its ranks."
+    ).with_variable(choice("gpu", "GPU", "Which GPUs are shown, by UUID.", "millrace_gpu_memory_total_bytes", "gpu"))
+    return assembled(board, {"Now": _now(), "Load": _load(), "Bus and ranks": _bus()})
+
+
+def _now() -> list[Panel]:
+    return [
+        number(
+            "GPUs", "GPUs that workers have.", "none",
+            Query(f"count(count by (gpu) (millrace_gpu_memory_total_bytes{_CHOSEN}))", "GPUs"),
+        ),
+        number(
+            "Fullest memory", "Share in use on the fullest GPU, by all programs.", "percentunit",
+            Query(f"max(gpu:millrace_gpu_memory:ratio{_CHOSEN})", "memory"), thresholds=_MEMORY_STEPS,
+        ),
+        number(
+            "Utilization", "Share of the time in which a kernel ran, mean of the GPUs.", "percentunit",
+            Query(f"avg(max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN}))", "utilization"),
+        ),
+        number(
+            "Power", "Drawn by all GPUs together.", "watt",
+            Query(f"sum(max by (gpu) (millrace_gpu_power_watts{_CHOSEN}))", "power"),
+        ),
+        number(
+            "Hottest", "The temperature of the hottest chip. Above some 87 °C GPUs slow themselves down.", "celsius",
+            Query(f"max(millrace_gpu_temperature_celsius{_CHOSEN})", "hottest"), thresholds=_HEAT_STEPS,
+        ),
+        number(
+            "Epoch of ranks", "The newest: above 1 ranks were lost and the others went on.", "none",
+            Query("max(millrace_communicator_epoch)", "epoch"), thresholds=_EPOCH_STEPS,
+        ),
+    ]  # fmt: skip
+
+
+def _load() -> list[Panel]:
+    return [
+        graph(
+            "Utilization", "Share of the time in which a kernel ran.", "percentunit",
+            [Query(f"max by (gpu) (millrace_gpu_utilization_ratio{_CHOSEN})", "{{gpu}}")], highest=1,
+        ),
+        graph(
+            "Memory", "Bytes in use, by all programs.", "bytes",
+            [Query(f"max by (gpu) (millrace_gpu_memory_used_bytes{_CHOSEN})", "{{gpu}}")],
+        ),
+        graph(
+            "Share of the memory", "Memory in use over what there is. Above 95 % an alert comes.", "percentunit",
+            [Query(f"gpu:millrace_gpu_memory:ratio{_CHOSEN}", "{{gpu}}")], thresholds=_MEMORY_STEPS, highest=1,
+        ),
+        graph(
+            "Temperature", "Of the chip. Above some 87 °C GPUs slow themselves down.", "celsius",
+            [Query(f"max by (gpu) (millrace_gpu_temperature_celsius{_CHOSEN})", "{{gpu}}")], thresholds=_HEAT_STEPS,
+        ),
+        graph(
+            "Power", "Drawn by each GPU.", "watt",
+            [Query(f"max by (gpu) (millrace_gpu_power_watts{_CHOSEN})", "{{gpu}}")],
+        ),
+        graph(
+            "Bytes computed", "Bytes of input that each worker computes on each second, by its GPU.", "Bps",
+            [Query(
+                'instance_stage:millrace_stage_bytes:rate5m{stage="compute", device=~"$gpu"}', "{{device}} {{instance}}"
+            )],
+        ),
+    ]  # fmt: skip
+
+
+def _bus() -> list[Panel]:
+    pcie = f"rate(millrace_gpu_pcie_bytes_total{_CHOSEN}[$__rate_interval])"
+    return [
+        graph(
+            "Bus", "Bytes over PCI Express each second, by all programs: rx into the GPU, tx out of it.", "Bps",
+            [Query(f"max by (gpu, direction) ({pcie})", "{{gpu}} {{direction}}")],
+        ),
+        graph(
+            "Fraction of the bus", "The same over what the link carries one way.", "percentunit",
+            [Query(f"gpu_direction:millrace_gpu_pcie:ratio_rate5m{_CHOSEN}", "{{gpu}} {{direction}}")], highest=1,
+        ),
+        graph(
+            "Communicators given up", "In the hour before, by why: requested, or a lost rank, a deadline or an error; "
+            "these raise an alert.", "none",
+            [Query("max by (reason) (increase(millrace_communicator_aborts_total[1h]))", "{{reason}}")],
+            thresholds=Steps(GOOD, ((1, WARN),)),
+        ),
+        graph(
+            "Epoch of ranks", "The newest that each process knows: above 1 a rank was lost.", "none",
+            [Query("max by (instance) (millrace_communicator_epoch)", "{{instance}}")], thresholds=_EPOCH_STEPS,
+        ),
+    ]  # fmt: skip

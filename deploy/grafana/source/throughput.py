@@ -1,0 +1,177 @@
+"""*Throughput*: what goes through, where the time goes, and how well the stages overlap."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana.source.panels import (
+    BAD,
+    GOOD,
+    STAGE_COLOURS,
+    WARN,
+    Panel,
+    Query,
+    Steps,
+    assembled,
+    choice,
+    dashboard_of,
+    graph,
+    number,
+)
+
+# The goal is also a series, `millrace:overlap_efficiency:goal`, but a colour's step cannot read one.
+OVERLAP_GOAL = 0.95
+_OVERLAP_STEPS = Steps(BAD, ((0.75, WARN), (OVERLAP_GOAL, GOOD)))
+_CHOSEN = '{workload=~"$workload"}'
+_WORK = f"millrace_work_total{_CHOSEN}[$__rate_interval]"
+_CHUNK_SECONDS = "sum by (le, stage) (rate(millrace_stage_duration_seconds_bucket[$__rate_interval]))"
+
+
+def throughput() -> Dashboard:
+    board = dashboard_of(
+        "millrace-throughput", "Millrace: Throughput", "Bytes and work a second, stages, overlap, collectives."
+    ).with_variable(
+        choice(
+            "workload", "Workload", "Which kinds of jobs are shown, where that can be told apart.",
+            "millrace_work_total", "workload",
+        )
+    )  # fmt: skip
+    return assembled(
+        board,
+        {"Now": _now(), "What goes through": _through(), "Stages and overlap": _stages(), "Collectives": _gangs()},
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        number(
+            "In", "Bytes of input that chunks are read from each second.", "Bps",
+            Query(f"sum(rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))", "in"),
+        ),
+        number(
+            "Out", "Bytes of output that are written each second.", "Bps",
+            Query(f"sum(rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))", "out"),
+        ),
+        number(
+            "Chunks", "Chunks written each second.", "suffix: chunks/s",
+            Query(
+                'sum(rate(millrace_chunks_total{workload=~"$workload", outcome="written"}[$__rate_interval]))', "chunks"
+            ),
+        ),
+        number(
+            "Overlap efficiency", "Busy share of the busiest stage, mean of the workers at work. The goal is 95 %.",
+            "percentunit", Query("millrace:overlap_efficiency:ratio_rate5m", "overlap"), thresholds=_OVERLAP_STEPS,
+        ),
+        number(
+            "Fraction of the bus", "Bytes over the busiest bus of a GPU, one way, over what it carries.", "percentunit",
+            Query("max(gpu_direction:millrace_gpu_pcie:ratio_rate5m)", "bus"),
+        ),
+        number(
+            "Collectives", "Bytes that all ranks together give to collectives each second.", "Bps",
+            Query("sum(op:millrace_collective_bytes:rate5m)", "collectives"),
+        ),
+    ]  # fmt: skip
+
+
+def _through() -> list[Panel]:
+    return [
+        graph(
+            "Input", "Bytes of input that chunks are read from each second, by workload.", "Bps",
+            [Query(f"sum by (workload) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}")],
+            stacked=True,
+        ),
+        graph(
+            "Output", "Bytes of output that are written each second, by workload.", "Bps",
+            [Query(
+                f"sum by (workload) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))", "{{workload}}"
+            )],
+            stacked=True,
+        ),
+        graph(
+            "Work", "Work done each second, in the workload's own unit: pixels, points or samples.", "short",
+            [Query(f"sum by (workload, unit) (rate({_WORK}))", "{{workload}}: {{unit}}/s")],
+        ),
+        graph(
+            "Work by GPU", "The same by worker: each has one GPU, or is on the CPU.", "short",
+            [Query(
+                f"sum by (workload, unit, device, instance) (rate({_WORK}))",
+                "{{workload}}: {{unit}}/s on {{instance}} {{device}}",
+            )],
+        ),
+        graph(
+            "Input by GPU", "Bytes of input that each worker reads each second, by workload.", "Bps",
+            [Query(
+                f"sum by (workload, device, instance) (rate(millrace_input_bytes_total{_CHOSEN}[$__rate_interval]))",
+                "{{workload}} on {{instance}} {{device}}",
+            )],
+        ),
+        graph(
+            "Output by GPU", "Bytes of output that each worker writes each second, by workload.", "Bps",
+            [Query(
+                f"sum by (workload, device, instance) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))",
+                "{{workload}} on {{instance}} {{device}}",
+            )],
+        ),
+    ]  # fmt: skip
+
+
+def _stages() -> list[Panel]:
+    return [
+        graph(
+            "Overlap efficiency against its goal", "Busy share of the busiest stage of each worker at work, over five "
+            "minutes. At the goal that stage hardly waits for the others: only a faster one helps. Far below it "
+            "something else holds all of them up, or jobs have so few chunks that nothing can overlap.", "percentunit",
+            [
+                Query("instance:millrace_overlap_efficiency:ratio_rate5m", "{{instance}} {{device}}"),
+                Query("millrace:overlap_efficiency:goal", "goal"),
+            ],
+            thresholds=_OVERLAP_STEPS, colours={"goal": GOOD}, highest=1, columns=24,
+        ),
+        graph(
+            "Time at work", "Share of the time in which each worker has any chunk on its way.", "percentunit",
+            [Query(
+                "sum by (device, instance) (rate(millrace_pipeline_wall_seconds_total[$__rate_interval]))",
+                "{{instance}} {{device}}",
+            )],
+            highest=1,
+        ),
+        graph(
+            "Stage seconds", "Seconds that each stage is busy each second, all workers and their threads added up.",
+            "suffix: s/s", [Query("stage:millrace_stage_seconds:rate5m", "{{stage}}")], stacked=True,
+            colours=STAGE_COLOURS,
+        ),
+        graph(
+            "Bytes by stage", "Bytes that go through each stage each second, all workers added up.", "Bps",
+            [Query("stage:millrace_stage_bytes:rate5m", "{{stage}}")], colours=STAGE_COLOURS,
+        ),
+        graph(
+            "Bytes computed, by GPU", "Bytes of input that each worker computes on each second.", "Bps",
+            [Query(
+                'instance_stage:millrace_stage_bytes:rate5m{stage="compute"}', "{{instance}} {{device}}"
+            )],
+            stacked=True,
+        ),
+        graph(
+            "Time of a chunk in a stage", "9 of 10 chunks are in the stage at most so long.", "s",
+            [Query(f"histogram_quantile(0.9, {_CHUNK_SECONDS})", "{{stage}}")], colours=STAGE_COLOURS,
+        ),
+        graph(
+            "Fraction of the bus", "Bytes over each GPU's bus, into it (rx) and out of it (tx), over what the bus "
+            "carries one way.", "percentunit",
+            [Query("gpu_direction:millrace_gpu_pcie:ratio_rate5m", "{{gpu}} {{direction}}")], highest=1,
+        ),
+    ]  # fmt: skip
+
+
+def _gangs() -> list[Panel]:
+    return [
+        graph(
+            "Bandwidth of collectives", "Bytes that a rank gives to collectives over the seconds that it is in them.",
+            "Bps", [Query("op:millrace_collective_bandwidth:ratio_rate5m", "{{op}}")],
+        ),
+        graph(
+            "Time in collectives", "Seconds in collectives each second, all ranks added up; waiting for others counts.",
+            "suffix: s/s",
+            [Query("sum by (op) (rate(millrace_collective_seconds_total[$__rate_interval]))", "{{op}}")], stacked=True,
+        ),
+    ]  # fmt: skip

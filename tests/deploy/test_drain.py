@@ -1,0 +1,83 @@
+"""Workers that are told to leave a cluster: what they have in hand is kept, and others go on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import psutil
+
+from kernels.smoothing import gaussian
+from tests.deploy.waiting import WAIT_S, wait_until
+from tests.images import read_image, write_image
+from tests.pipeline.cluster.processes import running
+
+SIGMA = 25
+JOB = (
+    "run",
+    "smooth",
+    "in.npy",
+    "out.npy",
+    "--filter",
+    "gaussian",
+    "--sigma",
+    SIGMA,
+    "--threads",
+    1,
+    "--memory",
+    "2800KiB",
+)
+
+
+@contextmanager
+def scheduler(folder):
+    """A Dask scheduler on a port of its own; yields its address."""
+    address_file = folder / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(
+                lambda: address_file.exists() and address_file.read_text().endswith("}"), "the scheduler's start"
+            )
+            yield json.loads(address_file.read_text())["address"]
+        finally:
+            process.kill()
+
+
+def entries(folder):
+    return list((folder / "out.npy.ledger").glob("chunks-*.json"))
+
+
+def test_a_worker_that_leaves_keeps_its_chunks_and_another_goes_on(tmp_path):
+    samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
+    write_image(tmp_path / "in.npy", samples)
+    with scheduler(tmp_path) as address:
+        worker = ("worker", address, "--device", "cpu", "--workers", 1, "--threads", 1)
+        with running(*worker, cwd=tmp_path) as first, ExitStack() as stack:
+            # A job waits seconds for a first worker, and one may take longer on a machine with much else to do.
+            assert any("Registered to" in line for line in first.stderr)
+            job = stack.enter_context(running(*JOB, "--scheduler", address, "--json", cwd=tmp_path))
+            wait_until(lambda: entries(tmp_path) or job.poll() is not None, "the first entry")
+            assert job.poll() is None, job.communicate()
+            # Slurm's signals reach every process of a task.
+            for process in [*psutil.Process(first.pid).children(recursive=True), psutil.Process(first.pid)]:
+                process.send_signal(signal.SIGUSR1)
+            _, err = first.communicate(timeout=WAIT_S)
+            assert (first.returncode, "Traceback" in err) == (0, False), err
+            kept = [chunk for path in entries(tmp_path) for chunk in json.loads(path.read_text())["chunks"]]
+            assert job.poll() is None
+            with running(*worker, cwd=tmp_path) as second:
+                out, err = job.communicate(timeout=WAIT_S)
+                assert (job.returncode, err) == (0, "")
+                second.send_signal(signal.SIGTERM)
+                _, err = second.communicate(timeout=WAIT_S)
+                assert (second.returncode, "Traceback" in err) == (0, False), err
+    receipt = json.loads(out)
+    assert len(set(kept)) == len(kept) < receipt["chunks"]
+    assert receipt["stages"]["write"]["bytes"] <= receipt["written_bytes"]  # none was computed twice
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian(samples, SIGMA, axes=(0, 1)))

@@ -1,0 +1,161 @@
+"""The manifests: rendered by kustomize, held to the API's schemas and to one another."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+GPU = "nvidia.com/gpu"
+
+
+def render(name):
+    for command in (["kubectl", "kustomize"], ["kustomize", "build"]):
+        if shutil.which(command[0]):
+            done = subprocess.run([*command, FOLDER / name], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            return list(yaml.safe_load_all(done.stdout))
+    pytest.skip("neither kubectl nor kustomize is installed")
+
+
+@pytest.fixture(scope="module", params=["base", "cpu"])
+def rendered(request):
+    return request.param, render(request.param)
+
+
+def of_kind(objects, *kinds):
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def pods(objects):
+    return {
+        each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Deployment", "StatefulSet")
+    }
+
+
+def test_every_object_fits_its_schema(rendered):
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed (PyPI: kubernetes-validate)"
+    )
+    _, objects = rendered
+    assert len(objects) >= 11
+    for each in objects:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_pods_are_restricted_as_the_namespace_demands(rendered):
+    _, objects = rendered
+    (namespace,) = of_kind(objects, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    found = pods(objects)
+    assert set(found) == {"millrace", "millrace-scheduler", "millrace-worker"}
+    for template in found.values():
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        assert {"startupProbe", "livenessProbe"} <= set(container)
+        assert {"requests", "limits"} == set(container["resources"])
+
+
+def test_what_is_referred_to_is_there(rendered):
+    _, objects = rendered
+    found = pods(objects)
+    configs = {each["metadata"]["name"] for each in of_kind(objects, "ConfigMap")}
+    claims = {each["metadata"]["name"] for each in of_kind(objects, "PersistentVolumeClaim")}
+    for template in found.values():
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        ports = {port["name"] for port in container["ports"]}
+        probes = [container[name] for name in container if name.endswith("Probe")]
+        assert {probe["httpGet"]["port"] for probe in probes} <= ports
+        assert {source["configMapRef"]["name"] for source in container.get("envFrom", [])} <= configs
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        own = {"state"} if "readinessProbe" in container else set()  # the API's claim template
+        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes) | own
+        named = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in volumes.values()
+            if "persistentVolumeClaim" in volume
+        }
+        assert named <= claims
+        annotations = template["metadata"].get("annotations", {})
+        if annotations:
+            numbers = {str(port["containerPort"]) for port in container["ports"]}
+            assert annotations["prometheus.io/port"] in numbers
+    for service in of_kind(objects, "Service"):
+        selector = service["spec"]["selector"]
+        matching = [each for each in found.values() if selector.items() <= each["metadata"]["labels"].items()]
+        assert len(matching) == 1
+        names = {port["name"] for port in matching[0]["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+def test_addresses_in_arguments_are_those_of_services(rendered):
+    _, objects = rendered
+    services = {each["metadata"]["name"]: each["spec"]["ports"][0]["port"] for each in of_kind(objects, "Service")}
+    (config,) = of_kind(objects, "ConfigMap")
+    (worker,) = pods(objects)["millrace-worker"]["spec"]["containers"]
+    address = f"tcp://millrace-scheduler:{services['millrace-scheduler']}"
+    assert config["data"]["MILLRACE_SCHEDULER"] == address
+    assert address in worker["args"]
+    ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
+    assert f"--metrics-port={ports['metrics']}" in worker["args"]
+
+
+def test_workers_take_a_gpu_each_and_none_on_cpus(rendered):
+    name, objects = rendered
+    (worker,) = pods(objects)["millrace-worker"]["spec"]["containers"]
+    (config,) = of_kind(objects, "ConfigMap")
+    if name == "base":
+        assert worker["resources"]["limits"][GPU] == worker["resources"]["requests"][GPU] == 1
+        assert worker["image"] == "millrace:cuda"
+        assert config["data"]["MILLRACE_DEVICE"] == "cuda"
+    else:
+        assert GPU not in str(worker["resources"])
+        assert worker["image"] == "millrace:cpu"
+        assert "--device=cpu" in worker["args"]
+        assert config["data"]["MILLRACE_DEVICE"] == "cpu"
+
+
+def test_only_the_tokens_guarded_api_and_the_metrics_can_be_reached(rendered):
+    _, objects = rendered
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "NetworkPolicy")}
+    found = pods(objects)
+    everything = policies.pop("millrace-inside")
+    assert everything["podSelector"] == {}
+    assert everything["policyTypes"] == ["Ingress", "Egress"]
+    opened = set()
+    for spec in policies.values():
+        for template in found.values():
+            if spec["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items():
+                names = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+                assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} <= names
+                opened |= {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
+    assert opened == {"http", "metrics"}
+
+
+def test_pod_monitors_select_the_pods():
+    """Their schema is the Prometheus operator's: what they name must be there."""
+    found = pods(render("base"))
+    monitors = render("monitoring")
+    jobs = set()
+    for monitor in monitors:
+        assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
+        assert set(monitor["spec"]) == {"selector", "podMetricsEndpoints"}
+        selector = monitor["spec"]["selector"]["matchLabels"].items()
+        (template,) = [each for each in found.values() if selector <= each["metadata"]["labels"].items()]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert set(endpoint) == {"port", "path", "interval", "relabelings"}
+        assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+        jobs |= {rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"}
+    scraped = yaml.safe_load((FOLDER.parent / "prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert jobs == {job["job_name"] for job in scraped}
