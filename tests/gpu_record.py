@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ RECORD = ROOT / "tests" / "gpu-record.json"
 # What runs on a GPU: a change here makes a record stale.
 FOLDERS = ("kernels", "pipeline/engine", "pipeline/cluster")
 SUFFIXES = (".py", ".cu", ".cuh")
+_MARKED = re.compile(r"\bmark\.(multi_)?gpu\b")
 
 
 def tree_hash() -> str:
@@ -78,7 +80,7 @@ def run(arguments: list[str]) -> int:
         print(f"no CUDA device answers ({found['reason']}): nothing was run, and the record stays", file=sys.stderr)
         return 2
     counts = Counts()
-    status = int(pytest.main(["-m", "gpu or multi_gpu", *arguments], plugins=[counts]))
+    status = int(pytest.main(["-m", "gpu or multi_gpu", *arguments, *_files()], plugins=[counts]))
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
@@ -88,6 +90,12 @@ def run(arguments: list[str]) -> int:
     }
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     return status
+
+
+def _files() -> list[str]:
+    """Those with tests that are marked: what the others import need not be there."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if _MARKED.search(path.read_text())]
 
 
 def check() -> tuple[bool, str]:
