@@ -35,8 +35,9 @@ from pipeline.cluster.member import Member
 from pipeline.cluster.mesh import Endpoint, Membership, listen
 from pipeline.cluster.nccl import NcclCommunicator, over
 from pipeline.cluster.tcp import connect_tcp
+from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import cpu_workers, gpu_workers
-from pipeline.cluster.workers import DaskWorkers, local_workers
+from pipeline.cluster.workers import DaskWorkers
 from pipeline.engine.discovery import usable_gpus
 
 MIB = 1 << 20

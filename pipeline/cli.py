@@ -162,7 +162,7 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
     drain: chunks in hand are finished and kept, other workers do the rest.
     """
     from pipeline.cluster.place import worker_specs
-    from pipeline.cluster.workers import serve_workers
+    from pipeline.cluster.worker_processes import serve_workers
 
     settings = load_settings({**flags, "scheduler": scheduler}, file=config)
     serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)

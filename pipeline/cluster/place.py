@@ -32,7 +32,7 @@ def open_place(settings: Settings) -> Iterator[Place]:
     """
     _refuse_contradictions(settings)
     if settings.scheduler is not None:
-        from pipeline.cluster.workers import workers_of
+        from pipeline.cluster.worker_processes import workers_of
 
         with workers_of(settings.scheduler, settings.device, settings.threads) as workers:
             workers.gathers_metrics = settings.metrics_port is not None
@@ -41,7 +41,7 @@ def open_place(settings: Settings) -> Iterator[Place]:
     several_gpus = settings.device == "all" and len(usable_gpus()) > 1
     if several_gpus or settings.workers is not None:
         fork_server.begin()  # before Dask is imported here, too
-        from pipeline.cluster.workers import local_workers
+        from pipeline.cluster.worker_processes import local_workers
 
         with local_workers(worker_specs(settings)) as workers:
             workers.gathers_metrics = settings.metrics_port is not None

@@ -30,7 +30,7 @@ _HOST_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 @runtime_checkable
 class Workers(Protocol):
-    """What `pipeline.cluster.workers.DaskWorkers` offers of it."""
+    """What `DaskWorkers` offers of it."""
 
     devices: dict[str, Mapping[str, Any]]  # what is known of each worker's device, by the worker's name
 

@@ -124,8 +124,8 @@ def test_off_resonance_of_a_volume(tmp_path):
 
 @pytest.mark.multi_gpu
 def test_coils_split_over_gpus(tmp_path):
+    from pipeline.cluster.worker_processes import local_workers
     from pipeline.cluster.worker_specs import gpu_workers
-    from pipeline.cluster.workers import local_workers
     from pipeline.engine.discovery import usable_gpus
 
     source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path)

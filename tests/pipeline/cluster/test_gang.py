@@ -18,8 +18,8 @@ from pipeline.cluster import member
 from pipeline.cluster.communicator import SoloCommunicator
 from pipeline.cluster.gang import GangLimits, run_alone, run_gang
 from pipeline.cluster.member import assign
+from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import cpu_workers
-from pipeline.cluster.workers import local_workers
 from pipeline.errors import ClusterError, CommunicatorError, DeadlineExceeded, InputError
 from tests.pipeline.cluster import gang_functions
 from tests.pipeline.cluster.processes import wait_until

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.cluster.gang import run_alone, run_gang
 from pipeline.cluster.nccl import NcclCommunicator
+from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import gpu_workers
-from pipeline.cluster.workers import local_workers
 from pipeline.engine.discovery import usable_gpus
 from tests.pipeline.cluster import gang_functions
 from tests.pipeline.cluster.processes import wait_until

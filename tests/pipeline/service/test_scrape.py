@@ -15,10 +15,10 @@ from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, generate_latest
 
 from pipeline.cluster.place import Place
+from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import cpu_workers
 from pipeline.cluster.worker_states import RESTARTS as RESTARTS_VARIABLE
 from pipeline.cluster.worker_states import dask_setup, watched, worker_states
-from pipeline.cluster.workers import local_workers
 from pipeline.engine.device import CpuDevice
 from pipeline.errors import ClusterError, StorageError
 from pipeline.metrics.table import TABLE

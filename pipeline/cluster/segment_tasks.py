@@ -1,0 +1,141 @@
+"""A job's segments as Dask tasks: handed out to whichever worker has room, tried again where a worker died."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+
+from distributed import Client, Future, KilledWorker, Reschedule, get_worker
+
+from pipeline.cluster.segments import ClusterJob, Segment, SegmentReceipt, close_job, leaving, run_segment
+from pipeline.errors import ClusterError, MillraceError
+
+LIVENESS_SECONDS = 0.5
+# What stops a job waits so long for chunks in hand.
+CLOSE_SECONDS = 5.0
+# A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
+MOST_ATTEMPTS = 4
+# Dask's topic under which workers tell how far segments have come; the scheduler keeps some thousand such words.
+STAGES_TOPIC = "millrace-stages"
+
+
+class SegmentTasks:
+    """One pass of a job's segments over the workers."""
+
+    def __init__(self, client: Client, job: ClusterJob, where: str, check: Callable[[], None]) -> None:
+        self._client = client
+        self._job = job
+        self._where = where
+        self._check = check
+        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        self._running: dict[Future, Segment] = {}
+        self._attempts: Counter[Segment] = Counter()
+
+    def receipts(self, segments: Sequence[Segment]) -> Iterator[SegmentReceipt]:
+        """What each segment tells when it is done, in the order in which they finish."""
+        try:
+            for segment in segments:
+                self._submit(segment)
+            while self._running:
+                future = self._next_finished()
+                segment = self._running.pop(future)
+                receipt = self._outcome(future, segment)
+                if receipt is None:
+                    self._submit(segment)
+                else:
+                    yield receipt
+        finally:
+            self._end()
+
+    def _submit(self, segment: Segment) -> None:
+        self._attempts[segment] += 1
+        future = self._client.submit(
+            _run_segment,
+            self._job,
+            segment,
+            # One group of tasks: the scheduler hands them out as workers have room instead of all at once.
+            key=(f"segment-{self._job.name}", segment.chunks[0], self._attempts[segment]),
+            pure=False,
+            retries=0,
+        )
+        self._running[future] = segment
+        future.add_done_callback(self._finished.put)
+
+    def _next_finished(self) -> Future:
+        while True:
+            self._check()
+            with suppress(queue.Empty):
+                future = self._finished.get(timeout=LIVENESS_SECONDS)
+                if future in self._running:
+                    return future
+            if self._client.status != "running":
+                raise self._scheduler_lost()
+
+    def _outcome(self, future: Future, segment: Segment) -> SegmentReceipt | None:
+        """The receipt; None where the segment shall run again because its worker died."""
+        if future.cancelled() or self._client.status != "running":
+            raise self._scheduler_lost()
+        try:
+            error = future.exception()
+            if error is None:
+                receipt: SegmentReceipt = future.result()
+                return receipt
+        except (OSError, CancelledError) as lost:  # among them distributed's CommClosedError
+            raise self._scheduler_lost() from lost
+        if isinstance(error, MillraceError):
+            raise error
+        chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
+        if not isinstance(error, KilledWorker):
+            raise ClusterError(
+                f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
+            ) from error
+        if self._attempts[segment] == MOST_ATTEMPTS:
+            raise ClusterError(f"{chunks} took down one worker after another of {self._where}: see their logs")
+        return None
+
+    def _scheduler_lost(self) -> ClusterError:
+        return ClusterError(f"{self._where} went away")
+
+    def _end(self) -> None:
+        """Cancel what is left, and let the workers give back what they hold for the job.
+
+        Where segments are under way, until their chunks in hand are in the ledger, but not for long.
+        """
+        stopped = bool(self._running)
+
+        def close() -> None:
+            with suppress(Exception):  # a cluster that is gone holds nothing
+                if self._client.status == "running":
+                    self._client.cancel(list(self._running), force=True)
+                    self._client.run(_close_job, self._job.name, stopped, on_error="ignore")
+
+        closing = threading.Thread(target=close, name="close-job", daemon=True)
+        closing.start()
+        if stopped:
+            closing.join(CLOSE_SECONDS)
+
+
+async def _close_job(name: str, wait: bool) -> None:
+    """On a thread of its own: a worker's event loop must not wait."""
+    closing = asyncio.get_running_loop().run_in_executor(None, close_job, name)
+    if wait:
+        await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
+
+
+def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
+    worker = get_worker()
+    try:
+        if leaving.is_set():
+            raise ClusterError("this worker leaves")
+        return run_segment(
+            job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages))
+        )
+    except MillraceError:
+        if not leaving.is_set():
+            raise
+        raise Reschedule from None  # another worker finds in the ledger what was done here

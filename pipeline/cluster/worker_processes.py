@@ -1,0 +1,227 @@
+"""Worker processes under Dask: started here for one job or a service, found at a scheduler, or served to one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import dask
+from distributed import Client, Nanny, Scheduler, SpecCluster, Status
+from distributed.comm import connect
+from distributed.security import Security
+from distributed.utils import get_ip, get_ip_interface
+
+from pipeline import metrics
+from pipeline.cluster import fork_server, worker_states
+from pipeline.cluster.segments import WorkerDevice, leave
+from pipeline.cluster.worker_specs import WorkerSpec
+from pipeline.cluster.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
+from pipeline.errors import ClusterError, DeviceUnavailable
+
+# Two segments at a time on each worker: while one is written, the next is read.
+TASKS_A_WORKER = 2
+LOOPBACK = "127.0.0.1"
+# Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_CONFIG = {
+    "distributed.worker.daemon": False,
+    "distributed.worker.multiprocessing-method": fork_server.METHOD,
+    # A worker's memory is the ring, which the job's plan bounds.
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+    "distributed.admin.tick.limit": "30s",
+    "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
+    "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
+}
+
+
+class _Nanny(Nanny):  # type: ignore[misc]
+    """Counts how often it has had to start its worker anew."""
+
+    starts = 0
+    tells_worker = False  # where nobody asks this process for its metrics: the worker's then say it
+
+    async def instantiate(self) -> Any:
+        if self.starts > 0:
+            metrics.worker_restarts.inc()
+            if self.tells_worker:
+                self.env[worker_states.RESTARTS] = str(self.starts)
+        self.starts += 1
+        return await super().instantiate()
+
+
+@contextmanager
+def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
+    """Worker processes on this machine for as long as the context lasts, each with a nanny that restarts it.
+
+    They talk over loopback under certificates made for the occasion: no other user of the machine can send them code.
+    """
+    _quiet_dask()
+    security = Security.temporary()
+    common = {
+        "nthreads": TASKS_A_WORKER,
+        "memory_limit": 0,
+        "host": LOOPBACK,
+        "protocol": "tls",
+        "security": security,
+        "dashboard": False,
+        "dashboard_address": f"{LOOPBACK}:0",  # where Prometheus finds a worker's metrics
+        "preload": [worker_states.__name__],
+        "silence_logs": logging.CRITICAL,
+    }
+    workers = {
+        number: {"cls": _Nanny, "options": common | {"env": spec.environment, "name": f"millrace-{number}"}}
+        for number, spec in enumerate(specs)
+    }
+    scheduler = {
+        "cls": Scheduler,
+        "options": {
+            "host": LOOPBACK, "port": 0, "protocol": "tls", "security": security,
+            "dashboard": False, "dashboard_address": f"{LOOPBACK}:0",
+        },
+    }  # fmt: skip
+    with dask.config.set(_CONFIG):
+        fork_server.begin()
+        try:
+            cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
+        except Exception as error:
+            raise ClusterError(f"the local workers do not start: {type(error).__name__}: {error}") from error
+        with cluster, Client(cluster, security=security, set_as_default=False) as client:
+            client.wait_for_workers(len(specs), timeout=START_SECONDS)
+            yield DaskWorkers(client, specs[0].device, "the local cluster")
+
+
+@contextmanager
+def workers_of(address: str, device: str, threads: int | None) -> Iterator[DaskWorkers]:
+    """The workers of a Dask scheduler that is already there. DeviceUnavailable where none answers."""
+    _quiet_dask()
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, TimeoutError, KeyError) as error:
+        raise DeviceUnavailable(
+            f"--scheduler {address}: no Dask scheduler answers there ({type(error).__name__}: {error}); start one with "
+            "`dask scheduler`, or leave --scheduler out"
+        ) from error
+    with client:
+        with suppress(TimeoutError):  # those that have just been started
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        yield DaskWorkers(client, WorkerDevice(device=device, threads=threads), f"the scheduler {address}")
+
+
+def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, metrics_port: int | None = None) -> None:
+    """Worker processes of this machine for a scheduler elsewhere, each with a nanny, until it or a signal ends them.
+
+    metrics_port : where the first serves its metrics, the second on the next port, and so on; None: on any free ones.
+                   They are on the interface that leads to the scheduler.
+
+    SIGTERM and SIGUSR1 drain: no more tasks, and the chunks in hand are finished and kept, within `drain_s`; a second
+    one ends the workers at once. DeviceUnavailable where no scheduler answers.
+    """
+
+    async def serve() -> None:
+        async with AsyncExitStack() as stack:
+            scheduler = await connect(address, timeout=CONNECT_SECONDS, **Security().get_connection_args("worker"))
+            await scheduler.close()  # it is there: what fails from now on takes longer
+            told = asyncio.create_task(_told_to_leave())
+            await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
+            for number, spec in enumerate(specs):
+                nanny = _Nanny(
+                    address,
+                    nthreads=TASKS_A_WORKER,
+                    memory_limit=0,
+                    interface=spec.interface,
+                    env=spec.environment,
+                    dashboard=False,
+                    dashboard_address=endpoints[number],
+                    preload=[worker_states.__name__],
+                    death_timeout=START_SECONDS,
+                )
+                nanny.tells_worker = True
+                nannies.append(await stack.enter_async_context(nanny))
+            finished = asyncio.gather(*(nanny.finished() for nanny in nannies))
+            ends: list[asyncio.Future[Any]] = [finished, told]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                await _drain(address, [nanny.worker_address for nanny in nannies if nanny.worker_address], drain_s)
+            else:
+                told.cancel()
+                await finished
+
+    endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
+    nannies: list[Any] = []
+    with dask.config.set(_CONFIG):
+        with _leave_signals_ignored():
+            fork_server.begin()
+        try:
+            asyncio.run(serve())
+        except (OSError, TimeoutError, ValueError) as error:
+            raise DeviceUnavailable(f"{address}: no Dask scheduler answers there: {error}; is it running?") from error
+        except RuntimeError as error:
+            raise ClusterError(f"the workers do not start: {error}: {error.__cause__}") from error
+
+
+def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: int) -> str | None:
+    """Where a worker serves its metrics, HOST:PORT. ParameterError where the port is taken: Dask would take another."""
+    if first_port is None:
+        return None
+    host = get_ip_interface(spec.interface) if spec.interface else get_ip(urlsplit(address).hostname)
+    metrics.check_port(host, first_port + number)
+    return f"{host}:{first_port + number}"
+
+
+@contextmanager
+def _leave_signals_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores them too, its children also: they may be sent to every process of a task or of
+    a session, and this one decides."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in LEAVE_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+async def _told_to_leave() -> None:
+    """Returns at the first of `LEAVE_SIGNALS`; the next does what it did before."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    handlers = {number: signal.getsignal(number) for number in LEAVE_SIGNALS}
+    for number in LEAVE_SIGNALS:
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+async def _drain(address: str, workers: Sequence[str], drain_s: float) -> None:
+    """Returns when these workers have nothing in hand, or time is up, or their scheduler is gone."""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(drain_s):
+            async with Client(address, asynchronous=True, set_as_default=False) as client:
+                await client.run(_leave, workers=list(workers), on_error="ignore")
+
+
+async def _leave(dask_worker: Any) -> None:
+    """On a worker: the scheduler gives its tasks to others from now on."""
+    dask_worker.status = Status.paused
+    await asyncio.get_running_loop().run_in_executor(None, leave)
+    while dask_worker.state.executing:
+        await asyncio.sleep(0.05)
+
+
+def _quiet_dask() -> None:
+    """Dask's own words about lost connections would stand among ours, which say what they mean for the job."""
+    if not os.environ.get("MILLRACE_DEBUG"):
+        for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
