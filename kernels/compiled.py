@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -13,6 +14,14 @@ import numba
 from numba.core.caching import FunctionCache
 
 from kernels.cache import cache_folder
+
+# Numba looks for SciPy's BLAS as it loads, a third of every start, for matrix products that no compiled body here has.
+if "scipy.linalg" not in sys.modules:
+    sys.modules["scipy.linalg.cython_blas"] = None  # type: ignore[assignment]
+    try:
+        import numba.np.arraymath
+    finally:
+        del sys.modules["scipy.linalg.cython_blas"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -51,10 +51,11 @@ class WorkloadGroup(click.Group, ABC):
         return list(workloads())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        from pipeline.workloads import workloads
+        from pipeline.workloads import workload_named
 
-        workload = workloads().get(name)
-        if workload is None:
+        try:
+            workload = workload_named(name)
+        except KeyError:
             return None
         fields = workload.Parameters.model_fields
         parameters = [
@@ -279,10 +280,10 @@ def _print(text: str) -> None:
 def _parameters(name: str, given: dict[str, Any]) -> Any:
     from pydantic import ValidationError
 
-    from pipeline.workloads import workloads
+    from pipeline.workloads import workload_named
 
     try:
-        return workloads()[name].Parameters(**given)
+        return workload_named(name).Parameters(**given)
     except ValidationError as error:
         fault = error.errors()[0]
         where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""

@@ -3,9 +3,13 @@ those that need more than there are skip."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
+
+_ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
 
 
 @cache
@@ -25,6 +29,13 @@ def _cuda_devices() -> tuple[int, str]:
 def pytest_report_header() -> str:
     count, reason = _cuda_devices()
     return reason if count else f"tests marked gpu are left out, scripts/gpu-test runs them: {reason}"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Files of nothing but such tests are not even read."""
+    if collection_path.suffix == ".py" and _cuda_devices()[0] == 0:
+        return bool(_ALL_MARKED.search(collection_path.read_text())) or None
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

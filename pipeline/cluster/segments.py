@@ -29,7 +29,7 @@ from pipeline.engine.run import open_device
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError, UserError
 from pipeline.formats.partial import Opening
-from pipeline.workloads import Chunk, JobSpec, Plan, workloads
+from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
 
 # For each worker: enough that stealing balances them, few enough that their overhead does not count.
 SEGMENTS_A_WORKER = 8
@@ -134,10 +134,12 @@ def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], 
             told_at = time.monotonic()
             tell(_stages_told(record))
 
-    with _using(job) as opened:
-        with Checkpoints(ledger, opened.workload, opened.device.name, joins=True) as checkpoints:
-            opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
-        notes += (opened.workload.audit_notes(),)
+    with (
+        _using(job) as opened,
+        Checkpoints(ledger, opened.workload, opened.device.name, joined=opened.saving) as checkpoints,
+    ):
+        opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
+    notes += tuple(entry.notes for entry in checkpoints.saved)
     return SegmentReceipt(segment=segment, notes=notes, stages=_stages_told(record))
 
 
@@ -182,12 +184,13 @@ class _OpenJob:
         """Raises UserError that names this host, where it does not see what the others see."""
         self.device = device
         self.users = 0
+        self.saving = threading.Lock()
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
         try:
             refuse_other_input(job)
-            self.workload = workloads()[job.spec.workload](job.spec)
+            self.workload = workload_named(job.spec.workload)(job.spec)
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
         try:

@@ -32,7 +32,7 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
-from pipeline.workloads import Chunk, Plan, Workload, workloads
+from pipeline.workloads import Chunk, Plan, Workload, workload_named
 from pipeline.workloads.base import ArraySpec
 from pipeline.workloads.shared import JointWorkload, Room, SharedWorkload
 
@@ -338,7 +338,7 @@ def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
             for name in list(_open):
                 _open.pop(name).discard()
             refuse_other_input(job)
-            kind = workloads()[job.spec.workload]
+            kind = workload_named(job.spec.workload)
             found = kind.joining(job.spec, facts) if issubclass(kind, SharedWorkload) else kind(job.spec)
             try:
                 found.hold_at_most(job.held_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
@@ -26,10 +26,11 @@ class Checkpoints:
         device: str,
         interval_seconds: float | None = None,
         *,
-        joins: bool = False,
+        joined: threading.Lock | None = None,
     ) -> None:
-        """joins : the ledger is another process's, which relies on it: the folder is never made here, and on leaving
-        all that is written is entered, however short it took; where that fails, leaving raises what adding does
+        """joined : the ledger is another process's, which relies on it: the folder is never made here, and on leaving
+        all that is written is entered, however short it took; where that fails, leaving raises what adding does.
+        The lock is the workload's: an entry may hold notes of chunks that somebody else enters after it
         """
         self._ledger = ledger
         self._workload = workload
@@ -40,7 +41,9 @@ class Checkpoints:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._save_regularly, name="checkpoints", daemon=True)
         self._began = 0.0
-        self._joins = joins
+        self._joined = joined
+        self._unsaved: list[Entry] = []
+        self.saved: list[Entry] = []
 
     def note(self, chunk: Chunk) -> None:
         """The chunk is written; from any thread."""
@@ -57,9 +60,9 @@ class Checkpoints:
     ) -> None:
         self._stopping.set()
         self._thread.join()
-        if self._joins and error is None:
+        if self._joined and error is None:
             self._save()
-        elif self._joins or time.monotonic() - self._began >= self._interval_seconds:
+        elif self._joined or time.monotonic() - self._began >= self._interval_seconds:
             with suppress(MillraceError):  # what stopped the job says more than a disk that is full a second time
                 self._save()
 
@@ -69,16 +72,18 @@ class Checkpoints:
                 self._save()
 
     def _save(self) -> None:
-        with self._lock:
-            written, self._written = sorted(self._written), []
-        if not written:
-            return
-        try:
-            if not self._joins and not self._ledger.exists:
-                self._ledger.create()
-            self._workload.flush()
-            self._ledger.add(Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device))
-        except BaseException:
+        """What fails to be entered is tried again with the next: a workload tells its notes only once."""
+        with self._joined or nullcontext():
             with self._lock:
-                self._written += written  # for the next try
-            raise
+                written = sorted(self._written)
+            if written:
+                self._workload.flush()
+                entry = Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device)
+                self._unsaved.append(entry)
+                with self._lock:
+                    self._written = [chunk for chunk in self._written if chunk not in entry.chunks]
+            while self._unsaved:
+                if not self._joined and not self._ledger.exists:
+                    self._ledger.create()
+                self._ledger.add(self._unsaved[0])
+                self.saved.append(self._unsaved.pop(0))

@@ -32,7 +32,7 @@ from pipeline.errors import (
     UserError,
 )
 from pipeline.formats.partial import Opening, PartialFile, partial_path
-from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
+from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workload_named
 from pipeline.workloads.base import receipt_path
 
 
@@ -99,7 +99,7 @@ def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Devi
 
 def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
     """Check the job against its input and cut it so that the ring fits the memory."""
-    workload = workloads()[spec.workload](spec)
+    workload = workload_named(spec.workload)(spec)
     try:
         budget = _ring_bytes(workload, options.memory_bytes) // device.ring_depth
         target = options.chunk_bytes or device.target_bytes(workload.job_bytes)

@@ -117,11 +117,15 @@ class Coulomb(SharedWorkload):
             extents = cut_extents(
                 self.header.shape, most=points, wanted=points, pairs_per_point=self._pairs_per_point()
             )
-            chunks = [self._chunk(index, region) for index, region in enumerate(regions(self.header.shape, extents))]
+            chunks, map_bytes = [], math.prod(extents) * per_point
+            for index, region in enumerate(regions(self.header.shape, extents)):
+                chunks.append(self._chunk(index, region))
+                if chunks[-1].input_bytes + map_bytes > budget_bytes:
+                    break  # there may be many more of them
             atoms_bytes = max(chunk.input_bytes for chunk in chunks)
             # Where the atoms alone fill the target, the map's part shall not be less than they are.
             most_bytes = min(budget_bytes, max(target_bytes, 2 * atoms_bytes))
-            if atoms_bytes + math.prod(extents) * per_point <= most_bytes:
+            if atoms_bytes + map_bytes <= most_bytes:
                 return FramesPlan(chunks=tuple(chunks), atoms_bytes=len(self._frames) * self._frames.nbytes)
             if math.prod(extents) == 1:
                 raise ParameterError(

@@ -173,7 +173,7 @@ def test_the_whole_has_a_deadline():
 
 def test_without_workers_it_is_an_error():
     with pytest.raises(ClusterError, match="no worker is left for the gang"):
-        run_gang(ThreadWorkers(0), gang_functions.place, 2, limits=GangLimits(turn_s=0.1))
+        run_gang(ThreadWorkers(0), gang_functions.place, 2, limits=GangLimits(wait_s=0.1))
 
 
 def test_what_takes_down_every_worker_is_given_up():

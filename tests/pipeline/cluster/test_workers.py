@@ -45,7 +45,7 @@ def ledger_entries(folder, output):
     return list((folder / f"{output}.ledger").glob("chunks-*.json"))
 
 
-@pytest.mark.parametrize("output", ["out.tif", "out.npy", "out.png", "out.zarr"])
+@pytest.mark.parametrize("output", ["out.tif", "out.png", "out.zarr"])
 def test_several_processes_make_the_same_bits(folder, output):
     code, out, err = run(*smooth(output, "--workers", 2, "--chunk-bytes", "300KB", "--json"), cwd=folder)
     assert (code, err) == (0, "")
