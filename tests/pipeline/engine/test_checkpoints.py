@@ -1,0 +1,100 @@
+"""What enters a job's ledger as it runs: each chunk once, with notes that a workload tells only once."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.engine.checkpoints import Checkpoints
+from pipeline.errors import StorageError
+
+
+class Notes:
+    """A workload that tells of each chunk once, whoever asks."""
+
+    def __init__(self):
+        self.untold = []
+        self.flushes = 0
+
+    def flush(self):
+        self.flushes += 1
+
+    def audit_notes(self):
+        told, self.untold = self.untold, []
+        return {str(chunk): 1.0 for chunk in told}
+
+
+class Entered:
+    """A ledger whose disk is full as often as asked."""
+
+    exists = True
+
+    def __init__(self, *, full=0):
+        self.full = full
+        self.entries = []
+
+    def add(self, entry):
+        if self.full:
+            self.full -= 1
+            raise StorageError("full")
+        self.entries.append(entry)
+
+
+def write(workload, checkpoints, *chunks):
+    for chunk in chunks:
+        workload.untold.append(chunk)
+        checkpoints.note(SimpleNamespace(index=chunk))
+
+
+def told(entries):
+    return [(entry.chunks, sorted(map(int, entry.notes))) for entry in entries]
+
+
+def test_what_a_full_disk_refused_is_entered_later_with_its_notes():
+    workload, ledger = Notes(), Entered(full=1)
+    with Checkpoints(ledger, workload, "cpu", joined=threading.Lock()) as checkpoints:
+        write(workload, checkpoints, 0, 1)
+        with suppress(StorageError):
+            checkpoints._save()
+        write(workload, checkpoints, 2)
+    assert told(ledger.entries) == told(checkpoints.saved) == [((0, 1), [0, 1]), ((2,), [2])]
+
+
+def test_leaving_says_that_the_disk_is_full():
+    workload = Notes()
+    with (
+        pytest.raises(StorageError, match="full"),
+        Checkpoints(Entered(full=1), workload, "cpu", joined=threading.Lock()) as checkpoints,
+    ):
+        write(workload, checkpoints, 0)
+
+
+def test_no_chunk_is_entered_before_its_notes_are():
+    """Two segments of one workload: whoever asks first is told of both, and the other waits for it."""
+    workload, turns, order = Notes(), threading.Lock(), []
+    first, second = Entered(), Entered()
+    entering, go = threading.Event(), threading.Event()
+
+    def add_slowly(entry):
+        entering.set()
+        assert go.wait(60)
+        order.append(entry)
+
+    first.add = add_slowly
+    second.add = order.append
+    one, other = (Checkpoints(ledger, workload, "cpu", joined=turns) for ledger in (first, second))
+    write(workload, one, 0)
+    write(workload, other, 1)
+    threads = [threading.Thread(target=each._save) for each in (one, other)]
+    threads[0].start()
+    assert entering.wait(60)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive()
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert told(order) == [((0,), [0, 1]), ((1,), [])]
