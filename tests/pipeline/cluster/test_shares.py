@@ -15,7 +15,7 @@ from pipeline.engine.run import RunEvents, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.base import Region
-from pipeline.workloads import Chunk
+from pipeline.workloads import Chunk, workload_named
 from tests.pipeline.cluster.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.coulomb_jobs import job, make_map, write_trajectory
 
@@ -139,7 +139,7 @@ def test_a_frame_that_cannot_be_read_is_named(folder):
     def broken(number):
         raise InputError(f"a.dcd, frame {number}: cannot be read")
 
-    original = shares.workloads()["coulomb"].joining
+    original = workload_named("coulomb").joining
 
     def joining(spec, facts):
         found = original(spec, facts)
@@ -148,7 +148,7 @@ def test_a_frame_that_cannot_be_read_is_named(folder):
 
     stream = Streamed(ThreadWorkers(2), 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shares.workloads()["coulomb"], "joining", joining)
+        patch.setattr(workload_named("coulomb"), "joining", joining)
         with pytest.raises(InputError, match="cannot be read"):
             run_job(planned, run_options, stream=stream)
     assert len(frames) == FRAMES
