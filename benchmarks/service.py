@@ -59,7 +59,7 @@ class Figure:
 
 
 def below(name: str, value: float, limit: float, unit: str) -> Figure:
-    return Figure(name=name, value=value, unit=unit, goal=f"< {limit:g} {unit}", met=value < limit)
+    return Figure(name=name, value=float(value), unit=unit, goal=f"< {limit:g} {unit}", met=bool(value < limit))
 
 
 class Service:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -93,10 +93,10 @@ _BEARER = HTTPBearer(
 )  # fmt: skip
 
 
-def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], str]:
-    """A dependency that says who makes a request; 401 where that cannot be known."""
+def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], Awaitable[str]]:
+    """A dependency that says who makes a request; 401 where that cannot be known. It never waits long."""
 
-    def owner(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
+    async def owner(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
         known = tokens()
         if known is None:
             return LOCAL_OWNER

@@ -62,9 +62,9 @@ def add_pages(app: FastAPI, service: Service) -> None:
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     environment, owner_of_request, store = _environment(), owner_of(service.tokens), service.store
 
-    def viewer(request: Request) -> str:
+    async def viewer(request: Request) -> str:
         try:
-            return owner_of_request(request)
+            return await owner_of_request(request)
         except HTTPException as error:
             asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             raise HTTPException(307, "sign in", {"Location": f"/login?next={quote(asked)}"}) from error
