@@ -11,8 +11,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -35,9 +35,9 @@ from pipeline.cluster.member import (
 )
 from pipeline.cluster.mesh import Membership
 from pipeline.cluster.tcp import CONNECT_SECONDS
+from pipeline.cluster.turns import LOOK_SECONDS, one_at_a_time
 from pipeline.errors import Aborted, ClusterError, RankLost
 
-LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 2.0
 
 
@@ -127,7 +127,7 @@ def run_gang(
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
     limits = limits or GangLimits()
-    with _one_at_a_time(workers.cluster, limits.turn_s, check):
+    with one_at_a_time(workers.cluster, limits.turn_s, check):
         return _Gang(workers, function, shards, arguments, transport, limits, check).run()
 
 
@@ -384,20 +384,3 @@ def _in_order(introduced: Mapping[str, Introduction]) -> list[str]:
         return introduced[address].host, introduced[address].process, address
 
     return sorted(introduced, key=place)
-
-
-_gangs: dict[str, threading.Lock] = defaultdict(threading.Lock)
-
-
-@contextmanager
-def _one_at_a_time(cluster: str, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
-    """Two gangs on the same workers would each hold what the other waits for."""
-    lock, patience = _gangs[cluster], Deadline(float("inf") if turn_s is None else turn_s)
-    while not lock.acquire(timeout=min(LOOK_SECONDS, patience.left_s)):
-        check()
-        if patience.left_s == 0.0:
-            raise ClusterError(f"another gang runs on the workers of {cluster} and has not ended within {turn_s:g} s")
-    try:
-        yield
-    finally:
-        lock.release()
