@@ -1,14 +1,20 @@
 """Which tests need CUDA devices that are not there: all of them are left out where none answers, as the header says;
-those that need more than there are skip."""
+those that need more than there are skip. Those that run share the GPUs with what other processes test at the time."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import sys
+import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+_PLACE = Path(tempfile.gettempdir()) / f"millrace-tests-gpus-{os.getuid()}.lock"
 _ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
 
 
@@ -51,3 +57,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _devices_needed(item: pytest.Item) -> int:
     return 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+
+
+@pytest.fixture(autouse=True)
+def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One marked `alone` waits until no other has a GPU; each gives back the memory that CuPy would keep for later."""
+    if not _devices_needed(request.node):
+        yield
+        return
+    kind = fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH
+    with _PLACE.open("a") as lock:
+        fcntl.flock(lock, kind)
+        yield
+        if cupy := sys.modules.get("cupy"):
+            cupy.get_default_memory_pool().free_all_blocks()
+            cupy.get_default_pinned_memory_pool().free_all_blocks()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.cluster.communicator import AbortReason, Array, Communicator, Deadline, Op, SoloCommunicator, on_gpu
+from pipeline.engine.cuda_driver import device_uuid
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeviceUnavailable
 
 # NCCL's "in progress". CuPy's binding has names for the codes up to 6 and raises KeyError for others.
@@ -38,7 +39,6 @@ _LONGEST_PAUSE_SECONDS = 2e-3
 _LOOK_SECONDS = 2e-3
 # After an error of NCCL's own: the connection of a rank that died may end a little later.
 _GRACE_SECONDS = 1.0
-_UUID_BYTES = 16
 _UNIQUE_ID_BYTES = 128
 
 
@@ -213,8 +213,7 @@ class NcclCommunicator(Communicator):
             raise
 
     def _refuse_shared_devices(self, deadline: Deadline) -> None:
-        uuid = self._runtime.getDeviceProperties(self._device)["uuid"]
-        mine = np.frombuffer(uuid, np.uint8, _UUID_BYTES).copy()
+        mine = np.frombuffer(device_uuid(self._device), np.uint8)
         ranks: dict[bytes, int] = {}
         for rank, theirs in enumerate(self._control.allgather(mine, timeout_s=deadline.left_s)):
             first = ranks.setdefault(theirs.tobytes(), rank)

@@ -20,7 +20,7 @@ LIVENESS_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 # A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
 MOST_ATTEMPTS = 4
-# Dask's topic under which workers tell how far segments have come; the scheduler keeps some thousand such words.
+# Dask's topic under which workers tell how far segments have come; the scheduler keeps the newest such words.
 STAGES_TOPIC = "millrace-stages"
 
 

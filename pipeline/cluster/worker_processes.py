@@ -19,6 +19,7 @@ from distributed.utils import get_ip, get_ip_interface
 
 from pipeline import metrics
 from pipeline.cluster import fork_server, worker_states
+from pipeline.cluster import scheduler as scheduler_setup
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.cluster.worker_specs import WorkerSpec
 from pipeline.cluster.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
@@ -41,6 +42,14 @@ _CONFIG = {
     "distributed.admin.tick.limit": "30s",
     "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
     "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
+    # What Dask remembers for who looks for a fault in it: little, since a service runs for months.
+    "distributed.admin.log-length": 100,
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.system-monitor.log-length": 10,
+    "distributed.admin.system-monitor.disk": False,
+    "distributed.worker.profile.enabled": False,
+    # How often Dask looks whether its event loop is late; the default is fifty times a second, in each process.
+    "distributed.admin.tick.interval": "1s",
 }
 
 
@@ -86,7 +95,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "cls": Scheduler,
         "options": {
             "host": LOOPBACK, "port": 0, "protocol": "tls", "security": security,
-            "dashboard": False, "dashboard_address": f"{LOOPBACK}:0",
+            "dashboard": False, "dashboard_address": f"{LOOPBACK}:0", "preload": [scheduler_setup.__name__],
         },
     }  # fmt: skip
     with dask.config.set(_CONFIG):

@@ -1,4 +1,5 @@
-"""The driver's calls that send a chunk on its way, made without letting go of the interpreter's lock.
+"""The driver's calls that send a chunk on its way, made without letting go of the interpreter's lock, and the name by
+which it knows a device.
 
 CuPy lets go of the lock in every call and takes it again. None of these waits for anything, and each takes about a
 microsecond; but while reader and writer threads are about, coming by the lock again takes longer than all the calls of
@@ -54,6 +55,23 @@ def seconds(began: Any, done: Any) -> float:
     if status != 0:
         raise DeviceError(_said(function.__name__, status))
     return milliseconds.value / 1e3
+
+
+def device_uuid(ordinal: int) -> bytes:
+    """The 16 bytes that tell a GPU, or a part of one, from all others. DeviceError where the driver refuses.
+
+    CuPy's device properties hold them up to the first that is zero.
+    """
+    device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    driver = _driver()
+    make(
+        (
+            (driver.cuInit, (ctypes.c_uint(0),)),
+            (driver.cuDeviceGet, (ctypes.byref(device), ctypes.c_int(ordinal))),
+            (driver.cuDeviceGetUuid_v2, (ctypes.byref(uuid), device)),
+        )
+    )
+    return bytes(uuid)
 
 
 def _handle(of: Any) -> ctypes.c_void_p:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.cuda_driver import device_uuid
+
 GIB = 1 << 30
 # The oldest architecture that the kernels are compiled for and tested on.
 OLDEST_CAPABILITY = (7, 5)
@@ -50,7 +52,7 @@ def cuda_properties(ordinal: int) -> Mapping[str, Any]:
         "model": properties["name"].decode(),
         "memory_bytes": int(properties["totalGlobalMem"]),
         "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "uuid": _uuid(properties["uuid"]),
+        "uuid": _uuid(device_uuid(ordinal)),
         "pci": "{pciDomainID:04x}:{pciBusID:02x}:{pciDeviceID:02x}.0".format(**properties),
         "driver": _cuda_version(cupy.cuda.runtime.driverGetVersion()),
         "cupy": cupy.__version__,

@@ -11,12 +11,15 @@ from pathlib import Path
 BUSY_MS = 10_000
 # After a checkpoint the write-ahead log is cut down to this.
 LOG_BYTES = 16 << 20
+# Of each connection. What another one writes empties it, so that more would seldom be of use.
+CACHE_KIB = 512
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",
     "foreign_keys = ON",
     f"busy_timeout = {BUSY_MS}",
     f"journal_size_limit = {LOG_BYTES}",
+    f"cache_size = {-CACHE_KIB}",
 )
 
 

@@ -85,7 +85,7 @@ def test_a_rank_gives_the_bits_of_the_device_alone(tmp_path, how):
         found.stream(plan, ledger, events, record)
         return record
 
-    receipt = run_job(*job(tmp_path, "a.pqr", "rank.npy", chunk_bytes=900_000, **options), stream=stream)
+    receipt = run_job(*job(tmp_path, "a.pqr", "rank.npy", chunk_bytes=300_000, **options), stream=stream)
     assert receipt["chunks"] >= 2
     np.testing.assert_array_equal(np.load(tmp_path / "rank.npy").view(np.uint32), alone.view(np.uint32))
 

@@ -37,7 +37,8 @@ def test_the_same_bytes_as_the_cpu(tmp_path, monkeypatch, options, mode, dtype):
     write_image(tmp_path / "in.tif", samples, "YXC")
     run(monkeypatch, "in.tif", "cpu.npy", *options, "--mode", mode, "--device", "cpu")
     # So little memory that there are several chunks: halo, ring and all three streams take part.
-    run(monkeypatch, "in.tif", "gpu.npy", *options, "--mode", mode, "--device", "cuda:0", "--memory", "24MiB")
+    memory = f"{8 * max(np.dtype(dtype).itemsize, 3)}MiB"
+    run(monkeypatch, "in.tif", "gpu.npy", *options, "--mode", mode, "--device", "cuda:0", "--memory", memory)
     assert (tmp_path / "gpu.npy").read_bytes() == (tmp_path / "cpu.npy").read_bytes()
     receipt = json.loads((tmp_path / "gpu.npy.receipt.json").read_text())
     assert receipt["device"]["name"] == "cuda:0"

@@ -100,6 +100,7 @@ def meter() -> Any:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_limits_are_what_devices_of_this_kind_can_do(meter: Any) -> None:
     facts = meter.facts()
     assert set(facts.limits) == set(LIMITS)
@@ -111,6 +112,7 @@ def test_limits_are_what_devices_of_this_kind_can_do(meter: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("count", [1 << 20, 1 << 28])
+@pytest.mark.alone
 def test_a_ladder_is_measured_from_memory_not_from_cache(meter: Any, count: int) -> None:
     """A copy of 1 MiB would be several times faster than the limit if it found its input in the L2 cache."""
     import cupy

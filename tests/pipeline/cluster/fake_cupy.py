@@ -204,8 +204,8 @@ def reduced(values, op):
     return total
 
 
-def properties(device):
-    return {"uuid": bytes(15) + bytes([device])}
+def device_uuid(device):
+    return bytes([0, device]).ljust(16, b"\1")
 
 
 def event_query(ptr):
@@ -217,7 +217,6 @@ def fake_cupy(**changes):
     """`import cupy` finds this; a thread's device is `here.device`."""
     runtime = types.SimpleNamespace(
         getDevice=lambda: getattr(here, "device", 0),
-        getDeviceProperties=properties,
         free=lambda ptr: None,
         eventQuery=event_query,
         streamQuery=lambda ptr: NOT_READY,
@@ -245,4 +244,5 @@ def fake_cupy(**changes):
         patch.setenv("NCCL_COMM_BLOCKING", "0")
         patch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
         patch.setitem(sys.modules, "cupy.cuda", cuda)
+        patch.setattr("pipeline.cluster.nccl.device_uuid", device_uuid)
         yield

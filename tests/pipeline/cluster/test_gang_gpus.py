@@ -91,6 +91,7 @@ def test_kill_9_in_every_phase_leaves_the_same_bits(gpus, expected, tmp_path):
     assert recoveries[int(0.99 * (KILLS - 1))] < RECOVERY_SECONDS
 
 
+@pytest.mark.alone
 def test_rebuilding_gives_the_memory_back(gpus):
     all_there(gpus)
     lost = run_gang(gpus, gang_functions.lost_by_rebuilding, 2, REBUILDS).values

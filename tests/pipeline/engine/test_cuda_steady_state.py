@@ -111,6 +111,7 @@ def watched(monkeypatch):
         cupy.cuda.set_allocator(pool.malloc)
 
 
+@pytest.mark.alone
 def test_steady_state_allocates_nothing_and_copies_only_pinned_memory(watched, monkeypatch):
     cupy, device, workload, pipeline, chunks, copies, allocations = watched
     free = cupy.cuda.runtime.memGetInfo()[0]

@@ -1,0 +1,37 @@
+"""The spreading kernels are as exact as they say, wherever a point lies between the cells."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kernels.nufft.gridding import KERNELS, Spreading, kernel_for
+
+EVERY = [pytest.param(kernel, id=f"{axes}-{kernel.width}") for axes, found in KERNELS.items() for kernel in found]
+
+
+def error(kernel: Spreading, place: float) -> float:
+    """Root mean square over the image of the relative error of a sample that lies so far behind a cell."""
+    frequencies = np.linspace(0, 0.5 / kernel.oversampling, 101)
+    cells = np.arange(-kernel.width / 2, kernel.width / 2) + place
+    kept = np.array(kernel.coefficients, np.float32).astype(np.float64)  # as the device has them
+    values = np.polynomial.polynomial.polyval(1 - (2 * cells / kernel.width) ** 2, kept)
+    found = np.exp(-2j * math.pi * np.multiply.outer(frequencies, cells)) @ values
+    return float(np.sqrt(np.mean(np.abs(found / kernel.transform(frequencies) - 1) ** 2)))
+
+
+@pytest.mark.parametrize("kernel", EVERY)
+def test_the_error_said_is_that_of_the_worst_place(kernel):
+    worst = max(error(kernel, place) for place in np.linspace(0, 1, 101))
+    assert worst == pytest.approx(kernel.error, rel=0.01)
+
+
+@pytest.mark.parametrize("eps", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_the_narrowest_that_keeps_the_error_is_chosen(eps, axes):
+    chosen = kernel_for(eps, axes)
+    assert chosen.error * math.sqrt(axes) <= eps
+    narrower = KERNELS[axes][: KERNELS[axes].index(chosen)]
+    assert all(other.error * math.sqrt(axes) > eps for other in narrower)
