@@ -52,7 +52,7 @@ def _source_files(source: Path) -> tuple[Path, ...]:
     found: dict[Path, None] = {source: None}
     waiting = [source]
     while waiting:
-        for name in _INCLUDED.findall(waiting.pop().read_text()):
+        for name in _INCLUDED.findall(waiting.pop().read_text(encoding="utf-8")):
             for folder in (source.parent, INCLUDE):
                 header = folder / name
                 if header.is_file() and header not in found:

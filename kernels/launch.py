@@ -252,7 +252,7 @@ def compile_for(
     path = binaries.source_path(operation)
     wanted = entries(operation) if expressions is None else tuple(expressions)
     folders = (f"-I{binaries.INCLUDE}", f"-I{path.parent}")
-    program = nvrtc.createProgram(path.read_text(), path.name, (), ())
+    program = nvrtc.createProgram(path.read_text(encoding="utf-8"), path.name, (), ())
     try:
         for expression in wanted:
             nvrtc.addNameExpression(program, expression)

@@ -130,7 +130,7 @@ def explain(fault: Mapping[str, Any]) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a file. ParameterError where it cannot be read or is no TOML."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParameterError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-_PLACE = Path(tempfile.gettempdir()) / f"millrace-tests-gpus-{os.getuid()}.lock"
+_PLACE, _ROOM = (Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "room"))
 _ALL_MARKED = re.compile(r"^pytestmark = \[?pytest\.mark\.(multi_)?gpu\b", re.MULTILINE)
 
 
@@ -61,13 +61,16 @@ def _devices_needed(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One marked `alone` waits until no other has a GPU; each gives back the memory that CuPy would keep for later."""
+    """One marked `alone` waits until no other has a GPU, one marked `large` until no other such has; each gives back
+    the memory that CuPy would keep for later."""
     if not _devices_needed(request.node):
         yield
         return
-    kind = fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH
-    with _PLACE.open("a") as lock:
-        fcntl.flock(lock, kind)
+    alone, large = (request.node.get_closest_marker(name) is not None for name in ("alone", "large"))
+    with _PLACE.open("a") as place, _ROOM.open("a") as room:
+        if large:
+            fcntl.flock(room, fcntl.LOCK_EX)
+        fcntl.flock(place, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
         if cupy := sys.modules.get("cupy"):
             cupy.get_default_memory_pool().free_all_blocks()

@@ -36,7 +36,7 @@ def discover() -> list[DeviceReport]:
 def cpu_model() -> str:
     """The processor's own name, as the kernel reports it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

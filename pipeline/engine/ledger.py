@@ -270,7 +270,7 @@ def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -279,7 +279,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -48,6 +48,6 @@ def parse_cores(text: str) -> set[int]:
 
 def _line(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

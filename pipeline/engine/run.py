@@ -214,7 +214,7 @@ def finished_before(output: Path, job: str) -> dict[str, Any] | None:
 
 def _receipt_beside(output: Path) -> dict[str, Any] | None:
     try:
-        receipt = json.loads(receipt_path(output).read_text())
+        receipt = json.loads(receipt_path(output).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return receipt if isinstance(receipt, dict) and output.exists() else None

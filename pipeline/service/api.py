@@ -90,13 +90,12 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
     store, runner = service.store, service.runner
     owner_needed = Depends(owner_of(service.tokens))
 
-    @app.post("/v1/jobs", status_code=201, tags=["jobs"])
+    @app.post("/v1/jobs", status_code=201, tags=["jobs"], response_model=Accepted)
     def submit(
         request: Submission,
-        response: Response,
         owner: str = owner_needed,
         idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
-    ) -> Accepted:
+    ) -> Response:
         """Accept a job, or an array of them. They are on disk when this answers.
 
         With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
@@ -111,8 +110,8 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         )  # fmt: skip
         runner.wake()
         views = [JobView.of(store.job(each)) for each in ids]
-        response.headers["Location"] = f"/v1/jobs/{ids[0]}"
-        return Accepted(array=views[0].array, jobs=views)
+        accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
+        return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
     @app.get("/v1/jobs", tags=["jobs"], dependencies=[owner_needed], response_model=JobPage)
     def list_jobs(

@@ -44,7 +44,7 @@ UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, cancelling
 WHERE id = :id AND epoch = :read_epoch;
 
 -- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id;
+UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id RETURNING owner;
 
 -- name: renew_leases
 UPDATE jobs SET lease_until = :until
@@ -58,14 +58,26 @@ SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') 
 
 -- name: claimable
 -- First by priority, then whose owner has used least of the devices, then by order of submission; owners at their cap wait.
-WITH busy AS (
+-- Of each owner's queue only the head is looked at: claims stay fast however many jobs wait.
+WITH RECURSIVE owners (owner) AS (
+  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued'
+  UNION ALL
+  SELECT (SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND owner > owners.owner)
+  FROM owners WHERE owner IS NOT NULL
+), busy AS (
   SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
+), heads (number) AS (
+  SELECT (
+    SELECT number FROM jobs
+    WHERE state = 'queued' AND owner = owners.owner
+      AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+    ORDER BY priority DESC, number LIMIT 1
+  )
+  FROM owners LEFT JOIN busy ON busy.owner = owners.owner
+  WHERE COALESCE(busy.jobs, 0) < :cap
 )
-SELECT jobs.id, jobs.epoch, jobs.changed_at FROM jobs
-LEFT JOIN shares ON shares.owner = jobs.owner
-LEFT JOIN busy ON busy.owner = jobs.owner
-WHERE jobs.state = 'queued' AND COALESCE(busy.jobs, 0) < :cap
-  AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+SELECT jobs.id, jobs.epoch, jobs.changed_at
+FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.owner = jobs.owner
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
 
@@ -109,12 +121,12 @@ FROM (
 -- name: prune_jobs
 -- Their events and dependencies go with them.
 DELETE FROM jobs WHERE id IN (
-  SELECT id FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled') AND finished_at < :before
+  SELECT id FROM jobs WHERE finished_at < :before
     AND NOT EXISTS (
       SELECT 1 FROM dependencies JOIN jobs AS later ON later.id = dependencies.job
       WHERE dependencies.after = jobs.id AND later.state NOT IN ('succeeded', 'failed', 'cancelled')
     )
-  ORDER BY number LIMIT :most
+  ORDER BY finished_at LIMIT :most
 ) RETURNING id;
 
 -- name: count_by_state

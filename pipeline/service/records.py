@@ -53,11 +53,13 @@ class StoredEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What comes with an event, besides the event: who claims and until when, and the receipt of a result."""
+    """What comes with an event, besides the event: who claims and until when, the receipt of a result, and for how long
+    the run that ended kept a device busy."""
 
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
+    device_seconds: float = 0.0
 
 
 def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:

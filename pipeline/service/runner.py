@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ class Runner:
 
     def _prune(self, now: float) -> bool:
         """Forgets some jobs that have been over for long; whether there may be more."""
-        forgotten = self._store.prune(before=now - self._limits.keep_s)
+        forgotten = self._store.prune(now=now, keep_s=self._limits.keep_s)
         for job in forgotten:
             if self._previews is not None:
                 (self._previews / f"{job}.png").unlink(missing_ok=True)
@@ -222,10 +222,10 @@ class Runner:
     # One run, on its thread
 
     def _run(self, run: _Run) -> None:
-        began, asked, job = time.monotonic(), run.claimed.asked, run.claimed.job.id
+        began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = self._outcome(run)
-            self._tell(job, event, facts)
+            self._tell(job, event, replace(facts, device_seconds=time.monotonic() - began))
             if isinstance(event, Published):
                 self._draw_preview(run)
         except MillraceError as error:
@@ -237,8 +237,6 @@ class Runner:
         finally:
             with self._lock:
                 del self._runs[job]
-            with suppress(MillraceError):
-                self._store.used(job, asked.owner, time.monotonic() - began, now=time.time())
             self.wake()
 
     def _outcome(self, run: _Run) -> tuple[Event, Facts]:

@@ -78,3 +78,12 @@ CREATE TABLE shares (
 
 -- Who waits longest: every scrape of the metrics asks.
 CREATE INDEX jobs_by_wait ON jobs (changed_at, id) WHERE state = 'queued';
+
+-- version 3
+
+-- What every submission and every claim asks, however many jobs are over by now, or wait.
+CREATE INDEX jobs_by_turn ON jobs (owner, priority DESC, number) WHERE state = 'queued';
+CREATE INDEX jobs_by_active_owner ON jobs (owner, state)
+  WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX requests_by_time ON requests (at);

@@ -18,7 +18,7 @@ _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
 
 @cache
 def _queries() -> Mapping[str, str]:
-    parts = _NAMED.split((_FOLDER / "queries.sql").read_text())
+    parts = _NAMED.split((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -29,7 +29,7 @@ def sql(name: str) -> str:
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring a database to the newest version, in the caller's transaction. ParameterError: a newer Millrace made it."""
-    parts = _VERSION.split((_FOLDER / "schema.sql").read_text())
+    parts = _VERSION.split((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
     steps = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > max(steps):

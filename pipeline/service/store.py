@@ -102,7 +102,6 @@ class Store:
             if key is not None:
                 values = {"owner": new[0].owner, "key": key, "body_sha256": body_sha256, "jobs": json.dumps(ids)}
                 connection.execute(sql("add_request"), {**values, "at": now})
-                connection.execute(sql("forget_requests"), {"before": now - REQUEST_KEPT_S})
             return ids
 
     def _refuse_too_many(self, connection: sqlite3.Connection, owner: str, count: int, most: int) -> None:
@@ -144,6 +143,11 @@ class Store:
         Raises NoSuchJob, and IllegalTransition where the event cannot happen.
         """
         with storing(self.path), self._write() as connection:
+            if facts.device_seconds > 0:  # whether or not the event is heard
+                values = {"id": job, "seconds": facts.device_seconds}
+                owner = connection.execute(sql("add_device_seconds"), values).fetchone()
+                if owner is not None:
+                    connection.execute(sql("add_share"), {**values, "owner": owner["owner"], "at": now})
             return self._apply(connection, job, event, now, facts)
 
     def _apply(
@@ -244,25 +248,19 @@ class Store:
         with storing(self.path), self._read() as connection:
             return [(row["id"], row["epoch"]) for row in connection.execute(sql(query), values)]
 
-    def used(self, job: str, owner: str, seconds: float, *, now: float) -> None:
-        """A job has kept a device busy for so long."""
-        with storing(self.path), self._write() as connection:
-            connection.execute(sql("add_device_seconds"), {"id": job, "seconds": seconds})
-            connection.execute(sql("add_share"), {"owner": owner, "seconds": seconds, "at": now})
-
     def log(self, job: str, message: str, *, now: float) -> None:
         """A line in the job's log."""
         with storing(self.path), self._write() as connection:
             self._note(connection, job, now, "log", message)
 
-    def prune(self, *, before: float, most: int = PRUNED_AT_ONCE) -> list[str]:
-        """Forget jobs that were over before that time, some at once, and what may no longer be asked for again.
+    def prune(self, *, now: float, keep_s: float = float("inf"), most: int = PRUNED_AT_ONCE) -> list[str]:
+        """Forget jobs that have been over for so long, some at once, and what may no longer be asked for again.
 
         One that another, not yet over, comes after is kept. Returns the ids of those forgotten; outputs stay.
         """
         with storing(self.path), self._write() as connection:
-            connection.execute(sql("forget_requests"), {"before": before})
-            rows = connection.execute(sql("prune_jobs"), {"before": before, "most": most}).fetchall()
+            connection.execute(sql("forget_requests"), {"before": now - min(keep_s, REQUEST_KEPT_S)})
+            rows = connection.execute(sql("prune_jobs"), {"before": now - keep_s, "most": most}).fetchall()
             return [row["id"] for row in rows]
 
     # Reading

@@ -32,7 +32,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """ParameterError names the line that is wrong; also where there is no token at all."""
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ParameterError(f"tokens_file {path}: {error}") from error
         self._owners: dict[str, str] = {}

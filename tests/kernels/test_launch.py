@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,3 +170,9 @@ def test_work_runs_on_the_arrays_device_and_the_stream_given(
         assert stream.name == expected
         assert entered == ["device", expected]
     assert entered[2:] == [f"not {expected}", "not device"]
+
+
+def test_sources_are_read_as_utf8_whatever_the_locale():
+    program = "from kernels import binaries; [binaries.key(file.stem, ()) for file in binaries.FOLDER.glob('*/*.cu')]"
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(binaries.__file__).parents[1])

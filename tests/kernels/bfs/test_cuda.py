@@ -74,7 +74,7 @@ def test_a_wrong_number_of_columns_is_refused(cupy: Any) -> None:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_31_edges(cupy: Any, symmetric: bool) -> None:
     """Each vertex leads to its 16411 next and 16411 last in a ring: how far it is, over that, is its level."""
     vertices, reach = 70_001, 16_411

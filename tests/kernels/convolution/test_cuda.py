@@ -58,7 +58,7 @@ def shifted_sum(cupy: Any, samples: Any, mask: Any, first: int, end: int) -> Any
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if applies(name, "image")])
-@pytest.mark.alone
+@pytest.mark.large
 def test_images_of_more_than_4_gib(cupy: Any, name: str) -> None:
     samples = cupy.random.default_rng(1).integers(-9, 10, (32_771, 32_783)).astype(cupy.float32)
     assert samples.nbytes > 1 << 32
@@ -71,7 +71,7 @@ def test_images_of_more_than_4_gib(cupy: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if applies(name, "line")])
-@pytest.mark.alone
+@pytest.mark.large
 def test_lines_of_more_than_4_gib(cupy: Any, name: str) -> None:
     line = cupy.random.default_rng(1).integers(-9, 10, (1 << 30) + 12_347).astype(cupy.float32)
     mask = np.random.default_rng(2).integers(-9, 10, 5).astype(np.float32)
@@ -86,7 +86,7 @@ def test_lines_of_more_than_4_gib(cupy: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if applies(name, "layer")])
-@pytest.mark.alone
+@pytest.mark.large
 def test_layers_of_more_than_4_gib(cupy: Any, name: str) -> None:
     rng = cupy.random.default_rng(1)
     images = rng.integers(-9, 10, (70, 1, 515, 511)).astype(cupy.float32)

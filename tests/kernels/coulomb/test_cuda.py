@@ -239,7 +239,7 @@ def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
         on_cuda(atoms, GRID, Scheme(name="direct"), None, None, variant="tiles")
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_maps_of_more_points_than_two_to_the_31(cupy: Any) -> None:
     """Points far up must not wrap round to the bottom; the last slab alone says what they are."""
     grid = Grid(origin=(0, 0, 0), spacing=(0.5, 0.5, 0.5), shape=(1027, 1447, 1449))

@@ -61,7 +61,7 @@ def test_values_that_are_not_aligned(cupy: Any, dtype: str) -> None:
         np.testing.assert_array_equal(histogram(values[first:], case.edges()).get(), expected)
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
     count = (1 << 32) + 4099
     values = cupy.full(count, 200, cupy.uint8)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from kernels.nufft import Nufft, adjoint, forward
 from kernels.nufft import exact_cases as definition
 from kernels.nufft.cases import Case, cases, made_trajectory, random_values
-from kernels.nufft.gridding import KERNELS, kernel_for
 
 ALL = list(cases())
 SHAPES = ((31, 37), (9, 12, 7))
@@ -127,26 +124,3 @@ def test_one_plan_in_many_threads() -> None:
 def test_small_problems_are_summed_and_large_ones_gridded() -> None:
     assert Nufft(np.zeros((5, 2)), (8, 8)).method == "exact"
     assert Nufft(np.zeros((50_000, 2)), (64, 64)).method == "gridding"
-
-
-@pytest.mark.parametrize("axes", [2, 3])
-def test_the_spreading_kernels_have_the_errors_stated(axes: int) -> None:
-    """All aliases of a kernel's transform against its band, by a quadrature finer than the one in use."""
-    nodes, weights = np.polynomial.legendre.leggauss(600)
-    for found in KERNELS[axes]:
-        kept = np.array(found.coefficients, np.float32).astype(np.float64)
-        values = np.polynomial.polynomial.polyval(1 - nodes**2, kept) * weights * found.width / 2
-        frequency = np.linspace(0, 0.5 / found.oversampling, 41)
-
-        def transform(f: Any, width: int = found.width, values: Any = values) -> Any:
-            return np.cos(np.pi * width * np.multiply.outer(f, nodes)) @ values
-
-        band = transform(frequency)
-        np.testing.assert_allclose(found.transform(frequency), band, rtol=1e-12)
-        aliases = sum(transform(frequency + j) ** 2 for j in range(-30, 31) if j)
-        ends = np.ones(41)
-        ends[[0, -1]] = 0.5
-        error = math.sqrt(np.average(aliases / band**2, weights=ends))
-        assert 0.95 * found.error <= error <= found.error
-    for eps in (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6):
-        assert kernel_for(eps, axes).error * math.sqrt(axes) <= eps

@@ -154,7 +154,7 @@ def test_one_plan_on_many_streams(cupy: Any) -> None:
                 np.testing.assert_array_equal(result, right, strict=True)
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_cells_than_two_to_the_31(cupy: Any) -> None:
     """Coils far up must not wrap round to the first: the same image in each gives the same samples."""
     shape, coils = (512, 512, 300), 14

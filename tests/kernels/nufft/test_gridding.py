@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ from kernels.nufft.gridding import KERNELS, Spreading, kernel_for
 EVERY = [pytest.param(kernel, id=f"{axes}-{kernel.width}") for axes, found in KERNELS.items() for kernel in found]
 
 
+def values_of(kernel: Spreading, places: Any) -> Any:
+    kept = np.array(kernel.coefficients, np.float32).astype(np.float64)  # as the device has them
+    return np.polynomial.polynomial.polyval(1 - (2 * places / kernel.width) ** 2, kept)
+
+
 def error(kernel: Spreading, place: float) -> float:
     """Root mean square over the image of the relative error of a sample that lies so far behind a cell."""
     frequencies = np.linspace(0, 0.5 / kernel.oversampling, 101)
     cells = np.arange(-kernel.width / 2, kernel.width / 2) + place
-    kept = np.array(kernel.coefficients, np.float32).astype(np.float64)  # as the device has them
-    values = np.polynomial.polynomial.polyval(1 - (2 * cells / kernel.width) ** 2, kept)
-    found = np.exp(-2j * math.pi * np.multiply.outer(frequencies, cells)) @ values
+    found = np.exp(-2j * math.pi * np.multiply.outer(frequencies, cells)) @ values_of(kernel, cells)
     return float(np.sqrt(np.mean(np.abs(found / kernel.transform(frequencies) - 1) ** 2)))
 
 
@@ -35,3 +39,12 @@ def test_the_narrowest_that_keeps_the_error_is_chosen(eps, axes):
     assert chosen.error * math.sqrt(axes) <= eps
     narrower = KERNELS[axes][: KERNELS[axes].index(chosen)]
     assert all(other.error * math.sqrt(axes) > eps for other in narrower)
+
+
+@pytest.mark.parametrize("kernel", EVERY)
+def test_the_transform_is_that_of_a_finer_quadrature(kernel):
+    nodes, weights = np.polynomial.legendre.leggauss(600)
+    frequencies, half = np.linspace(0, 0.5 / kernel.oversampling, 41), kernel.width / 2
+    waves = np.cos(2 * math.pi * half * np.multiply.outer(frequencies, nodes))
+    expected = waves @ (values_of(kernel, half * nodes) * weights * half)
+    np.testing.assert_allclose(kernel.transform(frequencies), expected, rtol=1e-12)

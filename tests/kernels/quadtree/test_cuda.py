@@ -67,7 +67,7 @@ def test_points_that_are_no_numbers_are_in_the_first_cell(cupy: Any) -> None:
     assert int(tree.code.get()[tree.end.get() > tree.begin.get()].max()) == 0
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes_of_points(cupy: Any) -> None:
     """Sixty-four cells: how many points each has is counted another way; in each they keep their order."""
     count = (1 << 28) + 3

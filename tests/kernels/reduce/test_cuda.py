@@ -68,7 +68,7 @@ def test_values_that_are_not_aligned(cupy: Any, operation: str, dtype: str) -> N
         np.testing.assert_array_equal(case.apply(on_device[first:]).get(), expected)
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
     count = (1 << 32) + 4099
     values = cupy.ones(count, cupy.uint8)

@@ -76,7 +76,7 @@ def test_values_that_are_not_aligned(cupy: Any) -> None:
     np.testing.assert_array_equal(segmented(array[:-1], marks[1:]).get(), segmented(values[:-1], heads[1:]))
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
     count = (1 << 32) + 4099
     values = cupy.ones(count, cupy.uint32)

@@ -344,7 +344,7 @@ def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
         smooth(image, case.windows(), 0, None, variant="fused")
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_offsets_past_two_to_the_31(cupy: Any) -> None:
     """More samples than a 32-bit offset reaches: rows far down must not wrap round to the top."""
     rows, columns = (1 << 31) // 65536 + 9, 65536

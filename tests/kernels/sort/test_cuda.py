@@ -95,7 +95,7 @@ def test_variants_refuse_what_they_cannot_do(cupy: Any) -> None:
         merge_on_cuda(keys, keys, variant="sort_radix")
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
     """2³⁰ + 2²⁹ + 3 keys: radix sort in three portions, places beyond 2³²; what is sorted must be all there was."""
     count = (3 << 29) + 3

@@ -98,7 +98,7 @@ def expected_of(cupy: Any, csr: Csr, x: Any, each: int) -> Any:
 @pytest.mark.parametrize(
     "name", [name for name in VARIANTS if name not in ("csr_thread", "csr_warp", "csr_lanes", "merge")]
 )
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_4_gib_of_values(cupy: Any, name: str) -> None:
     each = 16
     csr = whole_numbers(cupy, 67_109_003, each, 1 << 20)
@@ -151,7 +151,7 @@ def test_the_stream_given(cupy: Any) -> None:
         spmv(matrix, case.x())
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_ladders_can_be_run(cupy: Any) -> None:
     for ladder, matrix in zip(ladders(), (mesh(cupy, 9), scattered(cupy, 999)), strict=True):
         assert ladder.variants[-1] == production(matrix)

@@ -37,7 +37,7 @@ def test_every_variant_has_the_bits_of_the_cpu(cupy: Any, case: Case) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("shape", [(1025, 1021, 1031), (1040, 1020, 1024)])
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_4_gib(cupy: Any, name: str, shape: tuple[int, int, int]) -> None:
     """Whole numbers, so that every point is compared with shifted arrays, some planes at a time."""
     field = cupy.random.default_rng(1).integers(-9, 10, shape).astype(cupy.float32)
@@ -79,7 +79,7 @@ def test_any_strides_offsets_and_the_stream_given(cupy: Any) -> None:
         stencil(field, centre=1, neighbour=1, out=field)
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_ladders_can_be_run(cupy: Any) -> None:
     for ladder in ladders():
         assert ladder.variants[-1] == production(1 if ladder.name.startswith("1 ") else 4)

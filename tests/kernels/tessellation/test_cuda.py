@@ -62,7 +62,7 @@ def test_curves_that_are_no_numbers_have_the_most_segments(cupy: Any) -> None:
     np.testing.assert_array_equal(tessellate(curves, 1.0, max_segments=9).offsets.get(), [0, 10, 20, 30])
 
 
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes_of_points(cupy: Any) -> None:
     """Points beyond 2³²: the last curve's are those that it has alone."""
     free, _total = cupy.cuda.runtime.memGetInfo()

@@ -43,7 +43,7 @@ def test_the_upper_bound_moves_every_byte(cupy: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(65537, 65539), (3, 40009, 40013), (1 << 31, 2), (2, (1 << 31) + 17)])
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any, shape: tuple[int, ...]) -> None:
     array = cupy.arange(int(np.prod(shape)), dtype=cupy.uint32).view(cupy.uint8)[: int(np.prod(shape))].reshape(shape)
     out = transpose(array)

@@ -119,11 +119,12 @@ def test_a_job_to_its_result(service, data):
     assert [event.message for event in service.store.events(job)] == [
         "queued", "planning", "running", "publishing", "succeeded",
     ]  # fmt: skip
-    end = time.monotonic() + WAIT_S
-    while service.store.job(job).device_seconds == 0:  # told last
+    assert 0 < done.device_seconds < WAIT_S
+    preview, end = data.parent / "previews" / f"{job}.png", time.monotonic() + WAIT_S
+    while not preview.exists():  # drawn last
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert (data.parent / "previews" / f"{job}.png").read_bytes().startswith(b"\x89PNG")
+    assert preview.read_bytes().startswith(b"\x89PNG")
 
 
 def test_jobs_that_were_accepted_before_it_started(service, data):

@@ -59,6 +59,11 @@ def finish(store, job, now=2.0):
     store.apply(job, Published(1), now=now, facts=Facts(receipt={"chunks": 5}))
 
 
+def used(store, job, seconds, now):
+    """An earlier run of it, to which nobody listens any more, had a device for so long."""
+    store.apply(job, LeaseLost(0), now=now, facts=Facts(device_seconds=seconds))
+
+
 def test_what_was_accepted_is_there_in_another_process(store):
     (job,) = store.accept([asked(priority=3)], now=5.0)
     again = Store(store.path)
@@ -93,8 +98,12 @@ def test_the_same_key_and_body_give_the_same_job(store):
 
 def test_keys_are_forgotten_in_the_end(store):
     store.accept([asked()], now=0.0, key="k", body_sha256="b")
-    store.accept([asked("/data/2")], now=8 * 24 * 3600.0, key="l", body_sha256="b")
-    assert len(store.accept([asked("/data/3")], now=8 * 24 * 3600.0, key="k", body_sha256="c")) == 1
+    week = 7 * 24 * 3600.0
+    store.prune(now=week)
+    with pytest.raises(ParameterError, match="Idempotency-Key k"):
+        store.accept([asked("/data/2")], now=week, key="k", body_sha256="c")
+    store.prune(now=week + 1.0)
+    assert len(store.accept([asked("/data/2")], now=week + 1.0, key="k", body_sha256="c")) == 1
 
 
 def test_two_active_jobs_may_not_write_one_output(store):
@@ -111,8 +120,8 @@ def test_priority_then_fair_share_then_order(store):
     first, second = accept(store, 2, owner="ada")
     (third,) = accept(store, owner="bob")
     (urgent,) = accept(store, owner="ada", priority=9)
-    store.used(first, "ada", 100.0, now=0.0)
-    store.used(third, "bob", 60.0, now=0.0)
+    used(store, first, 100.0, now=0.0)
+    used(store, third, 60.0, now=0.0)
     assert [claim(store).job.id for _ in range(4)] == [urgent, third, first, second]
     assert claim(store) is None
 
@@ -120,9 +129,9 @@ def test_priority_then_fair_share_then_order(store):
 def test_what_was_used_long_ago_counts_less(store):
     (a,) = accept(store, owner="ada")
     (b,) = accept(store, owner="bob")
-    store.used(a, "ada", 100.0, now=0.0)
+    used(store, a, 100.0, now=0.0)
     later = 2 * HALF_LIFE_S
-    store.used(b, "bob", 26.0, now=later)
+    used(store, b, 26.0, now=later)
     assert claim(store, now=later).asked.owner == "ada"  # 25 left of 100
     assert store.job(a).device_seconds == 100.0
 
@@ -313,23 +322,72 @@ def test_jobs_that_were_over_long_ago_are_forgotten(store):
         claim(store)
         finish(store, job, now=now)
     store.accept([asked("/data/key")], now=4.0, key="k", body_sha256="b")
-    assert store.prune(before=5.0) == [old]
-    assert store.prune(before=5.0) == []
+    assert store.prune(now=5.0, keep_s=0.0) == [old]
+    assert store.prune(now=5.0, keep_s=0.0) == []
     assert store.events(old) == []
     with pytest.raises(NoSuchJob, match=old):
         store.job(old)
     assert {found.job.id for found in store.list_jobs()} >= {new, needed, queued, waiting}
     assert store.accept([asked("/data/other")], now=6.0, key="k", body_sha256="c")  # the key went with its time
     store.apply(waiting, CancelRequested(), now=7.0)
-    assert store.prune(before=5.0) == [needed]
+    assert store.prune(now=5.0, keep_s=0.0) == [needed]
     store.retry(waiting, now=8.0)  # what it came after had succeeded
     assert store.job(waiting).job.claimable
+
+
+def steps_of(store, do):
+    """How many instructions of its own SQLite needs."""
+    steps = 0
+
+    def count():
+        nonlocal steps
+        steps += 1
+
+    with store._read() as connection:  # the one that everything here uses
+        connection.set_progress_handler(count, 1)
+    do()
+    with store._read() as connection:
+        connection.set_progress_handler(None, 1)
+    return steps
+
+
+def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
+    def work(number):
+        at = 10.0 + number
+        yield store.accept([asked(f"/data/{at}", owner="bob")], now=at, key=f"{at}", most_of_an_owner=1_000_000)
+        yield claim(store, now=at)
+        yield store.prune(now=at, keep_s=at)
+        yield store.oldest_queued()
+
+    def steps_of_each(number):
+        each = work(number)
+        return [steps_of(store, lambda: next(each)) for _ in range(4)]
+
+    with store._read() as connection:  # only to be quicker
+        connection.execute("PRAGMA synchronous = OFF")
+    accept(store, 2, now=1.0)
+    few = steps_of_each(1)
+    with store._write() as connection:
+        for number in range(3000):
+            for state in ("queued", "failed"):
+                connection.execute(
+                    "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch, attempts,"
+                    " cancelling, chunks_done, story, submitted_at, changed_at, finished_at) VALUES"
+                    " (:id, :owner, 'smooth', '', :id, '{}', 0, :state, 0, 0, 0, 0, '[]', 5, 5, :finished_at)",
+                    {
+                        "id": f"{state}-{number}", "owner": "ada" if state == "queued" else "bob", "state": state,
+                        "finished_at": None if state == "queued" else 5.0,
+                    },
+                )  # fmt: skip
+            connection.execute("INSERT INTO requests VALUES ('ada', ?, '', '[]', 5)", [f"old-{number}"])
+    many = steps_of_each(2)
+    assert all(later < 2 * earlier + 100 for earlier, later in zip(few, many, strict=True)), (few, many)
 
 
 def test_a_few_are_forgotten_at_once(store):
     for job in accept(store, 5):
         store.apply(job, CancelRequested(), now=1.0)
-    assert [len(store.prune(before=2.0, most=2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(store.prune(now=2.0, keep_s=0.0, most=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
@@ -346,7 +404,7 @@ def test_a_list_in_json_is_what_a_job_shows(store):
         job = claim(store).job.id
         store.apply(job, Planned(1, 4), now=1.7654321)
         store.apply(job, Failed(1, 'out "of" café\n', transient=False), now=2.5)
-        store.used(job, "ada", 1.25, now=3.0)
+        used(store, job, 1.25, now=3.0)
     everything = {"state": None, "owner": None, "workload": None, "array_id": None, "before": None}
     text, following = store.list_json(**everything, limit=5)
     expected = [JobView.of(found) for found in store.list_jobs(limit=5)]
