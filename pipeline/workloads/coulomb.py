@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kernels.coulomb import Cell, Reach, potential
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
-from pipeline.formats.base import ImageWriter, Region
+from pipeline.formats.base import Region
 from pipeline.formats.grid_map import DTYPE
 from pipeline.formats.maps import create_map, map_format_for_output
 from pipeline.formats.partial import Opening
@@ -45,6 +45,7 @@ from pipeline.workloads.coulomb_frames import ChosenFrames, Survey, read_ahead
 from pipeline.workloads.coulomb_grid import cut_extents, grid_header, part_of, refuse_too_large, regions
 from pipeline.workloads.coulomb_parameters import CoulombParameters
 from pipeline.workloads.coulomb_slices import MiddleSlices
+from pipeline.workloads.one_output import OneOutput
 from pipeline.workloads.shared import Rank, SharedWorkload
 
 NO_HALO = ((0, 0),) * 3
@@ -62,7 +63,7 @@ class FramesPlan(Plan):
         return self.atoms_bytes
 
 
-class Coulomb(SharedWorkload):
+class Coulomb(OneOutput, SharedWorkload):
     """Each slab of the grid is computed on its own from all atoms; or ranks share the frames of a trajectory."""
 
     name = "coulomb"
@@ -75,7 +76,6 @@ class Coulomb(SharedWorkload):
         self.spec = spec
         self.parameters = spec.parameters
         self._scheme = self.parameters.formula
-        self._writer: ImageWriter | None = None
         self._audits_here = False  # or in the process that started this one
         form = map_format_for_output(spec.output)
         for source in (spec.input, self.parameters.trajectory):
@@ -262,14 +262,9 @@ class Coulomb(SharedWorkload):
         self._audit.add_looks(notes)
 
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
-        assert self._writer is not None, "start comes before write"
         self._audit.note(chunk.region, outputs[0])
         self._slices.note(chunk.region, outputs[0])
-        self._writer.write(chunk.region, outputs[0])
-
-    def flush(self) -> None:
-        assert self._writer is not None, "start comes before flush"
-        self._writer.flush()
+        self._output.write(chunk.region, outputs[0])
 
     # The end
 
@@ -286,18 +281,7 @@ class Coulomb(SharedWorkload):
             )
         return self._audit.verdict()
 
-    def publish(self) -> None:
-        assert self._writer is not None, "start comes before publish"
-        self._writer.publish()
-
-    def keep(self) -> None:
-        if self._writer is not None:
-            self._writer.keep()
-        self._frames.close()
-
-    def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
+    def _close_input(self) -> None:
         self._frames.close()
 
     def describe(self) -> Mapping[str, Any]:

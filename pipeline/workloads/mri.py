@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
-from pipeline.formats.base import ImageWriter, Region
+from pipeline.formats.base import Region
 from pipeline.formats.image_series import AXES, series_format_for_output
 from pipeline.formats.partial import Opening
 from pipeline.formats.preview import write_pixels
@@ -33,6 +33,7 @@ from pipeline.workloads.mri_preview import packed, shades, unpacked
 from pipeline.workloads.mri_reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri_series import series_header, uneven
 from pipeline.workloads.mri_volume import VolumeReconstruction, maps_bytes, samples_bytes
+from pipeline.workloads.one_output import OneOutput
 from pipeline.workloads.shared import Alone, JointWorkload, Peers, Rank
 
 NO_HALO = ((0, 0),) * 4
@@ -52,7 +53,7 @@ class ImagesPlan(Plan):
         return self.samples_bytes
 
 
-class Mri(JointWorkload):
+class Mri(OneOutput, JointWorkload):
     """Each image is reconstructed on its own; or ranks share the coils of each."""
 
     name = "mri"
@@ -64,7 +65,6 @@ class Mri(JointWorkload):
         assert isinstance(spec.parameters, MriParameters)
         self.spec = spec
         self.parameters = spec.parameters
-        self._writer: ImageWriter | None = None
         self._form = series_format_for_output(spec.output)
         for output in (spec.output, *self._form.also_written(spec.output)):
             for source in self._inputs():
@@ -247,7 +247,6 @@ class Mri(JointWorkload):
         pixels, residuals, transformed = outputs
         with self._lock:
             checked = self._checked.pop(chunk.index)
-        assert self._writer is not None, "start comes before write"
         if not np.isfinite(pixels).all():
             where = self._where(self._images[chunk.index])
             raise InputError(f"{where}: the image is not finite: are samples beyond the range of float32?")
@@ -259,11 +258,7 @@ class Mri(JointWorkload):
         if chunk.index == self._preview_chunk():
             self._shown = shades(shown[0, shown.shape[1] // 2])
         self._follow(chunk.index, residuals[np.isfinite(residuals)])
-        self._writer.write(chunk.region, pixels if self.header.dtype == COMPLEX else shown)
-
-    def flush(self) -> None:
-        assert self._writer is not None, "start comes before flush"
-        self._writer.flush()
+        self._output.write(chunk.region, pixels if self.header.dtype == COMPLEX else shown)
 
     def _where(self, image: Image) -> str:
         return f"{self.spec.input}, slice {image.readouts.slice}, time {image.readouts.time}"
@@ -314,18 +309,7 @@ class Mri(JointWorkload):
             )
         return self._audit.verdict()
 
-    def publish(self) -> None:
-        assert self._writer is not None, "start comes before publish"
-        self._writer.publish()
-
-    def keep(self) -> None:
-        if self._writer is not None:
-            self._writer.keep()
-        self._source.close()
-
-    def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
+    def _close_input(self) -> None:
         self._source.close()
 
     def describe(self) -> Mapping[str, Any]:

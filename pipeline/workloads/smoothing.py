@@ -15,10 +15,11 @@ from kernels.smoothing import box, gaussian
 from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_window
 from pipeline import formats
 from pipeline.errors import InputError, OutputError, ParameterError
-from pipeline.formats.base import ImageWriter, Region
+from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, Workload, refuse_same_file
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, refuse_same_file
 from pipeline.workloads.halo import read_with_borders
+from pipeline.workloads.one_output import OneOutput
 from pipeline.workloads.smoothing_audit import SmoothingAudit
 from pipeline.workloads.statistics import ImageStatistics
 from pipeline.workloads.tiling import best_tiling
@@ -104,7 +105,7 @@ def _several(value: Any) -> Any:
     return value if value is None or isinstance(value, tuple | list) else (value,)
 
 
-class Smoothing(Workload):
+class Smoothing(OneOutput):
     """Each chunk is smoothed on its own from a read that includes its halo: map, no communication."""
 
     name = "smooth"
@@ -118,7 +119,6 @@ class Smoothing(Workload):
         self.parameters = spec.parameters
         output_format = formats.format_for_output(spec.output)
         self._reader = formats.open_image(spec.input)
-        self._writer: ImageWriter | None = None
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
@@ -273,15 +273,10 @@ class Smoothing(Workload):
             self._statistics.compute(outputs[0], outputs[1], stream)
 
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
-        assert self._writer is not None, "start comes before write"
         self._audit.note(chunk.region, outputs[0])
-        self._writer.write(chunk.region, outputs[0])
+        self._output.write(chunk.region, outputs[0])
         if self._statistics is not None:
             self._statistics.note(chunk, outputs[1])
-
-    def flush(self) -> None:
-        assert self._writer is not None, "start comes before flush"
-        self._writer.flush()
 
     # The end
 
@@ -299,18 +294,7 @@ class Smoothing(Workload):
             self._statistics.check(self._chunks)
         return self._audit.verdict(self._reader)
 
-    def publish(self) -> None:
-        assert self._writer is not None, "start comes before publish"
-        self._writer.publish()
-
-    def keep(self) -> None:
-        if self._writer is not None:
-            self._writer.keep()
-        self._reader.close()
-
-    def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
+    def _close_input(self) -> None:
         self._reader.close()
 
     def describe(self) -> Mapping[str, Any]:
