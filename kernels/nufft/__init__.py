@@ -14,7 +14,8 @@ Precision : `eps` bounds ‖result − definition‖ / ‖definition‖ for the 
             within 10 eps × the input's 2-norm there, and within 6 eps × the input's 1-norm whatever the data: what
             gridding folds in is worst at the image's corners. Results of complex64 are good to 1e-6, those of
             complex128 to 1e-12.
-Bits      : the same on every call on one kind of device, whatever runs beside it.
+Bits      : the same on every call on a CUDA device, whatever runs beside it. On a CPU too, where there are as many
+            coils as threads; with fewer, FINUFFT's threads share a coil and add it up in the order in which they end.
 
 `Nufft` plans a trajectory once: sorting, kernel constants, FFTs. `method` says which of two transforms it chose:
 "gridding" spreads to a finer grid and uses the FFT; "exact" is the sum itself as matrix products, fastest where an

@@ -18,8 +18,8 @@ from kernels.limits.cuda import random_values
 OPTIONS: tuple[str, ...] = ()
 
 THREADS, SECTION, LONG_SECTION = 256, 1024, 4096
-TILE_BYTES = 16 * 8 * THREADS
-GROUP, MAIL_HEADER_BYTES = THREADS, 16
+TILE_BYTES, SEGMENTED_TILE_BYTES = 16 * 11 * THREADS, 16 * 8 * THREADS
+GROUP, MAIL_HEADER_BYTES = 128, 16
 MAX_TILES = (1 << 31) - 1
 # Whole numbers of a size share kernels: modulo a power of two signs do not matter.
 C_TYPES = {
@@ -156,7 +156,7 @@ def _run_single_pass(task: Task) -> None:
     import cupy
 
     itemsize = task.values.dtype.itemsize
-    tiles = _blocks(task, TILE_BYTES // itemsize)
+    tiles = _blocks(task, (TILE_BYTES if task.heads is None else SEGMENTED_TILE_BYTES) // itemsize)
     summed = 8 if task.values.dtype.kind == "f" else itemsize
     boxes = tiles + -(-tiles // GROUP)
     mail = cupy.empty(MAIL_HEADER_BYTES + boxes * 2 * summed, cupy.uint8)

@@ -3,7 +3,8 @@
 
 #include "tiles.cuh"
 
-constexpr int GROUP = THREADS;  // tiles; a block looks at all of its group at once
+constexpr int GROUP = 128;  // tiles; a block looks at all of its group at once
+constexpr int PAUSE = 100;  // nanoseconds between two looks: a crowd that asks all the time slows the copies down
 constexpr int MAIL_HEADER = 16;  // bytes, for the ticket
 
 // A sum that one tile leaves and others wait for: in words of 64 bits, one half payload and the other flags, so that a
@@ -29,18 +30,21 @@ struct Mailbox {
     }
 
     __device__ Sum wait() const {
-        Bits bits;
-        unsigned flags = 0;
+        unsigned long long found[WORDS];
+        for (;;) {
+            bool full = true;
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w) {
-            unsigned long long found;
-            do {
-                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(word + w) : "memory");
-            } while (!(found >> 32));
-            bits.half[w] = static_cast<unsigned>(found);
-            flags = static_cast<unsigned>(found >> 32);
+            for (int w = 0; w < WORDS; ++w)
+                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found[w]) : "l"(word + w) : "memory");
+#pragma unroll
+            for (int w = 0; w < WORDS; ++w) full = full && found[w] >> 32;
+            if (full) break;
+            __nanosleep(PAUSE);
         }
-        return {bits.value, (flags & HEAD) != 0};
+        Bits bits;
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) bits.half[w] = static_cast<unsigned>(found[w]);
+        return {bits.value, (found[0] >> 32 & HEAD) != 0};
     }
 };
 
@@ -52,10 +56,10 @@ __device__ inline Sum look_back(Mailbox<Sum>* tiles, Mailbox<Sum>* groups, unsig
     Sum* shared) {
     const unsigned group = number / GROUP, place = number % GROUP, thread = threadIdx.x;
     if (thread == 0) tiles[number].leave(total);
-    // The last thread has no tile of its own to wait for.
+    static_assert(GROUP < THREADS, "the last thread has no tile of its own to wait for");
     Sum sum = Sum::none();
     if (thread < place) sum = tiles[group * GROUP + thread].wait();
-    if (thread == GROUP - 1 && group) shared[WARPS] = groups[group - 1].wait();
+    if (thread == THREADS - 1 && group) shared[WARPS] = groups[group - 1].wait();
     __syncwarp();
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) sum = sum.then(sum.lanes_above(distance));
@@ -83,7 +87,7 @@ scan_single_pass(Scan<T> scan, unsigned char* __restrict__ mail, unsigned tiles)
     __syncthreads();
     const unsigned number = ticket;
     const Part tile(scan, number, staged);
-    Sum before[ROWS], warp;
+    Sum before[Part::ROWS], warp;
     const Sum total = join_warps(tile.scan_warp(before), warp, totals);
     Mailbox<Sum>* boxes = reinterpret_cast<Mailbox<Sum>*>(mail + MAIL_HEADER);
     const Sum sum = look_back(boxes, boxes + tiles, number, total, looked);

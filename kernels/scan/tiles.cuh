@@ -5,7 +5,7 @@
 
 #include "async_copy.cuh"
 
-constexpr int WARPS = THREADS / 32, ROWS = 8;
+constexpr int WARPS = THREADS / 32;
 
 template <typename T>
 struct Summed {
@@ -50,6 +50,8 @@ struct Scan {
 
 template <typename T, bool SEGMENTED>
 struct Tile {
+    // As many rows as 48 KB hold: tiles wait for each other, and the larger, the less often. A lane's heads are 32 bits.
+    static constexpr int ROWS = SEGMENTED ? 8 : 11;
     static constexpr int ACROSS = 16 / sizeof(T), ROW = 32 * ACROSS, SIZE = WARPS * ROWS * ROW;
     typedef typename Summed<T>::Type Number;
     typedef Prefix<Number, SEGMENTED> Sum;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(Scan<T> scan, typename Summ
     __shared__ typename Part::Staged staged;
     __shared__ typename Part::Sum shared[WARPS];
     const Part tile(scan, blockIdx.x, staged);
-    typename Part::Sum before[ROWS], unused;
+    typename Part::Sum before[Part::ROWS], unused;
     const auto total = join_warps(tile.scan_warp(before), unused, shared);
     if (threadIdx.x == 0) totals[blockIdx.x] = total.sum;
 }
@@ -181,7 +183,7 @@ scan_tiles(Scan<T> scan, const typename Summed<T>::Type* __restrict__ totals) {
     __shared__ typename Part::Staged staged;
     __shared__ typename Part::Sum shared[WARPS];
     const Part tile(scan, blockIdx.x, staged);
-    typename Part::Sum before[ROWS], warp;
+    typename Part::Sum before[Part::ROWS], warp;
     join_warps(tile.scan_warp(before), warp, shared);
     if (totals && blockIdx.x) warp = typename Part::Sum{totals[blockIdx.x - 1], false}.then(warp);
     tile.store(scan, warp, before);
