@@ -4,6 +4,7 @@ those that need more than there are skip. Those that run share the GPUs with wha
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import re
 import sys
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in lacking:
         item.add_marker(pytest.mark.skip(reason=f"needs {_devices_needed(item)} CUDA devices: {reason}"))
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests are made of is there to the end: the search for garbage need not go through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _fewest(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from dask.utils import key_split
+from tornado.ioloop import PeriodicCallback
+
+FORGET_MS = 60_000
+
 
 def dask_setup(scheduler: Any) -> None:
     """Called by Dask as a scheduler starts."""
     scheduler.extensions["spans"] = _NoSpans()
+    forget_keys(scheduler)
+
+
+def forget_keys(server: Any) -> None:
+    """Empty Dask's cache of names of tasks now and then: else it grows to a hundred thousand of them.
+
+    server : a scheduler or a worker that starts
+    """
+    server.periodic_callbacks["millrace-forget-keys"] = PeriodicCallback(key_split.cache_clear, FORGET_MS)
 
 
 class _NoSpans:

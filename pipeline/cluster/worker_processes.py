@@ -45,6 +45,7 @@ _CONFIG = {
     # What Dask remembers for who looks for a fault in it: little, since a service runs for months.
     "distributed.admin.log-length": 100,
     "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 10,
     "distributed.admin.system-monitor.log-length": 10,
     "distributed.admin.system-monitor.disk": False,
     "distributed.worker.profile.enabled": False,

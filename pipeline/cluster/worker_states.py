@@ -43,6 +43,9 @@ class Workers(Protocol):
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask as a worker starts."""
+    from pipeline.cluster.scheduler import forget_keys  # imports Dask, which whoever only asks for states need not
+
+    forget_keys(worker)
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device.startswith(("GPU-", "MIG-")) and "," not in device:
         metrics.gpus.watch(device)  # it has not opened it yet

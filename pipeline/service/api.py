@@ -50,7 +50,8 @@ from pipeline.workloads import workloads
 
 EVENTS_POLL_S = 0.25
 HEARTBEAT_S = 15.0
-MOST_LISTED = 1000
+MOST_LISTED = 10_000
+MOST_EVENTS = 1000
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "content": {MEDIA_TYPE: {}}} for status in (400, 401, 403, 404, 409, 413, 415, 422, 503)
 }
@@ -153,7 +154,7 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
     def log(
         job: str,
         after: Annotated[int, Query(ge=0, le=2**62)] = 0,
-        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = MOST_LISTED,
+        limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = MOST_EVENTS,
     ) -> list[EventView]:
         """What happened to a job since the event numbered `after`."""
         store.job(job)

@@ -13,13 +13,15 @@ from pipeline.errors import ParameterError, StorageError
 
 _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_PART = re.compile(r"\{(\w+)\}")
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
 
 
 @cache
 def _queries() -> Mapping[str, str]:
     parts = _NAMED.split((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    named = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {name: _PART.sub(lambda part: named[part[1]].strip().rstrip(";"), text) for name, text in named.items()}
 
 
 def sql(name: str) -> str:

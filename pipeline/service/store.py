@@ -316,7 +316,7 @@ class Store:
         with storing(self.path), self._read() as connection:
             page = connection.execute(sql("list_json"), values).fetchone()
             more = {**values, "before": page["last"], "limit": 1}
-            full = page["count"] == limit and connection.execute(sql("list_jobs"), more).fetchone() is not None
+            full = page["count"] == limit and connection.execute(sql("fitting"), more).fetchone() is not None
         return str(page["jobs"]), page["last"] if full else None
 
     def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:

@@ -33,7 +33,7 @@ def test_two_processes_make_the_same_bits_and_the_same_preview(tmp_path):
 
 
 def test_a_killed_command_is_resumed(tmp_path):
-    write_npz(tmp_path / "a.npz", molecule(4000, extent=(40, 30, 50)))
+    write_npz(tmp_path / "a.npz", molecule(2500, extent=(40, 30, 50)))
     options = ("--scheme", "direct", "--spacing", "0.5", "--padding", "1", "--chunk-bytes", "400KB", "--threads", 1)
     with running(*coulomb("a.npz", "out.mrc", "--workers", 2, *options), cwd=tmp_path) as process:
         wait_until(lambda: len(entries(tmp_path, "out.mrc")) >= 2, "the second segment")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.images import COMMAND, names_in, read_image, write_image
+from tests.pipeline.workloads.coulomb_jobs import molecule, write_pqr
 
 
 @pytest.fixture
@@ -294,7 +295,8 @@ def test_extreme_floats_pass_the_audit(folder, millrace, value, options):
 
 def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
-    command = [*COMMAND, "run", "smooth", "in.ppm", "out.ppm", "--quiet"]
+    write_pqr(folder / "a.pqr", molecule())
+    command = [*COMMAND, "run", "coulomb", "a.pqr", "out.npy", "--scheme", "direct", "--device", "cpu", "--quiet"]
     subprocess.run(command, cwd=folder, check=True, timeout=120)
     kept = [path for path in (folder / "cache").rglob("*.nb*") if path.is_file()]
     assert kept

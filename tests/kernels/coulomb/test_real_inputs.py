@@ -13,7 +13,7 @@ from tests.kernels.coulomb.real_inputs import NAMES, molecule
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MDAnalysis's own
 
-DENSE = (13, 11, 17)
+DENSE = (9, 7, 11)
 
 
 def _middle(grid: Grid, shape: tuple[int, int, int]) -> Grid:

@@ -27,10 +27,15 @@ SLOW = ("--filter", "gaussian", "--sigma", SIGMA, "--device", "cpu", "--threads"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
-    write_image(tmp_path / "in.tif", samples)
+def folder(tmp_path, monkeypatch, own_settings):
+    monkeypatch.chdir(tmp_path)
+    write_samples(tmp_path, (1499, 1201, 3))
     return tmp_path
+
+
+def write_samples(folder, shape):
+    samples = np.random.default_rng(3).integers(0, 65536, shape).astype(np.uint16)
+    write_image(folder / "in.tif", samples)
 
 
 def expected(folder):
@@ -47,6 +52,7 @@ def ledger_entries(folder, output):
 
 @pytest.mark.parametrize("output", ["out.tif", "out.png", "out.zarr"])
 def test_several_processes_make_the_same_bits(folder, output):
+    write_samples(folder, (601, 1201, 3))
     code, out, err = run(*smooth(output, "--workers", 2, "--chunk-bytes", "300KB", "--json"), cwd=folder)
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(read_image(folder / output), expected(folder))
@@ -61,8 +67,7 @@ def test_several_processes_make_the_same_bits(folder, output):
 def test_the_job_survives_twenty_killed_workers(folder):
     """Each kill -9 takes at most the segments that this worker held; the rest is never computed again."""
     rng = random.Random(11)
-    samples = np.random.default_rng(4).integers(0, 65536, (2003, 2001, 3)).astype(np.uint16)
-    write_image(folder / "in.tif", samples)
+    write_samples(folder, (2003, 2001, 3))
     options = ("--workers", 2, *SMALL, "--quiet")
     killed = 0
     with running(*smooth("out.npy", *options), cwd=folder) as process:
@@ -80,7 +85,7 @@ def test_the_job_survives_twenty_killed_workers(folder):
     assert names_in(folder) == ["in.tif", "out.npy", "out.npy.receipt.json"]
 
 
-def test_a_killed_command_is_resumed_from_its_ledger(folder):
+def test_a_killed_command_is_resumed_from_its_ledger(folder, millrace):
     with running(*smooth("out.npy", "--workers", 2, *SMALL), cwd=folder) as process:
         wait_until(lambda: len(ledger_entries(folder, "out.npy")) >= 3, "the third segment")
         process.kill()
@@ -91,7 +96,7 @@ def test_a_killed_command_is_resumed_from_its_ledger(folder):
     done = {chunk for entry in entries for chunk in entry["chunks"]}
     assert done
     # On one device, which would prefer larger chunks: the cut is the ledger's.
-    code, out, err = run(*smooth("out.npy", "--resume", "--json"), cwd=folder)
+    code, out, err = millrace(*smooth("out.npy", "--resume", "--json"))
     assert (code, err) == (0, "")
     receipt = json.loads(out)
     assert receipt["resumed_chunks"] >= len(done)
@@ -130,7 +135,7 @@ def test_workers_of_a_cluster_do_the_job_and_tell_it_at_their_port(folder, sched
     assert err.startswith(f"millrace: --metrics-port {port}: ")
 
 
-def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler):
+def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, millrace):
     process, address, _ = scheduler
     with running(*smooth("out.npy", "--scheduler", address, *SMALL), cwd=folder) as command:
         wait_until(lambda: len(ledger_entries(folder, "out.npy")) >= 2, "the second segment")
@@ -139,7 +144,7 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler):
     assert command.returncode == 1
     assert err.startswith(f"millrace: the scheduler {address} went away; ")
     assert err.endswith("chunks are kept: go on with --resume\n")
-    code, _, err = run(*smooth("out.npy", "--resume"), cwd=folder)
+    code, _, err = millrace(*smooth("out.npy", "--resume"))
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
 
@@ -156,18 +161,18 @@ def test_stopping_ends_every_worker(folder):
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_another_job_is_not_resumed(folder):
+def test_another_job_is_not_resumed(folder, millrace):
     with running(*smooth("out.npy", "--workers", 1, *SMALL), cwd=folder) as process:
         wait_until(lambda: ledger_entries(folder, "out.npy"), "the first segment")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     before = names_in(folder)
-    code, _, err = run("run", "smooth", "in.tif", "out.npy", "--size", 5, "--resume", cwd=folder)
+    code, _, err = millrace("run", "smooth", "in.tif", "out.npy", "--size", 5, "--resume")
     assert code == 2
     assert "of another job: its parameters was" in err
     assert names_in(folder) == before
     # Without --resume it starts anew.
-    assert run("run", "smooth", "in.tif", "out.npy", "--size", 5, "--quiet", cwd=folder) == (0, "", "")
+    assert millrace("run", "smooth", "in.tif", "out.npy", "--size", 5, "--quiet") == (0, "", "")
     assert names_in(folder) == ["in.tif", "out.npy", "out.npy.receipt.json"]
 
 
@@ -193,8 +198,9 @@ def test_a_damaged_input_is_the_users_error_on_any_worker(folder):
         (("--workers", "0"), "--workers: "),
     ],
 )
-def test_contradictions_and_absent_clusters_are_one_line(folder, options, message):
-    code, out, err = run("run", "smooth", "in.tif", "out.npy", *options, cwd=folder)
+def test_contradictions_and_absent_clusters_are_one_line(folder, millrace, monkeypatch, options, message):
+    monkeypatch.setattr("pipeline.cluster.worker_processes.CONNECT_SECONDS", 0.5)
+    code, out, err = millrace("run", "smooth", "in.tif", "out.npy", *options)
     assert (code, out) == (2, "")
     assert err.startswith("millrace: ")
     assert err.count("\n") == 1

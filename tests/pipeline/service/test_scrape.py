@@ -298,7 +298,7 @@ def test_a_worker_tells_its_restarts_and_its_device(monkeypatch):
     monkeypatch.setenv(RESTARTS_VARIABLE, "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # no UUID: it is known once the device is open
     before = samples(generate_latest(REGISTRY).decode())
-    worker = SimpleNamespace(metrics={})
+    worker = SimpleNamespace(metrics={}, periodic_callbacks={})
     dask_setup(worker)
     after = samples(generate_latest(REGISTRY).decode())
     assert after[RESTARTS] == before[RESTARTS] + 2

@@ -358,10 +358,13 @@ def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
         yield claim(store, now=at)
         yield store.prune(now=at, keep_s=at)
         yield store.oldest_queued()
+        yield store.list_jobs(state="publishing")
+        yield store.list_jobs(owner="nobody")
+        yield store.list_jobs(array_id="none")
 
     def steps_of_each(number):
         each = work(number)
-        return [steps_of(store, lambda: next(each)) for _ in range(4)]
+        return [steps_of(store, lambda: next(each)) for _ in range(7)]
 
     with store._read() as connection:  # only to be quicker
         connection.execute("PRAGMA synchronous = OFF")
@@ -371,8 +374,8 @@ def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
         for number in range(3000):
             for state in ("queued", "failed"):
                 connection.execute(
-                    "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch, attempts,"
-                    " cancelling, chunks_done, story, submitted_at, changed_at, finished_at) VALUES"
+                    "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch,"
+                    " attempts, cancelling, chunks_done, story, submitted_at, changed_at, finished_at) VALUES"
                     " (:id, :owner, 'smooth', '', :id, '{}', 0, :state, 0, 0, 0, 0, '[]', 5, 5, :finished_at)",
                     {
                         "id": f"{state}-{number}", "owner": "ada" if state == "queued" else "bob", "state": state,

@@ -145,7 +145,8 @@ def test_a_part_that_was_lost_is_an_error():
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch, own_settings):
+    monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "in.tif", made_image("uint16", (811, 301, 3)))
     return tmp_path
 
@@ -176,8 +177,8 @@ def entries(folder):
     return [*folder.glob("2.npy.ledger/chunks-*.json")]
 
 
-def test_one_two_and_four_processes_kills_and_a_resumed_run_give_the_same(folder):
-    assert run(*smooth("1.npy", "--quiet"), cwd=folder) == (0, "", "")
+def test_one_two_and_four_processes_kills_and_a_resumed_run_give_the_same(folder, millrace):
+    assert millrace(*smooth("1.npy", "--quiet")) == (0, "", "")
     with running(*smooth("2.npy", "--workers", 2, *SMALL), cwd=folder) as process:
         wait_until(lambda: entries(folder), "the first segment")
         kill_9(random.Random(3).choice(worker_processes(process)))
