@@ -1,6 +1,7 @@
 """The record of the last run of the GPU tests, and whether it speaks of the code in this tree.
 
-python tests/gpu_record.py run [pytest arguments]   runs the tests marked gpu or multi_gpu, writes tests/gpu-record.json
+python tests/gpu_record.py run [pytest arguments]   runs the tests marked gpu or multi_gpu and writes the record; what
+                                                    fails beside others is run again alone, and named there
 python tests/gpu_record.py check [--strict]         one line: does the record match the tree? Exit 1 only if --strict
 """
 
@@ -20,6 +21,7 @@ RECORD = ROOT / "tests" / "gpu-record.json"
 # What runs on a GPU: a change here makes a record stale.
 FOLDERS = ("kernels", "pipeline/engine", "pipeline/cluster")
 SUFFIXES = (".py", ".cu", ".cuh")
+_ALONE = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
 _MARKED = re.compile(r"\bmark\.(multi_)?gpu\b")
 
 
@@ -46,6 +48,9 @@ class Counts:
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.outcomes[report.nodeid] = "failed"
+
+    def failed(self) -> list[str]:
+        return sorted(name for name, outcome in self.outcomes.items() if outcome == "failed")
 
     def summary(self) -> dict[str, int]:
         counted = Counter(self.outcomes.values())
@@ -80,11 +85,18 @@ def run(arguments: list[str]) -> int:
         print(f"no CUDA device answers ({found['reason']}): nothing was run, and the record stays", file=sys.stderr)
         return 2
     counts = Counts()
-    status = int(pytest.main(["-m", "gpu or multi_gpu", *arguments, *_files()], plugins=[counts]))
+    marked = ["-m", "gpu or multi_gpu"]
+    status = int(pytest.main([*marked, *arguments, *_files()], plugins=[counts]))
+    again = counts.failed()
+    if again:  # some look at time or memory, of which others in parallel take their share
+        alone = Counts()
+        status = int(pytest.main([*marked, *_ALONE, *again], plugins=[alone]))
+        counts.outcomes.update(alone.outcomes)
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
         **counts.summary(),
+        "passed_only_alone": [name for name in again if counts.outcomes[name] == "passed"],
         "arguments": arguments,
         "tree_sha256": tree_hash(),
     }
@@ -105,6 +117,8 @@ def check() -> tuple[bool, str]:
     except (OSError, ValueError):
         return False, "GPU tests: no record of a run (scripts/gpu-test makes one)"
     counts = f"{record['passed']} passed, {record['failed']} failed, {record['skipped']} skipped"
+    if alone := record.get("passed_only_alone"):
+        counts += f" ({len(alone)} passed only alone)"
     where = ", ".join(record["devices"]) or "no device"
     matches = record["tree_sha256"] == tree_hash()
     verdict = "matches the tree" if matches else "does not match the tree: run scripts/gpu-test again"

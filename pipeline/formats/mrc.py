@@ -33,8 +33,8 @@ _VERSION = 20141
 _LABEL_CHARACTERS = 80
 _STATISTICS_AT, _RMS_AT = 76, 216
 _UNDETERMINED = (0.0, -1.0, -2.0, -1.0)  # minimum above maximum, mean below both, negative deviation
-_BLOCK_BYTES = 512 << 10  # with its float64 copy it stays in a core's cache
-_MOST_THREADS = 16
+_BLOCK_BYTES = 4 << 20
+_MOST_THREADS = 8
 _TOLERATED_STEPS = 1e-4  # by which a map that starts in whole steps may begin beside one
 _FARTHEST_SIZES = 10  # beyond which ChimeraX takes the steps for rubbish
 

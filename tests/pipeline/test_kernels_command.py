@@ -242,6 +242,7 @@ def test_operations_without_a_ladder_are_left_out(
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_real_ladder(millrace: Millrace, tmp_path: Path) -> None:
     code, out, err = millrace("kernels", "bench", "transpose", "--json", "--report", tmp_path / "out.html")
     assert code == 0, err

@@ -99,8 +99,7 @@ def test_every_kernel_is_launched_and_right(cupy: Any, variant: str, monkeypatch
     with cupy.cuda.using_allocator():  # cudaMalloc
         for place in places:
             case = _cases()[place]
-            image = _ending_with_its_allocation(cupy, case.image(), place // 2 % 2)
-            result = smooth(image, case.windows(), case.cval, None, variant=variant)
+            result = smooth(_on_device(cupy, place, case.image()), case.windows(), case.cval, None, variant=variant)
             np.testing.assert_array_equal(cupy.asnumpy(result), _expected(place), err_msg=case.name, strict=True)
     missing = set(VARIANTS[variant].entries) - launched
     assert not missing, "no case launches them: give one, or do not compile them"
@@ -119,7 +118,7 @@ def _fewest(cupy: Any, variant: str, places: list[int], monkeypatch: pytest.Monk
     for place in places:
         asked.clear()
         case = _cases()[place]
-        smooth(cupy.empty(case.shape, case.dtype), case.windows(), case.cval, None, variant=variant)
+        smooth(_on_device(cupy, place, case.image()), case.windows(), case.cval, None, variant=variant)
         kernels[place] = set(asked)
     chosen, left = [], set().union(*kernels.values())
     while left:
@@ -129,8 +128,9 @@ def _fewest(cupy: Any, variant: str, places: list[int], monkeypatch: pytest.Monk
     return chosen
 
 
-def _ending_with_its_allocation(cupy: Any, values: Any, offset: int) -> Any:
-    """A copy on the device that begins `offset` samples into its memory."""
+def _on_device(cupy: Any, place: int, values: Any) -> Any:
+    """A copy that ends with its memory, and for some cases begins a sample behind that: aligned or not."""
+    offset = place // 2 % 2
     copy = cupy.empty(offset + values.size, values.dtype)[offset:].reshape(values.shape)
     copy[...] = cupy.asarray(values)
     return copy
