@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,9 +14,9 @@ from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, ParameterError, StorageError
 from pipeline.kernels_command import kernels_group
+from pipeline.stopping import Stopped, raise_on_signals
 
 FilePath = click.Path(path_type=Path)
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # The outputs of this process that stand under their final names.
 _published: list[Path] = []
 # The outputs that this process was told to make.
@@ -292,9 +291,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 
 def main() -> NoReturn:
     """Run the command; every way out is one line on stderr and a documented exit code."""
-    for number in STOPPING_SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's background job: leave it so
-            signal.signal(number, _stop)
+    raise_on_signals()
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -307,7 +304,7 @@ def main() -> NoReturn:
         sys.exit(stop.exit_code)
     except MillraceError as error:
         _leave("; ".join([str(error), *_kept]), error.exit_code)
-    except _Stopped as stop:
+    except Stopped as stop:
         _leave("; ".join([f"stopped by {stop.signal.name}", *_left_behind()]), 128 + stop.signal)
     except Exception as error:
         if os.environ.get("MILLRACE_DEBUG"):
@@ -326,19 +323,6 @@ def _left_behind() -> list[str]:
     if not _kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun):
         _kept.append("what an earlier run has kept is still there for --resume")
     return [*found, *_kept]
-
-
-class _Stopped(BaseException):
-    """Ctrl-C or SIGTERM: unwinds everything, so that nothing half-written stays."""
-
-    def __init__(self, number: int) -> None:
-        self.signal = signal.Signals(number)
-
-
-def _stop(number: int, frame: Any) -> None:
-    for each in STOPPING_SIGNALS:  # a second one must not interrupt the cleaning up
-        signal.signal(each, signal.SIG_IGN)
-    raise _Stopped(number)
 
 
 def _leave(message: str, code: int) -> NoReturn:

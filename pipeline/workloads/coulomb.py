@@ -170,7 +170,7 @@ class Coulomb(OneOutput, SharedWorkload):
 
     def start(self, opening: Opening = Opening.NEW) -> None:
         shown = replace(self.header, atoms=self._frames.first_atoms())
-        self._writer = create_map(self.spec.output, shown, opening)
+        self._open_output(lambda: create_map(self.spec.output, shown, opening))
         self._audits_here = opening is not Opening.JOIN
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:

@@ -154,7 +154,7 @@ class Mri(OneOutput, JointWorkload):
     # One chunk
 
     def start(self, opening: Opening = Opening.NEW) -> None:
-        self._writer = self._form.create(self.spec.output, self.header, opening)
+        self._open_output(lambda: self._form.create(self.spec.output, self.header, opening))
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if not inputs:

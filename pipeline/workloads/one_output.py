@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
+from pipeline import stopping
 from pipeline.formats.base import ImageWriter
 from pipeline.workloads.base import Workload
 
 
 class OneOutput(Workload):
-    """`start` sets `_writer`; until then there is no output."""
+    """`start` calls `_open_output`; until then there is none."""
 
     _writer: ImageWriter | None = None
+
+    def _open_output(self, create: Callable[[], ImageWriter]) -> None:
+        with stopping.held():  # a file that nobody knows of would stay
+            self._writer = create()
 
     @property
     def _output(self) -> ImageWriter:

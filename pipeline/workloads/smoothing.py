@@ -242,7 +242,7 @@ class Smoothing(OneOutput):
     # One chunk
 
     def start(self, opening: Opening = Opening.NEW) -> None:
-        self._writer = formats.create_image(self.spec.output, self.header, opening)
+        self._open_output(lambda: formats.create_image(self.spec.output, self.header, opening))
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = _grown(chunk.region, chunk.halo)

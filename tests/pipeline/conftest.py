@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline import cli
+from pipeline import cli, stopping
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def millrace(monkeypatch, capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
+        before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
         cli._published.clear()
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:

@@ -17,7 +17,7 @@ import pytest
 import kernels
 import kernels.measure
 from kernels.measure import DeviceFacts, LadderResult, Occupancy, Rung
-from pipeline import cli, kernels_command
+from pipeline import cli, kernels_command, stopping
 from pipeline.engine import discovery
 
 Millrace = Callable[..., tuple[int, str, str]]
@@ -26,7 +26,7 @@ Millrace = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def millrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Millrace:
     def run(*arguments: Any) -> tuple[int, str, str]:
-        before = {number: signal.getsignal(number) for number in cli.STOPPING_SIGNALS}
+        before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()

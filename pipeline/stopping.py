@@ -1,0 +1,56 @@
+"""Ctrl-C and its kin: they unwind everything, so that nothing half-written stays, but not in the middle of a step that
+makes something which is not yet known to those who would remove it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """One of `SIGNALS` came."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+
+
+class _State:
+    """Of the main thread, which is the one that Python stops."""
+
+    holding = 0
+    waiting: int | None = None
+
+
+def raise_on_signals() -> None:
+    """From now on the main thread raises Stopped when the first comes; the others are ignored from then on."""
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's background job: leave it so
+            signal.signal(number, _stop)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A signal waits until the end of this, which must not take long. Other threads are not stopped anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _State.holding += 1
+    try:
+        yield
+    finally:
+        _State.holding -= 1
+        if not _State.holding and _State.waiting is not None:
+            raise Stopped(_State.waiting)
+
+
+def _stop(number: int, frame: Any) -> None:
+    for each in SIGNALS:  # a second one must not interrupt the cleaning up
+        signal.signal(each, signal.SIG_IGN)
+    if not _State.holding:
+        raise Stopped(number)
+    _State.waiting = number

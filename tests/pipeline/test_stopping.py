@@ -1,0 +1,64 @@
+"""A signal stops the program at once, but not between a file's making and its being known."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from pipeline import formats, stopping
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.workloads import JobSpec, workloads
+from tests.images import names_in, write_image
+
+
+@pytest.fixture(autouse=True)
+def signals(monkeypatch):
+    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+    monkeypatch.setattr(stopping._State, "waiting", None)
+    stopping.raise_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_at_once():
+    with pytest.raises(stopping.Stopped) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.value.signal == signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGINT)  # nor does a second one interrupt what cleans up
+
+
+def test_what_is_held_is_done_first():
+    done = []
+
+    def work():
+        with stopping.held(), stopping.held():
+            os.kill(os.getpid(), signal.SIGHUP)
+            done.append("inside")
+        done.append("after")
+
+    with pytest.raises(stopping.Stopped):
+        work()
+    assert done == ["inside"]
+
+
+def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
+    source = write_image(tmp_path / "in.npy", np.zeros((50, 40), np.uint8), "YX")
+    create = formats.create_image
+
+    def created(*arguments):
+        writer = create(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return writer
+
+    monkeypatch.setattr(formats, "create_image", created)
+    parameters = workloads()["smooth"].Parameters(size=3)
+    spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
+    options = RunOptions(memory_bytes=64 << 20)
+    with pytest.raises(stopping.Stopped):
+        run_job(plan_job(spec, CpuDevice(1), options), options)
+    assert names_in(tmp_path) == ["in.npy"], source
