@@ -223,7 +223,7 @@ def _run(
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunEvents, RunOptions, check_preview, plan_job, run_job
     from pipeline.terminal import plan_lines, progress_bar, result_line
-    from pipeline.workloads import JobSpec
+    from pipeline.workloads import JobSpec, workload_named
 
     _begun.append(output)
     settings = load_settings(flags, file=config)
@@ -233,7 +233,7 @@ def _run(
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    with open_place(settings) as place:
+    with workload_named(name).begun(spec), open_place(settings) as place:
         job = plan_job(spec, place.device, options)
         if dry_run:
             job.workload.discard()

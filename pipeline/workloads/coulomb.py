@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,7 @@ from pipeline.workloads.coulomb_combine import (
     shard_count,
     sum_bytes,
 )
-from pipeline.workloads.coulomb_frames import ChosenFrames, Survey, read_ahead
+from pipeline.workloads.coulomb_frames import ChosenFrames, Survey, opened, opening_ahead, read_ahead
 from pipeline.workloads.coulomb_grid import cut_extents, grid_header, part_of, refuse_too_large, regions
 from pipeline.workloads.coulomb_parameters import CoulombParameters
 from pipeline.workloads.coulomb_slices import MiddleSlices
@@ -71,6 +72,13 @@ class Coulomb(OneOutput, SharedWorkload):
     unit = "pairs"
     Parameters = CoulombParameters
 
+    @classmethod
+    def begun(cls, spec: JobSpec) -> AbstractContextManager[None]:
+        assert isinstance(spec.parameters, CoulombParameters)
+        if spec.parameters.trajectory is None:
+            return super().begun(spec)
+        return opening_ahead(spec.input, spec.parameters)
+
     def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
         assert isinstance(spec.parameters, CoulombParameters)
         self.spec = spec
@@ -81,8 +89,7 @@ class Coulomb(OneOutput, SharedWorkload):
         for source in (spec.input, self.parameters.trajectory):
             if source is not None:
                 refuse_same_file(replace(spec, input=source))
-        self._trajectory_version = self._version_of_trajectory()
-        self._frames = ChosenFrames(spec.input, self.parameters, survey)
+        self._frames = opened(spec.input, self.parameters, survey)
         self.reduction = reduction(self.parameters.combine)
         try:
             self._check_combination()
@@ -275,7 +282,7 @@ class Coulomb(OneOutput, SharedWorkload):
         self._audit.add_notes(notes)
 
     def audit(self) -> Mapping[str, Any]:
-        if self._version_of_trajectory() != self._trajectory_version:
+        if self.parameters.trajectory is not None and not self._frames.is_as_it_was():
             raise InputError(
                 f"{self.parameters.trajectory}: changed while it was read; nothing was published; run again"
             )
@@ -320,10 +327,3 @@ class Coulomb(OneOutput, SharedWorkload):
             self.compute(chunk, inputs, [values], None)
             slices.note(region, values)
         return slices
-
-    def _version_of_trajectory(self) -> tuple[int, ...] | None:
-        path = self.parameters.trajectory
-        if path is None or not path.exists():
-            return None
-        found = path.stat()
-        return (found.st_ino, found.st_size, found.st_mtime_ns)

@@ -6,6 +6,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +47,21 @@ class ChosenFrames:
     told before any work. Afterwards `atoms` reads each frame when it is asked for; `keep` lets some stay in memory.
     """
 
-    def __init__(self, path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> None:
-        """`survey`: what another process has found, instead of reading every frame here.
+    def __init__(
+        self,
+        path: Path,
+        parameters: CoulombParameters,
+        survey: Survey | None = None,
+        *,
+        unwanted: threading.Event | None = None,
+    ) -> None:
+        """`survey`: what another process has found, instead of reading every frame here; `unwanted`: ends the reading.
 
         InputError or ParameterError, in one line that names the file or the option.
         """
         self._source = parameters.trajectory or path
+        self._unwanted = unwanted or threading.Event()
+        self._version = self._version_now()
         self._trajectory = open_point_charges(path, trajectory=parameters.trajectory, select=parameters.select)
         try:
             self._frames = parameters.frame_range.of(self._trajectory.n_frames, self._source)
@@ -134,8 +145,19 @@ class ChosenFrames:
         """Coordinates of the first frame and the charges in e, (n, 4): what some files show beside the map."""
         return np.column_stack([self._frame(0).coordinates, self._trajectory.charges])
 
+    def is_as_it_was(self) -> bool:
+        """Whether the file is the one that was opened."""
+        return self._version_now() == self._version
+
     def close(self) -> None:
         self._trajectory.close()
+
+    def _version_now(self) -> tuple[int, ...] | None:
+        try:
+            found = self._source.stat()
+        except OSError:
+            return None  # who opens it says what is wrong
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _frame(self, number: int) -> Frame:
         return self._trajectory.frame(self._frames[number])
@@ -144,6 +166,8 @@ class ChosenFrames:
         lowest, highest = np.full(3, np.inf), np.full(3, -np.inf)
         cells = []
         for number in range(len(self._frames)):
+            if self._unwanted.is_set():
+                raise InputError(f"{self._source}: is not wanted any more")
             frame = self._frame(number)
             columns = frame.coordinates.T  # one by one: ten times as fast as all three at once
             low, high = (np.array([extreme(column) for column in columns]) for extreme in (np.min, np.max))
@@ -170,6 +194,39 @@ class ChosenFrames:
 
     def _where(self, number: int) -> str:
         return str(self._source) if self._trajectory.n_frames == 1 else f"{self._source}, frame {self._frames[number]}"
+
+
+_begun: dict[tuple[Path, CoulombParameters], Future[ChosenFrames]] = {}
+
+
+@contextmanager
+def opening_ahead(path: Path, parameters: CoulombParameters) -> Iterator[None]:
+    """Meanwhile a thread opens the frames, for the first who asks for them by `opened`."""
+    unwanted, opened_ = threading.Event(), Future[ChosenFrames]()
+
+    def work() -> None:
+        try:
+            opened_.set_result(ChosenFrames(path, parameters, unwanted=unwanted))
+        except BaseException as error:
+            opened_.set_exception(error)
+
+    _begun[path, parameters] = opened_
+    opener = threading.Thread(target=work, name="opening-ahead", daemon=True)
+    opener.start()
+    try:
+        yield
+    finally:
+        if _begun.pop((path, parameters), None) is not None:
+            unwanted.set()
+            opener.join()
+            with suppress(Exception):  # nobody has asked for them, nor for what is wrong with them
+                opened_.result().close()
+
+
+def opened(path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> ChosenFrames:
+    """`ChosenFrames`, or those of the same arguments that are being opened ahead."""
+    begun = None if survey is not None else _begun.pop((path, parameters), None)
+    return ChosenFrames(path, parameters, survey) if begun is None else begun.result()
 
 
 def read_ahead(

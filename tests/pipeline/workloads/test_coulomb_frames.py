@@ -1,0 +1,68 @@
+"""A trajectory's frames are opened while workers start, once, and closed by whoever is the last to have them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.formats.point_charges import open_point_charges
+from pipeline.workloads import JobSpec, coulomb_frames
+from pipeline.workloads.coulomb import Coulomb
+from tests.pipeline.workloads.coulomb_jobs import write_trajectory
+
+
+@pytest.fixture
+def opened_frames(monkeypatch):
+    """How many times a trajectory was opened, and closed."""
+    counts = {"opened": 0, "closed": 0}
+
+    def counted(*arguments, **options):
+        trajectory = open_point_charges(*arguments, **options)
+        close = trajectory.close
+
+        def counted_close():
+            counts["closed"] += 1
+            close()
+
+        counts["opened"] += 1
+        trajectory.close = counted_close
+        return trajectory
+
+    monkeypatch.setattr(coulomb_frames, "open_point_charges", counted)
+    return counts
+
+
+def spec_of(folder, **options):
+    parameters = Coulomb.Parameters(trajectory=folder / "a.dcd", combine="avg", **options)
+    return JobSpec(workload="coulomb", input=folder / "a.pqr", output=folder / "out.npy", parameters=parameters)
+
+
+def test_frames_opened_ahead_are_those_of_the_job(tmp_path, opened_frames):
+    write_trajectory(tmp_path, 3)
+    with Coulomb.begun(spec_of(tmp_path)):
+        workload = Coulomb(spec_of(tmp_path))
+        assert opened_frames["opened"] == 1
+        other = Coulomb(spec_of(tmp_path, cutoff=9))
+        assert opened_frames["opened"] == 2
+    assert opened_frames["closed"] == 0
+    workload.discard()
+    other.discard()
+    assert opened_frames["closed"] == 2
+
+
+def test_frames_that_nobody_asked_for_are_closed(tmp_path, opened_frames):
+    write_trajectory(tmp_path, 3)
+    with Coulomb.begun(spec_of(tmp_path)):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "opening-ahead"]
+    Coulomb(spec_of(tmp_path)).discard()
+    assert opened_frames == {"opened": 2, "closed": 2}
+
+
+def test_what_is_wrong_with_frames_opened_ahead_is_told(tmp_path):
+    write_trajectory(tmp_path, 3)
+    (tmp_path / "a.dcd").write_bytes(b"no trajectory")
+    with Coulomb.begun(spec_of(tmp_path)), pytest.raises(InputError, match=r"a\.dcd"):
+        Coulomb(spec_of(tmp_path))
