@@ -31,7 +31,7 @@ _AXES = ("YX", "YXC", "ZYX", "ZYXC")
 _DICTIONARY = re.compile(r"\s*\{(.*)\}\s*", re.DOTALL)
 _DESCR = re.compile(r"'descr'\s*:\s*'([^']{1,40})'")
 _ORDER = re.compile(r"'fortran_order'\s*:\s*(True|False)")
-_SHAPE = re.compile(r"'shape'\s*:\s*\(((?:\s*\d{1,18}L?\s*,?)*)\s*\)")
+_SHAPE = re.compile(r"'shape'\s*:\s*\(\s*((?:\d{1,18}L?\s*(?:,\s*|(?=\))))*)\)")
 
 
 class Npy(ImageFormat):
