@@ -14,7 +14,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# The same examples in every run, so that a change is judged by what it changes; HYPOTHESIS_PROFILE=random looks further.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("random", max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 _PLACE, _ROOM = (Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "room"))
 # In the environment; see scripts/sanitize.
 _FEWEST, _BARE_MEMORY = "MILLRACE_TEST_FEWEST_LAUNCHES", "MILLRACE_TEST_BARE_MEMORY"

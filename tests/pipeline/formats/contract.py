@@ -23,7 +23,8 @@ from pipeline.formats.partial import Opening
 
 SHAPES = {"YX": (37, 53), "YXC": (31, 43, 3), "ZYX": (5, 29, 23), "ZYXC": (3, 19, 17, 3)}
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = 40 if settings().derandomize else settings().max_examples
+QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True, kw_only=True)
