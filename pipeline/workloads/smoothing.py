@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from kernels.smoothing import box, gaussian
 from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_window
 from pipeline import formats
+from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
@@ -200,17 +201,18 @@ class Smoothing(OneOutput):
         halo = [(0, 0)] * len(shape)
         for window in self._windows:
             halo[window.axis] = (window.before, window.after)
-        tiling = best_tiling(
-            shape,
-            halo,
-            dtype.itemsize,
-            channel_axis=self.header.channel_axis,
-            grain=self._grain(),
-            budget_bytes=budget_bytes,
-            target_bytes=target_bytes,
-        )
+        channel_axis, grain = self.header.channel_axis, self._grain()
+        tilings = partial(best_tiling, shape, halo, dtype.itemsize, channel_axis=channel_axis, grain=grain)
+        tiling = tilings(budget_bytes=budget_bytes, target_bytes=target_bytes)
         if tiling is None:
-            raise ParameterError(f"--memory is too small for one chunk of {self.spec.input} with its halo; raise it")
+            needed = max(budget_bytes, 1)
+            while tilings(budget_bytes=needed, target_bytes=needed) is None:
+                needed += -(-needed // 8)
+            times = math.ceil(10 * needed / max(budget_bytes, 1)) / 10
+            raise ParameterError(
+                f"--memory is too small for one chunk of {self.spec.input} with its halo, which takes "
+                f"{format_bytes(needed)}: raise it to {times:g} times as much"
+            )
         regions = enumerate(tiling.regions())
         chunks = tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions)
         self._chunks = len(chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -343,3 +344,13 @@ def test_a_private_result_stays_private(folder, millrace):
     (folder / "out.ppm").touch(mode=0o600)
     assert millrace("run", "smooth", "in.ppm", "out.ppm", "--quiet")[0] == 0
     assert (folder / "out.ppm").stat().st_mode & 0o777 == 0o600
+
+
+def test_too_little_memory_says_how_much_is_enough(folder, millrace):
+    np.save(folder / "wide.npy", np.zeros((300, 5000, 3)))
+    arguments = ("run", "smooth", "wide.npy", "out.npy", "--size", "255", "--dry-run", "--memory")
+    code, _, err = millrace(*arguments, "1MiB")
+    assert code == 2
+    times = re.search(r"which takes \S+ \SiB: raise it to ([\d.]+) times as much$", err.strip())
+    assert times, err
+    assert millrace(*arguments, f"{times[1]}MiB")[0] == 0
