@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that a change is judged by what it changes; HYPOTHESIS_PROFILE=random looks further.
+# The same examples in every run, so that a change is judged by what it changes: HYPOTHESIS_PROFILE=random looks on.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random", max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 from PIL import Image
 
 from deploy.grafana.expressions import dashboards, panel_expressions
@@ -33,6 +36,11 @@ COLOURS = {
     "red": "#e02f44", "yellow": "#f2cc0c", "text": "#333333",
 }  # fmt: skip
 SERIES = ("#56a64b", "#3274d9", "#ff780a", "#a352cc", "#f2cc0c", "#e02f44", "#37872d", "#8ab8ff")
+# Seconds from one tick to the next, where decimal steps would read "1.67 min".
+STEPS_S = (30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
+# The height of a legend's row, the letters it has room for where a panel is as wide as the dashboard, and how many of
+# them a series' mark takes.
+LEGEND_INCHES, LEGEND_LETTERS, LEGEND_MARK_LETTERS = 0.14, 250, 6
 BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"), (1.0, ""))
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -82,7 +90,7 @@ def shown(value: float, unit: str) -> str:
     after = {"Bps": "B/s", "bytes": "B", "watt": "W", "celsius": "°C"}.get(unit, "")
     if after in ("", "°C"):
         after = unit.removeprefix("suffix:").strip() if unit.startswith("suffix:") else after
-        prefixes = PREFIXES if unit == "short" or abs(value) >= 1e4 else PREFIXES[-1:]
+        prefixes = PREFIXES if unit == "sishort" or abs(value) >= 1e4 else PREFIXES[-1:]
     else:
         prefixes = BINARY if unit == "bytes" else PREFIXES
     size, prefix = next((each for each in prefixes if abs(value) >= each[0]), (1.0, ""))
@@ -130,16 +138,34 @@ def _draw_graph(axes: Axes, panel: dict[str, Any], series: list[tuple[str, np.nd
         else:
             axes.plot(minutes, values, color=colour, linewidth=1.2, label=name)
             axes.fill_between(minutes, 0, values, color=colour, alpha=0.08, linewidth=0)
-    axes.set_ylim(0, defaults.get("max"))
+    _scale(axes, defaults)
     top = axes.get_ylim()[1]
     for step in defaults.get("thresholds", {}).get("steps", [])[1:]:
         if step["value"] <= top:
             axes.axhline(step["value"], color=COLOURS[step["color"]], linestyle="--", linewidth=0.8)
     axes.grid(alpha=0.25, linewidth=0.5)
     if series:
-        axes.legend(fontsize=6.5, loc="upper left", ncols=min(len(series), 3), framealpha=0.7, borderpad=0.3)
+        axes.legend(
+            fontsize=6.5, loc="upper left", bbox_to_anchor=(0, -0.08), ncols=_legend_shape(panel, series)[1],
+            frameon=False,
+        )  # fmt: skip
     else:
         axes.text(0.5, 0.5, "No data", transform=axes.transAxes, ha="center", va="center", color="#999999")
+
+
+def _scale(axes: Axes, defaults: dict[str, Any]) -> None:
+    """The y axis, from zero unless it is logarithmic, with ticks that read well in its unit."""
+    if defaults["custom"].get("scaleDistribution", {}).get("type") == "log":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, defaults.get("max"))
+        top = axes.get_ylim()[1]
+        if defaults["unit"] == "none":
+            axes.set_ylim(0, max(top, 1))
+            axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        elif defaults["unit"] == "s" and 60 < top <= 8 * STEPS_S[-1]:
+            axes.yaxis.set_major_locator(MultipleLocator(next(step for step in STEPS_S if top <= 8 * step)))
+    axes.yaxis.set_major_formatter(lambda value, _: shown(value, defaults["unit"]) if value else "0")
 
 
 def _draw_spread(axes: Axes, panel: dict[str, Any], series: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
@@ -161,38 +187,56 @@ def draw(dashboard: dict[str, Any], window: Window, output: str) -> None:
     """The whole dashboard as one PNG."""
     mpl.rcParams.update({"font.size": 7.5, "axes.titlesize": 9, "axes.titleweight": "bold"})
     rows = max(each["gridPos"]["y"] + each["gridPos"]["h"] for each in dashboard["panels"])
-    width, height = 24 * COLUMN_INCHES, rows * ROW_INCHES
-    figure = plt.figure(figsize=(width, height), dpi=80, facecolor="#f4f5f5")
+    figure = plt.figure(figsize=(24 * COLUMN_INCHES, rows * ROW_INCHES), dpi=80, facecolor="#f4f5f5")
     for panel in dashboard["panels"]:
-        place = panel["gridPos"]
-        left, bottom = place["x"] * COLUMN_INCHES, height - (place["y"] + place["h"]) * ROW_INCHES
+        left, bottom, wide, high = _place(figure, panel)
         if panel["type"] == "row":
-            figure.text((left + 0.1) / width, (bottom + 0.1) / height, panel["title"], fontsize=9, color="#555555")
+            figure.text(left + 0.1 * wide / 24, bottom + 0.3 * high, panel["title"], fontsize=9, color="#555555")
             continue
-        wide, high = place["w"] * COLUMN_INCHES, place["h"] * ROW_INCHES
-        box = (left + GAP_INCHES / 4, bottom + GAP_INCHES / 4, wide - GAP_INCHES / 2, high - GAP_INCHES / 2)
-        figure.add_artist(plt.Rectangle(
-            (box[0] / width, box[1] / height), box[2] / width, box[3] / height, facecolor="white", edgecolor="#dddddd",
-            linewidth=0.6, zorder=-1, transform=figure.transFigure,
-        ))  # fmt: skip
-        margin = 0.2 if panel["type"] == "stat" else 0.95
-        axes = figure.add_axes((
-            (left + margin) / width, (bottom + 0.35) / height, (wide - margin - 0.25) / width, (high - 0.72) / height
-        ))  # fmt: skip
-        axes.set_title(panel["title"], loc="left")
         asked = panel_expressions(dashboard, panel, rate_interval=window.rate_interval)
         series = [each for query in asked for each in window.series(query.expr, query.legend)]
+        axes = _axes(figure, panel, legend_inches=LEGEND_INCHES * _legend_shape(panel, series)[0])
         DRAWN[panel["type"]](axes, panel, series)
         if panel["type"] != "stat":
-            unit = panel["fieldConfig"]["defaults"]["unit"]
-            if panel["type"] == "timeseries":
-                axes.yaxis.set_major_formatter(lambda value, _, unit=unit: shown(value, unit) if value else "0")
             axes.set_xlim(0, (window.end - window.start) / 60)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} min")
     drawn = io.BytesIO()
     figure.savefig(drawn)
     plt.close(figure)
-    Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(output, optimize=True)
+    Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(output, optimize=True)
+
+
+def _place(figure: Figure, panel: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Left, bottom, width and height, as shares of the picture's."""
+    width, height = figure.get_size_inches()
+    place = panel["gridPos"]
+    wide, high = place["w"] * COLUMN_INCHES / width, place["h"] * ROW_INCHES / height
+    return place["x"] * COLUMN_INCHES / width, 1 - place["y"] * ROW_INCHES / height - high, wide, high
+
+
+def _axes(figure: Figure, panel: dict[str, Any], *, legend_inches: float) -> Axes:
+    """Axes within the panel's white box, under its title, with room for a legend below them."""
+    width, height = figure.get_size_inches()
+    left, bottom, wide, high = _place(figure, panel)
+    across, up = GAP_INCHES / width, GAP_INCHES / height
+    figure.add_artist(plt.Rectangle(
+        (left + across / 4, bottom + up / 4), wide - across / 2, high - up / 2, facecolor="white", edgecolor="#dddddd",
+        linewidth=0.6, zorder=-1, transform=figure.transFigure,
+    ))  # fmt: skip
+    margin = (0.2 if panel["type"] == "stat" else 0.95) / width
+    below = (0.35 + legend_inches) / height
+    axes = figure.add_axes((left + margin, bottom + below, wide - margin - 0.25 / width, high - below - 0.37 / height))
+    axes.set_title(panel["title"], loc="left")
+    return axes
+
+
+def _legend_shape(panel: dict[str, Any], series: list[tuple[str, np.ndarray, np.ndarray]]) -> tuple[int, int]:
+    """Rows and columns of a panel's legend."""
+    if panel["type"] != "timeseries" or not series:
+        return 0, 1
+    letters = LEGEND_LETTERS * panel["gridPos"]["w"] // 24
+    columns = max(1, letters // (LEGEND_MARK_LETTERS + max(len(name) for name, _, _ in series)))
+    return math.ceil(len(series) / columns), columns
 
 
 def main() -> None:

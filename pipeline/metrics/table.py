@@ -90,7 +90,8 @@ TABLE = (
     ),
     Metric(
         "millrace_stage_bytes_total", "counter", "bytes", ("stage",),
-        "Bytes that went through each stage of the pipeline.", "worker",
+        "Bytes that went through each stage of the pipeline; compute: of input, or of sums where ranks share the work.",
+        "worker",
     ),
     Metric(
         "millrace_stage_duration_seconds", "histogram", "seconds", ("stage",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -48,6 +49,19 @@ def test_what_the_dockerfile_copies_is_in_its_context():
     assert re.search(r"^USER 10001:0$", text, re.MULTILINE)
     assert "HEALTHCHECK" in text
     assert re.findall(r"^FROM .*(?:@sha256|:latest)", text, re.MULTILINE) == []
+
+
+def test_state_and_every_cache_are_on_volumes(composed):
+    """What is compiled once, by Numba, CuPy and the driver, stays when the container goes."""
+    text = DOCKERFILE.read_text()
+    volumes = json.loads(re.search(r"^VOLUME (.+)$", text, re.MULTILINE)[1])
+    placed = dict(re.findall(r"(\w+)=(/\S+)", text))
+    state, *caches = (
+        placed[name] for name in ("MILLRACE_STATE_DIR", "MILLRACE_CACHE_DIR", "CUPY_CACHE_DIR", "CUDA_CACHE_PATH")
+    )
+    kept = {volume["target"] for volume in composed[0]["services"]["millrace"]["volumes"] if volume["type"] == "volume"}
+    assert kept == set(volumes) == {state, caches[0]}
+    assert all(Path(cache).is_relative_to(caches[0]) for cache in caches)
 
 
 def test_settings_named_in_the_deployment_exist():

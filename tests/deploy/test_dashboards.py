@@ -9,6 +9,7 @@ import pytest
 import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.expressions import (
@@ -22,8 +23,11 @@ from deploy.grafana.expressions import (
 )
 from deploy.grafana.source.__main__ import dashboards as made
 from pipeline.metrics.table import TABLE
+from pipeline.workloads import workloads
 
 GRID_COLUMNS = 24
+# What Grafana writes a number in; another name, unless it is a suffix of ours, would stand behind the number as it is.
+UNITS = {unit for name, unit in vars(units).items() if not name.startswith("_") and isinstance(unit, str)}
 PROVISIONING = DEPLOY / "grafana" / "provisioning"
 BOARDS = {board["uid"]: board for board in dashboards()}
 PANELS = [
@@ -60,7 +64,7 @@ def test_a_panel_says_what_it_shows_and_in_which_unit(board, panel):
     assert panel["title"]
     assert len(panel["description"]) > 15
     assert panel["description"].endswith(".")
-    assert defaults["unit"]
+    assert defaults["unit"] in UNITS or defaults["unit"].startswith("suffix: ")
     queries = panel_expressions(board, panel, rate_interval="1m")
     assert all(query.legend for query in queries)
     assert panel["datasource"]["uid"] == "millrace-prometheus"
@@ -120,6 +124,18 @@ def test_overlap_efficiency_stands_against_the_recorded_goal():
         step = panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]
         assert f"vector({step['value']})" == goal
         assert step["color"] == "green"
+
+
+@pytest.mark.parametrize("title", ["Work", "Work by GPU"])
+def test_work_of_every_unit_can_be_seen_beside_the_others(title):
+    """Pairs are thousands of times as many as samples: on a linear axis one would hide the other."""
+    described, panel = (
+        next(panel for panel in panels(BOARDS["millrace-throughput"]) if panel["title"] == each)
+        for each in ("Work", title)
+    )
+    assert panel["fieldConfig"]["defaults"]["custom"]["scaleDistribution"] == {"type": "log", "log": 10}
+    assert "min" not in panel["fieldConfig"]["defaults"]
+    assert {workload.unit for workload in workloads().values()} <= set(re.findall(r"\w+", described["description"]))
 
 
 def test_every_metric_is_shown_or_ruled_on_and_every_series_is_there_to_be_read():

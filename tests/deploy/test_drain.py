@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import psutil
 
 from kernels.smoothing import gaussian
+from tests.deploy.scheduler import scheduler
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import running
@@ -31,22 +30,6 @@ JOB = (
     "--memory",
     "2800KiB",
 )
-
-
-@contextmanager
-def scheduler(folder):
-    """A Dask scheduler on a port of its own; yields its address."""
-    address_file = folder / "scheduler.json"
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_until(
-                lambda: address_file.exists() and address_file.read_text().endswith("}"), "the scheduler's start"
-            )
-            yield json.loads(address_file.read_text())["address"]
-        finally:
-            process.kill()
 
 
 def entries(folder):

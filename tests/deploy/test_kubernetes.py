@@ -37,14 +37,26 @@ def pods(objects):
     }
 
 
-def test_every_object_fits_its_schema(rendered):
+def check_schemas(objects):
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed (PyPI: kubernetes-validate)"
     )
-    _, objects = rendered
-    assert len(objects) >= 11
     for each in objects:
         kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_every_object_fits_its_schema(rendered):
+    _, objects = rendered
+    assert len(objects) >= 11
+    check_schemas(objects)
+
+
+def test_every_object_as_it_is_written_fits_its_schema():
+    """Also where there is no kustomize to render it."""
+    listed = yaml.safe_load((FOLDER / "base" / "kustomization.yaml").read_text())["resources"]
+    objects = [each for name in listed for each in yaml.safe_load_all((FOLDER / "base" / name).read_text())]
+    assert len(objects) >= 10
+    check_schemas(objects)
 
 
 def test_pods_are_restricted_as_the_namespace_demands(rendered):
@@ -87,16 +99,23 @@ def test_what_is_referred_to_is_there(rendered):
             if "persistentVolumeClaim" in volume
         }
         assert named <= claims
-        annotations = template["metadata"].get("annotations", {})
-        if annotations:
-            numbers = {str(port["containerPort"]) for port in container["ports"]}
-            assert annotations["prometheus.io/port"] in numbers
     for service in of_kind(objects, "Service"):
         selector = service["spec"]["selector"]
         matching = [each for each in found.values() if selector.items() <= each["metadata"]["labels"].items()]
         assert len(matching) == 1
         names = {port["name"] for port in matching[0]["spec"]["containers"][0]["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+def test_a_prometheus_that_goes_by_annotations_finds_the_pods_that_tell(rendered):
+    """Each at the port by which the operator's pod monitors find it too."""
+    _, objects = rendered
+    for name, port in (("millrace", "http"), ("millrace-worker", "metrics")):
+        template = pods(objects)[name]
+        numbers = {each["name"]: str(each["containerPort"]) for each in template["spec"]["containers"][0]["ports"]}
+        assert template["metadata"]["annotations"] == {
+            "prometheus.io/scrape": "true", "prometheus.io/port": numbers[port], "prometheus.io/path": "/metrics",
+        }  # fmt: skip
 
 
 def test_addresses_in_arguments_are_those_of_services(rendered):

@@ -1,4 +1,4 @@
-"""The Slurm script, submitted to a Slurm of one node on loopback: it drains, and is requeued."""
+"""The Slurm script, submitted to a Slurm of one node on loopback: it drains and is requeued, or lends workers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from distributed import Client
 
-from kernels.smoothing import gaussian
+from kernels.smoothing import box, gaussian
+from tests.deploy.scheduler import scheduler
 from tests.deploy.waiting import wait_until as wait_until_each
 from tests.images import COMMAND, names_in, read_image, write_image
 
@@ -103,60 +105,63 @@ def slurm(folder):
 wait_until = partial(wait_until_each, every_s=0.5)
 
 
-def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(tmp_path):
+class Node:
+    """Slurm's commands, run in the folder `work`."""
+
+    def __init__(self, folder, environment):
+        self.work = folder / "work"
+        self.log = folder / "job.log"
+        self.environment = environment
+
+    def ask(self, *command):
+        done = subprocess.run(command, cwd=self.work, env=self.environment, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    def submit(self, *arguments, tasks):
+        return self.ask("sbatch", "--parsable", f"--ntasks={tasks}", f"--output={self.log}", SCRIPT, *arguments)
+
+    def story(self, job):
+        """All that is known of a job."""
+        return "\n".join([
+            self.ask("scontrol", "show", "job", job), self.log.read_text() if self.log.exists() else "no log"
+        ])  # fmt: skip
+
+    def warn(self, job):
+        """As Slurm does before the time limit, by the script's own --signal=B:USR1@300."""
+        self.ask("scancel", "--batch", "--signal=USR1", job)
+
+
+@pytest.fixture
+def node(tmp_path):
     for name in (*DAEMONS, "sbatch", "openssl"):
         if shutil.which(name, path=PLACES) is None:
             pytest.skip(
                 f"{name} is not installed (Debian: apt-get install slurmctld slurmd slurm-client munge openssl)"
             )
-    work = tmp_path / "work"
-    work.mkdir()
+    with slurm(tmp_path) as environment:
+        made = Node(tmp_path, environment)
+        made.work.mkdir()
+        wait_until(lambda: "idle" in made.ask("sinfo", "--noheader", "--format=%T"), "Slurm's start")
+        yield made
+
+
+def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(node):
+    work = node.work
     samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
     write_image(work / "in.npy", samples)
-    log = tmp_path / "job.log"
     options = [
-        "--filter",
-        "gaussian",
-        "--sigma",
-        str(SIGMA),
-        "--memory",
-        "2800KiB",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    with slurm(tmp_path) as environment:
-
-        def ask(*command):
-            done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
-            return done.stdout.strip()
-
-        def story():
-            return "\n".join([ask("scontrol", "show", "job", job), log.read_text() if log.exists() else "no log"])
-
-        wait_until(lambda: "idle" in ask("sinfo", "--noheader", "--format=%T"), "Slurm's start")
-        job = ask(
-            "sbatch",
-            "--parsable",
-            "--ntasks=1",
-            f"--output={log}",
-            SCRIPT,
-            "run",
-            "smooth",
-            "in.npy",
-            "out.npy",
-            *options,
-        )
-        wait_until(lambda: list((work / "out.npy.ledger").glob("chunks-*.json")), "the first entry", story)
-        # As Slurm does before the time limit, by the script's own --signal=B:USR1@300.
-        ask("scancel", "--batch", "--signal=USR1", job)
-        wait_until(
-            lambda: ask("squeue", "--noheader", "--format=%T", f"--jobs={job}") == "PENDING", "the requeue", story
-        )
-        assert "draining" in log.read_text()
-        assert "Requeue=1 Restarts=1" in ask("scontrol", "show", "job", job)
-        ask("scancel", job)  # its second start, with --resume, would be all of this once more
+        "--filter", "gaussian", "--sigma", str(SIGMA), "--memory", "2800KiB", "--device", "cpu", "--threads", "1",
+    ]  # fmt: skip
+    job = node.submit("run", "smooth", "in.npy", "out.npy", *options, tasks=1)
+    story = partial(node.story, job)
+    wait_until(lambda: list((work / "out.npy.ledger").glob("chunks-*.json")), "the first entry", story)
+    node.warn(job)
+    wait_until(
+        lambda: node.ask("squeue", "--noheader", "--format=%T", f"--jobs={job}") == "PENDING", "the requeue", story
+    )
+    assert "draining" in node.log.read_text()
+    assert "Requeue=1 Restarts=1" in node.ask("scontrol", "show", "job", job)
+    node.ask("scancel", job)  # its second start, with --resume, would be all of this once more
     kept = list((work / "out.npy.ledger").glob("chunks-*.json"))
     assert kept
     assert [name for name in names_in(work) if name.startswith(".millrace")] == [], "the key of a job is left"
@@ -166,3 +171,21 @@ def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(tmp_path):
     assert json.loads(done.stdout)["resumed_chunks"] >= len(kept)
     np.testing.assert_array_equal(read_image(work / "out.npy"), gaussian(samples, SIGMA, axes=(0, 1)))
     assert names_in(work) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def test_an_allocation_lends_a_worker_for_each_task_and_takes_them_back(node, tmp_path):
+    samples = np.random.default_rng(4).integers(0, 65536, (901, 703)).astype(np.uint16)
+    write_image(node.work / "in.npy", samples, "YX")
+    with scheduler(tmp_path) as address, Client(address) as client:
+        job = node.submit("workers", address, tasks=2)
+        story = partial(node.story, job)
+        wait_until(lambda: len(client.scheduler_info()["workers"]) == 2, "that both tasks' workers join", story)
+        asked = ["run", "smooth", "in.npy", "out.npy", "--size", "7", "--scheduler", address, "--json"]
+        done = subprocess.run([*COMMAND, *asked], cwd=node.work, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        np.testing.assert_array_equal(read_image(node.work / "out.npy"), box(samples, 7))
+        node.warn(job)
+        wait_until(lambda: "JobState=COMPLETED" in node.ask("scontrol", "show", "job", job), "the end", story)
+        assert "ExitCode=0:0" in node.ask("scontrol", "show", "job", job)
+        assert "draining" in node.log.read_text()
+        wait_until(lambda: not client.scheduler_info()["workers"], "that the workers leave", story)

@@ -48,6 +48,15 @@ def test_units_have_no_fault(units, unit):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_service_is_started_once_it_says_so_and_anew_where_it_falls_silent():
+    said = (FOLDER / "millrace-serve.service").read_text().splitlines()
+    assert {"Type=notify", "NotifyAccess=main"} <= set(said)
+    (watched,) = [line for line in said if line.startswith("WatchdogSec=")]
+    assert int(watched.removeprefix("WatchdogSec=")) > 0
+    confined = (FOLDER / "millrace-.service.d/confined.conf").read_text().splitlines()
+    assert {"Restart=on-failure", "KillMode=mixed"} <= set(confined)
+
+
 def test_units_can_do_little_harm(units):
     _, analyze = units
     for unit in (*UNITS[:2], "millrace-worker@head:8786.service"):

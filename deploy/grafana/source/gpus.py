@@ -84,7 +84,8 @@ def _load() -> list[Panel]:
             [Query(f"max by (gpu) (millrace_gpu_power_watts{_CHOSEN})", "{{gpu}}")],
         ),
         graph(
-            "Bytes computed", "Bytes of input that each worker computes on each second, by its GPU.", "Bps",
+            "Bytes computed", "Bytes of input that each worker computes on each second, by its GPU; of sums where "
+            "ranks share the work.", "Bps",
             [Query(
                 'instance_stage:millrace_stage_bytes:rate5m{stage="compute", device=~"$gpu"}', "{{device}} {{instance}}"
             )],

@@ -75,17 +75,20 @@ def graph(
     thresholds: Steps | None = None,
     colours: Mapping[str, str] | None = None,
     stacked: bool = False,
+    logarithmic: bool = False,
     highest: float | None = None,
     columns: int = GRAPH_COLUMNS,
 ) -> timeseries.Panel:
-    """Lines over time from zero up; `thresholds` are drawn as dashed lines, `stacked` series as areas on each other."""
+    """Lines over time from zero up; `thresholds` are drawn as dashed lines, `stacked` series as areas on each other.
+
+    `logarithmic`, for series that are orders of magnitude apart, has no zero: the queries leave zeros out.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
         .description(description)
         .datasource(DATASOURCE)
         .unit(unit)
-        .min(0)
         .span(columns)
         .height(GRAPH_ROWS)
         .line_width(1)
@@ -103,6 +106,10 @@ def graph(
             .sort(common_models.SortOrder.DESCENDING)
         )
     )
+    if logarithmic:
+        panel.scale_distribution(common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10))
+    else:
+        panel.min(0)
     if highest is not None:
         panel.max(highest)
     if stacked:

@@ -88,15 +88,17 @@ def _through() -> list[Panel]:
             stacked=True,
         ),
         graph(
-            "Work", "Work done each second, in the workload's own unit: pixels, points or samples.", "short",
-            [Query(f"sum by (workload, unit) (rate({_WORK}))", "{{workload}}: {{unit}}/s")],
+            "Work", "Work done each second, in the workload's own unit: pixels, pairs or samples. These are far apart, "
+            "so the axis is logarithmic; where nothing is done, there is a gap.", "sishort",
+            [Query(f"sum by (workload, unit) (rate({_WORK})) > 0", "{{workload}}: {{unit}}/s")], logarithmic=True,
         ),
         graph(
-            "Work by GPU", "The same by worker: each has one GPU, or is on the CPU.", "short",
+            "Work by GPU", "The same by worker: each has one GPU, or is on the CPU.", "sishort",
             [Query(
-                f"sum by (workload, unit, device, instance) (rate({_WORK}))",
+                f"sum by (workload, unit, device, instance) (rate({_WORK})) > 0",
                 "{{workload}}: {{unit}}/s on {{instance}} {{device}}",
             )],
+            logarithmic=True,
         ),
         graph(
             "Input by GPU", "Bytes of input that each worker reads each second, by workload.", "Bps",
@@ -145,7 +147,8 @@ def _stages() -> list[Panel]:
             [Query("stage:millrace_stage_bytes:rate5m", "{{stage}}")], colours=STAGE_COLOURS,
         ),
         graph(
-            "Bytes computed, by GPU", "Bytes of input that each worker computes on each second.", "Bps",
+            "Bytes computed, by GPU", "Bytes of input that each worker computes on each second; of sums where ranks "
+            "share the work.", "Bps",
             [Query(
                 'instance_stage:millrace_stage_bytes:rate5m{stage="compute"}', "{{instance}} {{device}}"
             )],
@@ -166,8 +169,9 @@ def _stages() -> list[Panel]:
 def _gangs() -> list[Panel]:
     return [
         graph(
-            "Bandwidth of collectives", "Bytes that a rank gives to collectives over the seconds that it is in them.",
-            "Bps", [Query("op:millrace_collective_bandwidth:ratio_rate5m", "{{op}}")],
+            "Bandwidth of collectives", "Bytes that a rank gives to collectives over the seconds that it is in them, "
+            "waiting for others too: a few bytes are slow. The axis is logarithmic.",
+            "Bps", [Query("op:millrace_collective_bandwidth:ratio_rate5m > 0", "{{op}}")], logarithmic=True,
         ),
         graph(
             "Time in collectives", "Seconds in collectives each second, all ranks added up; waiting for others counts.",
