@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -12,8 +13,9 @@ import click
 
 from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import MillraceError, ParameterError, StorageError
+from pipeline.errors import MillraceError, ParameterError, printable
 from pipeline.kernels_command import kernels_group
+from pipeline.stdout import open_closed_streams, say
 from pipeline.stopping import Stopped, raise_on_signals
 
 FilePath = click.Path(path_type=Path)
@@ -113,7 +115,7 @@ def demo(folder: Path, size: int, seed: int) -> None:
     from pipeline.demo import make_demo_inputs
 
     for path in make_demo_inputs(folder, size, seed):
-        click.echo(path)
+        say(str(path))
 
 
 @cli.command()
@@ -125,10 +127,7 @@ def devices(as_json: bool) -> None:
     from pipeline.terminal import device_lines
 
     reports = discover()
-    if as_json:
-        click.echo(to_json([vars(report) for report in reports]))
-    else:
-        click.echo("\n".join(device_lines(reports)))
+    say(to_json([vars(report) for report in reports]) if as_json else "\n".join(device_lines(reports)))
 
 
 def _setting_options(*names: str) -> list[click.Option]:
@@ -237,7 +236,7 @@ def _run(
         job = plan_job(spec, place.device, options)
         if dry_run:
             job.workload.discard()
-            _print(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
+            say(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
             return
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
@@ -256,24 +255,8 @@ def _run(
             job.workload.write_preview(preview)
         except MillraceError as error:
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
-    if as_json:
-        _print(to_json(receipt))
-    elif not quiet:
-        _print(result_line(receipt))
-
-
-def _print(text: str) -> None:
-    """On stdout; a reader that went away ends the program as it does other filters."""
-    try:
-        click.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        complete = f"; {_published[-1]} is complete" if _published else ""
-        raise StorageError(f"stdout: {error.strerror}{complete}") from error
+    if as_json or not quiet:
+        say(to_json(receipt) if as_json else result_line(receipt), besides=f"; {output} is complete")
 
 
 def _parameters(name: str, given: dict[str, Any]) -> Any:
@@ -292,6 +275,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 def main() -> NoReturn:
     """Run the command; every way out is one line on stderr and a documented exit code."""
     raise_on_signals()
+    open_closed_streams()
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -307,10 +291,19 @@ def main() -> NoReturn:
     except Stopped as stop:
         _leave("; ".join([f"stopped by {stop.signal.name}", *_left_behind()]), 128 + stop.signal)
     except Exception as error:
+        if not _working_folder_is_there():
+            _leave("the folder that this was started in is gone: change to another, and run again", 2)
         if os.environ.get("MILLRACE_DEBUG"):
             raise
         _leave(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
     sys.exit(0)
+
+
+def _working_folder_is_there() -> bool:
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
 
 
 def _left_behind() -> list[str]:
@@ -326,5 +319,6 @@ def _left_behind() -> list[str]:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    click.echo(f"millrace: {' '.join(message.split())}", err=True)
+    with suppress(OSError):  # the code says it too
+        click.echo(f"millrace: {printable(' '.join(message.split()))}", err=True)
     sys.exit(code)

@@ -9,6 +9,7 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -37,6 +38,8 @@ PIECE_BYTES = 1 << 20
 MOST_LISTED = 10_000
 # The service says something every 15 s, if only that it is still there.
 MOST_SILENCE_S = 60.0
+# Those of writing a result here that nobody mends by naming another place on the same disk.
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 # Who waits for a job stays through a restart of the service, but not for ever.
 MOST_OUTAGE_S = 120.0
 
@@ -118,6 +121,8 @@ class Client:
         self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], key: str | None,
         parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ServiceRefused(f"key {key!r}: an idempotency key has printable ASCII characters alone")
         body = {
             "workload": workload, "input": os.fspath(source), "output": os.fspath(output), "parameters": parameters,
             "priority": priority, "after": [getattr(each, "id", each) for each in after], "array": array,
@@ -162,6 +167,9 @@ class Client:
         for left in reversed(range(TRIES)):
             try:
                 response = self._http.request(method, path, **options)
+            except UnicodeEncodeError as error:
+                fault = error.object[max(error.start - 40, 0) : error.end + 40]
+                raise ServiceRefused(f"{fault!a}: is no text that can be sent; give the file another name") from error
             except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
@@ -283,11 +291,15 @@ class Job:
     def result(self, path: str | os.PathLike[str]) -> Path:
         """Fetch the output to a file or folder of this machine, whole or not at all; an older file gives way.
 
-        Raises OutputError where the output is a folder and something stands at `path`, StorageError where the disk here
-        fails.
+        Raises OutputError where `path` cannot be written to, or the output is a folder and something stands there,
+        StorageError where the disk here fails.
         """
         target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
+        if target.exists() and not target.is_file():
+            raise OutputError(f"{target}: is there already, and is no file; name another place")
+        final = Path(os.path.realpath(target))  # a link goes on leading there
+        # A name of its own: OUTPUT.partial may be that of a run which is to go on.
+        partial = final.with_name(f".millrace-{secrets.token_hex(8)}.partial")
         try:
             with self._client.stream(f"/v1/jobs/{self.id}/result") as response:
                 _checked(response)
@@ -299,13 +311,15 @@ class Job:
                     with partial.open("wb") as file:
                         for piece in response.iter_bytes(PIECE_BYTES):
                             file.write(piece)
-            partial.replace(target)
+            partial.replace(final)
         except httpx2.RequestError as error:
             raise self._client._unreachable(error) from error
         except OSError as error:
-            raise StorageError(f"{target}: {error.strerror}; choose another place") from error
+            kind = StorageError if error.errno in _DISK_FAULTS else OutputError
+            raise kind(f"{target}: {error.strerror}; choose another place") from error
         finally:
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         return target
 
 

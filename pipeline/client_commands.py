@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -14,19 +13,28 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.config import format_bytes
+from pipeline.errors import printable
+from pipeline.stdout import say
 
 # What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
-READER_WENT_AWAY = 141
 _ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
 _STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
 
 JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
+class _Seconds(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # which lies in every range
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
 def wait_options() -> list[click.Option]:
     return [
-        click.Option(["--timeout"], type=click.FloatRange(0), help="seconds to wait at most; then exit code 5"),
+        click.Option(["--timeout"], type=_Seconds(0), help="seconds to wait at most; then exit code 5"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
 
@@ -113,7 +121,7 @@ def logs(job: str, follow: bool, as_json: bool) -> None:
         found = client.job(job)
         events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
         for event in events:
-            _print(json.dumps(event) if as_json else f"{_time(event['at'])}  {event['message']}")
+            say(json.dumps(event) if as_json else f"{_time(event['at'])}  {printable(event['message'])}")
 
 
 JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
@@ -153,10 +161,10 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
     with Client() as client:
         found = client.job(job)
         if receipt:
-            _print(json.dumps(found.receipt, indent=2))
+            say(json.dumps(found.receipt, indent=2))
             return
         fetched = found.result(path or Path(Path(found.view["output"]).name))
-        _print(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else str(fetched))
+        say(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else str(fetched))
 
 
 @click.command()
@@ -168,9 +176,9 @@ def workers(as_json: bool) -> None:
     with Client() as client:
         found = client.workers()
     if as_json:
-        _print(json.dumps(found, indent=2))
+        say(json.dumps(found, indent=2))
     elif found:
-        _print("\n".join(_worker_line(each) for each in found))
+        say("\n".join(_worker_line(each) for each in found))
 
 
 COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
@@ -199,19 +207,9 @@ def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed
     """`listed`: as JSON it is a list however many there are."""
     if as_json:
         views = [job.view for job in found]
-        _print(json.dumps(views if listed else views[0], indent=2))
+        say(json.dumps(views if listed else views[0], indent=2))
     elif found:
-        _print("\n".join(line(job) for job in found))
-
-
-def _print(text: str) -> None:
-    """On stdout; a reader that went away ends the program as it does other filters."""
-    try:
-        click.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(READER_WENT_AWAY) from None
+        say("\n".join(line(job) for job in found))
 
 
 def _worker_line(worker: dict[str, Any]) -> str:
@@ -227,7 +225,8 @@ def _line(job: Any) -> str:
     view = job.view
     share = f" {view['chunks_done']}/{view['chunks']}" if view["state"] == "running" and view["chunks"] else ""
     said = f": {view['error']}" if view["error"] else ""
-    return f"{view['id']}  {view['state']}{share}  {view['workload']} {view['input']} → {view['output']}{said}"
+    what = f"{view['workload']} {view['input']} → {view['output']}"
+    return printable(f"{view['id']}  {view['state']}{share}  {what}{said}")
 
 
 def _details(job: Any) -> list[str]:
@@ -240,7 +239,7 @@ def _details(job: Any) -> list[str]:
         "attempts": view["attempts"], "submitted": _time(view["submitted_at"]), "started": _time(view["started_at"]),
         "finished": _time(view["finished_at"]), "error": view["error"] or "–",
     }  # fmt: skip
-    return [f"{name:11} {value}" for name, value in rows.items()]
+    return [printable(f"{name:11} {value}") for name, value in rows.items()]
 
 
 def _time(at: float | None) -> str:

@@ -50,10 +50,12 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-# What the settings that follow a pattern look like.
+# What the settings, and the fields of a request, that follow a pattern look like.
 _FORMS = {
     "device": "must be auto, all, cpu, cuda or cuda:N",
     "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT",
+    "array": "must be FROM-TO, such as 0-99",
+    "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
 
 
@@ -122,16 +124,23 @@ def explain(fault: Mapping[str, Any]) -> str:
         return f"there is no such setting; there are {', '.join(Settings.model_fields)}"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
-        message = _FORMS.get(str(fault["loc"][-1]), message)
+        message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
     given = fault.get("input")
     return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given!r}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings of a file. ParameterError where it cannot be read or is no TOML."""
+    """The settings of a file. ParameterError where it cannot be read, is no TOML, or has true or false for a value:
+    no setting is either, and Python takes them for numbers."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ParameterError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{path}: {error}") from error
+        raise ParameterError(f"{path}: {error.strerror}; name a TOML file by --config or MILLRACE_CONFIG") from error
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"{path}: is no UTF-8 text; name a TOML file by --config or MILLRACE_CONFIG") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ParameterError(f'{path}: {error}; write it as TOML: memory = "2GiB"') from error
+    for key, value in found.items():
+        if isinstance(value, bool):
+            raise ParameterError(f"{path}, key {key}: no setting is {str(value).lower()}; give a number or text")
+    return found

@@ -24,6 +24,11 @@ Every message is one line: what is wrong, where (file, record or parameter), and
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Text for a terminal, on which no file's name may act: line breaks, escapes and such as backslash sequences."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 class MillraceError(Exception):
     """Something failed that is not the user's mistake."""
 

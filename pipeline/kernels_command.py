@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.errors import DeviceError, DeviceUnavailable, OutputError, ParameterError
+from pipeline.stdout import say
 
 if TYPE_CHECKING:
     from kernels.measure import DeviceFacts, LadderResult, Rung
@@ -24,7 +25,7 @@ UNITS = {"copy": "GB/s", "read": "GB/s", "fma": "GFMA/s", "roots": "Groots/s"}
 def kernels_group(context: click.Context) -> None:
     """List the kernels that Millrace is made of; `bench` measures them step by step."""
     if context.invoked_subcommand is None:
-        click.echo("\n".join(operation_lines()))
+        say("\n".join(operation_lines()))
 
 
 @kernels_group.command(name="bench")
@@ -45,7 +46,7 @@ def bench(name: str | None, every: bool, plot: Path | None, report: Path | None,
     _require_gpu()
     device, results = _measured(operations, shown=not as_json)
     if as_json:
-        click.echo(as_text({"device": device, "ladders": results}))
+        say(as_text({"device": device, "ladders": results}))
     if plot is not None:
         from pipeline.kernels_report import plots
 
@@ -126,7 +127,7 @@ def _measured(operations: list[str], *, shown: bool) -> tuple[DeviceFacts, list[
             results.append(found)
         if shown:
             for line in device_lines(found) if isinstance(found, DeviceFacts) else ladder_lines(found):
-                click.echo(line)
+                say(line)
     assert device is not None
     return device, results
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeline.service.settings import ServiceSettings, load_service_settings
+from pipeline.stdout import say
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,7 +44,7 @@ def config() -> None:
 @_options
 def check(config: Path | None, **flags: Any) -> None:
     """Print the service's settings in force and where each comes from."""
-    click.echo("\n".join(load_service_settings(flags, file=config).lines()))
+    say("\n".join(load_service_settings(flags, file=config).lines()))
 
 
 @click.command()
@@ -53,7 +54,7 @@ def token(name: str) -> None:
     from pipeline.service.tokens import new_token, token_line
 
     made = new_token()
-    click.echo(token_line(name, made))
+    say(token_line(name, made))
     click.echo(f"token of {name}, not shown again: {made}", err=True)
 
 

@@ -1,5 +1,6 @@
 """Ctrl-C and its kin: they unwind everything, so that nothing half-written stays, but not in the middle of a step that
-makes something which is not yet known to those who would remove it."""
+makes something which is not yet known to those who would remove it, nor while a module is loaded: one in C may swallow
+what is raised there, or be left half-loaded."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How long until a signal that came while a module was loaded is looked at again.
+_AGAIN_S = 0.01
 
 
 class Stopped(BaseException):
@@ -48,9 +51,22 @@ def held() -> Iterator[None]:
             raise Stopped(_State.waiting)
 
 
-def _stop(number: int, frame: Any) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:  # a second one must not interrupt the cleaning up
         signal.signal(each, signal.SIG_IGN)
-    if not _State.holding:
+    if _State.holding:
+        _State.waiting = number
+    elif _loading(frame):
+        signal.signal(signal.SIGALRM, lambda _, later: _stop(number, later))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    else:
         raise Stopped(number)
-    _State.waiting = number
+
+
+def _loading(frame: FrameType | None) -> bool:
+    """Whether `frame` was called, however indirectly, by an import."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import logging
@@ -32,6 +33,7 @@ from pipeline.service.tokens import Tokens
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
 CLOSE_S = 2
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
@@ -39,14 +41,15 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
 
     on_ready : called with the address once jobs are taken
 
-    Raises ParameterError for settings that cannot be, StorageError where the state folder cannot be used.
+    Raises ParameterError for settings that cannot be, DeviceUnavailable for a device that is not here, StorageError
+    where the disk under the state folder fails.
     """
+    roots, tokens = DataRoots(settings.data_roots), _tokens(settings)
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
         listener = stack.enter_context(_listening(settings))
         store = Store(settings.state_dir / "jobs.sqlite")
         stack.callback(store.close)
-        roots = DataRoots(settings.data_roots)
         os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
         place = stack.enter_context(open_place(_place_settings(settings)))
         workers = stack.enter_context(watched(place.device))
@@ -63,7 +66,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stopping = threading.Event()
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
-            workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=_tokens(settings),
+            workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=tokens,
         )  # fmt: skip
         server = _Server(uvicorn.Config(make_app(service), log_level="warning", timeout_graceful_shutdown=CLOSE_S))
         server.stopping, server.heartbeat = stopping, notify.Heartbeat()
@@ -122,18 +125,17 @@ def _drain(runner: Runner, seconds: float) -> None:
 
 
 def _place_settings(settings: ServiceSettings) -> Settings:
-    """Jobs always run in processes of their own: one that dies takes no other with it, nor the service."""
-    on_cpu = settings.scheduler is None and (settings.device == "cpu" or not usable_gpus())
-    if settings.scheduler is not None:
-        device = settings.device
-    elif on_cpu:
-        device = "cpu" if settings.workers else "auto"
-    else:
-        device = settings.device if settings.device.startswith("cuda") else "all"
+    """Every GPU unless a device is named, or a process on the CPU of a machine that has none. What contradicts itself,
+    or names a GPU that is not here, is left for `open_place` to refuse."""
+    device, workers = settings.device, settings.workers
+    if settings.scheduler is None and not device.startswith("cuda"):
+        on_cpu = device == "cpu" or not usable_gpus()
+        device = "cpu" if on_cpu else "all"
+        workers = (workers or 1) if on_cpu else workers
     return Settings.model_validate(
         {
             "device": device,
-            "workers": (settings.workers or 1) if on_cpu else None,
+            "workers": workers,
             "threads": settings.threads,
             "scheduler": settings.scheduler,
             "memory": settings.memory,
@@ -180,7 +182,8 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StorageError(f"state_dir {state_dir}: {error.strerror}; choose another") from error
+        kind = StorageError if error.errno in _DISK_FAULTS else ParameterError
+        raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

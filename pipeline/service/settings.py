@@ -121,7 +121,8 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
         if fault["type"] == "extra_forbidden":
             known = ", ".join(ServiceSettings.model_fields)
             raise ParameterError(f"{sources[name]}, key {name}: there is no such setting; there are {known}") from error
-        raise ParameterError(f"{sources[name]}, {name}: {explain(fault)}") from error
+        source = f"{named}, key {name}" if sources[name] == str(named) else sources[name]
+        raise ParameterError(f"{source}: {explain(fault)}") from error
     if not settings.on_loopback and settings.tokens_file is None:
         raise ParameterError(
             f"host {settings.host} can be reached by others: name a tokens_file, or listen on 127.0.0.1"

@@ -33,8 +33,10 @@ class Tokens:
         """ParameterError names the line that is wrong; also where there is no token at all."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ParameterError(f"tokens_file {path}: {error}") from error
+        except OSError as error:
+            raise ParameterError(f"tokens_file {path}: {error.strerror}; name one that this user may read") from error
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"tokens_file {path}: is no text of lines that `millrace token` prints") from error
         self._owners: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,9 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening, partial_path, samples_path
+
+# The x of 3x5, which may stand for a comma; not that of a word, which is told back as it was given.
+BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s*x\s*(?=\d)")
 
 
 @dataclass(frozen=True)

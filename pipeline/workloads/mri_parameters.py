@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipeline.errors import ParameterError
 from pipeline.formats.kspace import TrajectoryUnits
-from pipeline.workloads.base import Parameters
+from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters
 
 DENSITIES = ("pipe-menon", "ramp", "none")
 OF_THE_FILE = "file"
@@ -93,7 +93,7 @@ class MriParameters(Parameters):
     @classmethod
     def _numbers(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return tuple(part.strip() for part in value.replace("x", ",").split(","))
+            return tuple(part.strip() for part in BETWEEN_NUMBERS.sub(",", value).split(","))
         return value if value is None or isinstance(value, tuple | list) else (value,)
 
     @field_validator("matrix")

@@ -18,7 +18,7 @@ from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Parameters, Plan, refuse_same_file
+from pipeline.workloads.base import BETWEEN_NUMBERS, ArraySpec, Chunk, JobSpec, Parameters, Plan, refuse_same_file
 from pipeline.workloads.halo import read_with_borders
 from pipeline.workloads.one_output import OneOutput
 from pipeline.workloads.smoothing_audit import SmoothingAudit
@@ -58,7 +58,14 @@ class SmoothingParameters(Parameters):
     @field_validator("size", "sigma", "radius", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
-        return _several(value.replace("x", ",") if isinstance(value, str) else value)
+        return _several(BETWEEN_NUMBERS.sub(",", value) if isinstance(value, str) else value)
+
+    @field_validator("size")
+    @classmethod
+    def _box(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        for size in sizes or ():
+            box_window(0, size, "reflect")  # refuses what is none, before any image is there
+        return sizes
 
     @field_validator("axes", mode="before")
     @classmethod

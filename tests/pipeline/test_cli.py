@@ -124,6 +124,7 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--size", "256"), "--size: size must lie in 1 … 255; got 256"),
     (("in.ppm", "out.ppm", "--size", "0"), "--size: size must lie in 1 … 255; got 0"),
     (("in.ppm", "out.ppm", "--size", "three"), "--size"),
+    (("in.ppm", "out.ppm", "--size", "max"), "got 'max'"),
     (("in.ppm", "out.ppm", "--size", "3,3,3"), "--size has 3 values; in.ppm is smoothed along YX: give 1 or 2"),
     (("in.ppm", "out.ppm", "--size", ""), "--size"),
     (("in.ppm", "out.ppm", "--sigma", "2"), "--sigma belongs to --filter gaussian"),
@@ -331,6 +332,37 @@ def test_closed_stderr_and_a_reader_that_goes_away(folder):
     full = subprocess.run(f"{command} > /dev/full", shell=True, cwd=folder, check=False, capture_output=True, text=True)
     assert full.returncode == 1
     assert "out.ppm is complete" in full.stderr
+    for rest, code in (("--bogus 2>/dev/full", 2), ("--json >&- 2>&- <&-", 0)):
+        assert subprocess.run(f"{command} {rest}", shell=True, cwd=folder, check=False).returncode == code
+    listed = subprocess.run(
+        f"{COMMAND[0]} -c 'from pipeline.cli import main; main()' devices > /dev/full",
+        shell=True, cwd=folder, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (listed.returncode, listed.stderr) == (1, "millrace: stdout: No space left on device\n")
+
+
+def test_closed_stdout_is_no_file_of_ours(folder):
+    """Nor does what is printed end up in the first file that is opened."""
+    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
+    done = subprocess.run(f"{command} <&- >&-", shell=True, cwd=folder, check=False, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_image(folder / "out.ppm").shape == (67, 41, 3)
+
+
+def test_a_folder_that_is_gone_is_said(folder, monkeypatch, millrace):
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, _, err = millrace("run", "smooth", folder / "in.ppm", "out.ppm")
+    monkeypatch.chdir(folder)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the folder that this was started in is gone" in err
+
+
+def test_messages_do_not_act_on_the_terminal(folder, millrace):
+    _, _, err = millrace("run", "smooth", "red\x1b[31m.ppm", "out.ppm")
+    assert err == "millrace: red\\x1b[31m.ppm: no such file; check the path\n"
 
 
 def test_no_arguments_show_the_help(millrace):

@@ -55,6 +55,7 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
         ('memory = "lots"', {}, {}, "millrace.toml, key memory: 'lots' is not an amount of memory"),
         ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, memory"),
         ("memory = ", {}, {}, "millrace.toml: Invalid value"),
+        ("threads = true", {}, {}, "millrace.toml, key threads: no setting is true; give a number or text"),
         ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
         ("", {}, {"device": "gpu"}, "--device: must be auto, all, cpu, cuda or cuda:N; got 'gpu'"),
         ("", {}, {"metrics_port": "70000"}, "--metrics-port: input should be less than or equal to 65535; got '70000'"),
@@ -73,5 +74,11 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ParameterError, match=r"none\.toml: No such file"):
+    with pytest.raises(ParameterError, match=r"none\.toml: No such file or directory; name a TOML file by --config"):
         load_settings({}, file=tmp_path / "none.toml")
+
+
+def test_a_file_that_is_no_text_is_told_without_its_bytes(tmp_path):
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ParameterError, match=r"binary\.toml: is no UTF-8 text; name a TOML file"):
+        load_settings({}, file=tmp_path / "binary.toml")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -46,6 +49,27 @@ def test_what_is_held_is_done_first():
     assert done == ["inside"]
 
 
+def test_a_module_is_loaded_first(tmp_path, monkeypatch):
+    """What is raised while one is loaded may be swallowed, as here, or leave it half-loaded."""
+    (tmp_path / "slow_module.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "except BaseException:\n    done = False\n"
+        "else:\n    done = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def work():
+        import slow_module
+
+        assert slow_module.done
+        threading.Event().wait(10)
+
+    with pytest.raises(stopping.Stopped) as stop:
+        work()
+    assert stop.value.signal == signal.SIGTERM
+
+
 def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
     source = write_image(tmp_path / "in.npy", np.zeros((50, 40), np.uint8), "YX")
     create = formats.create_image
@@ -62,3 +86,26 @@ def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
     with pytest.raises(stopping.Stopped):
         run_job(plan_job(spec, CpuDevice(1), options), options)
     assert names_in(tmp_path) == ["in.npy"], source
+
+
+def test_ctrl_c_before_the_command_is_loaded():
+    """It comes as the loading begins, and waits for its end."""
+    program = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pipeline.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from pipeline.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, "wait", "0123456789ab"],
+        env=os.environ | {"MILLRACE_URL": "http://127.0.0.1:9"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "millrace: stopped by SIGINT\n")

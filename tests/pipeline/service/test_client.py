@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import httpx2
 import numpy as np
 import pytest
@@ -281,6 +282,49 @@ def test_json_is_a_list_where_there_may_be_several(service, gate):
     assert isinstance(refused.exception, ServiceRefused)
 
 
+def test_a_result_disturbs_nothing_beside_it(service, gate):
+    """Neither what a run has kept under OUTPUT.partial, nor a link, nor what is no file."""
+    gate.open.set()
+    job = json.loads(run("submit", "smooth", "in.npy", "out.npy", "--wait", "--json").output)["id"]
+    failed = json.loads(run("submit", "smooth", "none.npy", "x.npy", "--wait", "--json").output)["id"]
+    here = service.parent / "here"
+    here.mkdir()
+    (here / "mine.npy.partial").write_text("kept for --resume")
+    (here / "other.npy").write_text("old")
+    (here / "mine.npy").symlink_to("other.npy")
+    assert isinstance(run("result", failed, here / "mine.npy").exception, ServiceRefused)
+    assert run("result", job, here / "mine.npy").exit_code == 0
+    assert (here / "mine.npy.partial").read_text() == "kept for --resume"
+    assert (here / "mine.npy").is_symlink()
+    assert (here / "other.npy").read_bytes() == (service / "out.npy").read_bytes()
+    os.mkfifo(here / "pipe")
+    for wrong, said in (
+        ("pipe", "is no file"),
+        (".", "is no file"),
+        ("none/x", "No such file"),
+        ("other.npy/x", "Not a"),
+    ):
+        refused = run("result", job, here / wrong).exception
+        assert isinstance(refused, OutputError), refused
+        assert said in str(refused)
+    assert sorted(path.name for path in here.iterdir()) == ["mine.npy", "mine.npy.partial", "other.npy", "pipe"]
+
+
+def test_what_cannot_be_sent_is_a_mistake(service):
+    for options in (("out.npy", "--key", "ü"), ("out.npy", "--key", "a\nb"), ("\udcff.npy",)):
+        refused = run("submit", "smooth", "in.npy", *options)
+        assert isinstance(refused.exception, ServiceRefused), refused.exception
+    assert isinstance(run("wait", "0123456789ab", "--timeout", "nan").exception, click.UsageError)
+
+
+def test_names_of_others_do_not_act_on_the_terminal(service, gate):
+    gate.open.set()
+    job = json.loads(run("submit", "smooth", "in.npy", "two\nlines\x1b[31m.npy", "--wait", "--json").output)["id"]
+    (line,) = run("jobs").output.splitlines()
+    assert line.endswith(r"in.npy → two\nlines\x1b[31m.npy")
+    assert r"two\nlines\x1b[31m.npy" in run("status", job).output
+
+
 def test_bash_completes_commands_workloads_and_options():
     """With the line that docs/service.md names, in a real bash."""
     script = """
@@ -300,10 +344,16 @@ def test_bash_completes_commands_workloads_and_options():
 
 
 def test_mistakes_are_one_line(service):
-    for command in (("submit", "smooth", "in.npy", "x.npy", "--size", "many"), ("status", "nonsense"), ("cancel", "x")):
+    submit = ("submit", "smooth", "in.npy", "x.npy")
+    for command, said in (
+        ((*submit, "--size", "many"), "got 'many'"), ((*submit, "--size", "0"), "size must lie in 1 … 255; got 0"),
+        ((*submit, "--array", "x"), "array: must be FROM-TO, such as 0-99; got 'x'"),
+        ((*submit, "--after", "x"), "must be ids of jobs"), (("status", "nonsense"), ""), (("cancel", "x"), ""),
+    ):  # fmt: skip
         refused = run(*command)
         assert isinstance(refused.exception, ServiceRefused)
         assert "\n" not in str(refused.exception)
+        assert said in str(refused.exception)
 
 
 def test_the_guide_names_every_key_and_command():

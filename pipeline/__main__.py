@@ -1,0 +1,24 @@
+"""The way in: Ctrl-C and its kin are told in one line from the first moment on, while the command is loaded too."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from pipeline.stopping import Stopped, raise_on_signals
+
+
+def main() -> NoReturn:
+    """`pipeline.cli.main`, which says what ends it; this takes what comes before it listens."""
+    raise_on_signals()
+    try:
+        from pipeline import cli
+
+        cli.main()
+    except Stopped as stop:
+        sys.stderr.write(f"millrace: stopped by {stop.signal.name}\n")
+        sys.exit(128 + stop.signal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What `millrace serve` refuses before it serves: each mistake in one line, and nothing is left behind or made up."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from pipeline.errors import DeviceUnavailable, ParameterError
+from pipeline.service import server
+from pipeline.service.settings import ServiceSettings
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Settings of a server that does not come to serve."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(server, "Runner", lambda *arguments, **options: pytest.fail("nothing was refused"))
+
+    def made(**others):
+        named = {"state_dir": tmp_path / "state", "data_roots": [tmp_path / "data"], "port": 0}
+        return ServiceSettings(**named | others)
+
+    return made
+
+
+@pytest.mark.parametrize("gpus", [[], [0], [0, 1]])
+def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
+    monkeypatch.setattr(server, "usable_gpus", lambda: gpus)
+    asked = {
+        (): ("all", None) if gpus else ("cpu", 1),
+        (("device", "cpu"),): ("cpu", 1),
+        (("device", "cpu"), ("workers", 3)): ("cpu", 3),
+        (("device", "cuda:3"),): ("cuda:3", None),
+        (("device", "cuda"), ("workers", 2)): ("cuda", 2),
+        (("scheduler", "tcp://host:1"), ("workers", 2)): ("auto", 2),
+    }
+    for given, expected in asked.items():
+        place = server._place_settings(settings(**dict(given)))
+        assert (place.device, place.workers) == expected
+
+
+def test_a_gpu_that_is_not_here_is_not_replaced_by_the_cpu(settings):
+    with pytest.raises(DeviceUnavailable, match="--device cuda:99"):
+        server.serve(settings(device="cuda:99"))
+
+
+@pytest.mark.parametrize("others", [{"scheduler": "tcp://127.0.0.1:1"}, {"device": "cuda:0"}])
+def test_workers_that_nothing_would_start_are_refused(settings, others):
+    with pytest.raises(ParameterError, match="--workers"):
+        server.serve(settings(workers=2, **others))
+
+
+def test_a_state_folder_that_cannot_be_one_is_a_mistake(settings, tmp_path):
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", tmp_path / "file" / "state", "/proc/state"):
+        with pytest.raises(ParameterError, match=f"state_dir {re.escape(str(wrong))}: .*; choose another"):
+            server.serve(settings(state_dir=wrong))
+
+
+def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff")
+    for name, said in (
+        ("none", "No such file or directory; name one"),
+        (".", "Is a directory; name"),
+        ("binary", "is no text"),
+    ):
+        with pytest.raises(ParameterError, match=said) as caught:
+            server.serve(settings(tokens_file=tmp_path / name))
+        assert "Errno" not in str(caught.value)
+    with pytest.raises(ParameterError, match="is no folder"):
+        server.serve(settings(data_roots=[tmp_path / "none"]))
+    assert not os.path.lexists(tmp_path / "state")
