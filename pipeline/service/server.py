@@ -16,7 +16,8 @@ from typing import Any
 
 import uvicorn
 
-from pipeline.cluster.place import open_place
+from pipeline.cluster import fork_server
+from pipeline.cluster.place import Place, open_place, worker_specs
 from pipeline.cluster.worker_states import watched
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
@@ -51,7 +52,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         store = Store(settings.state_dir / "jobs.sqlite")
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
-        place = stack.enter_context(open_place(_place_settings(settings)))
+        place = stack.enter_context(_open_workers(_place_settings(settings)))
         workers = stack.enter_context(watched(place.device))
         threading.Thread(target=_settle, name="settle").start()
         previews = settings.state_dir / "previews"
@@ -122,6 +123,21 @@ def _settle() -> None:
 def _drain(runner: Runner, seconds: float) -> None:
     if not runner.drain(seconds):
         LOG.warning("some jobs did not stop in %s s; their finished chunks are kept", seconds)
+
+
+@contextmanager
+def _open_workers(settings: Settings) -> Iterator[Place]:
+    """As `open_place`, but where that would compute in this process, with its one GPU, a worker does: a fault of the
+    driver or of a kernel takes a worker with it, which is started again, and not the service."""
+    if settings.scheduler is not None or settings.workers is not None:
+        with open_place(settings) as place:
+            yield place
+        return
+    fork_server.begin()  # before Dask is imported here, too
+    from pipeline.cluster.worker_processes import local_workers
+
+    with local_workers(worker_specs(settings)) as workers:
+        yield Place(device=workers, stream=workers.stream)
 
 
 def _place_settings(settings: ServiceSettings) -> Settings:

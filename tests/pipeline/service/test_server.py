@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.cluster import worker_processes
+from pipeline.config import Settings
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.settings import ServiceSettings
@@ -72,3 +76,21 @@ def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
     with pytest.raises(ParameterError, match="is no folder"):
         server.serve(settings(data_roots=[tmp_path / "none"]))
     assert not os.path.lexists(tmp_path / "state")
+
+
+@pytest.mark.parametrize("device", ["all", "cuda:0"])
+def test_a_single_gpu_has_a_worker_of_its_own(monkeypatch, device):
+    workers = SimpleNamespace(stream="the workers' stream")
+    begun = []
+
+    @contextmanager
+    def local_workers(specs):
+        begun.append(specs)
+        yield workers
+
+    monkeypatch.setattr(server.fork_server, "begin", lambda: begun.append("fork server"))
+    monkeypatch.setattr(server, "worker_specs", lambda settings: [settings.device])
+    monkeypatch.setattr(worker_processes, "local_workers", local_workers)
+    with server._open_workers(Settings(device=device)) as place:
+        assert (place.device, place.stream) == (workers, workers.stream)
+    assert begun == ["fork server", [device]]
