@@ -9,7 +9,6 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from typing import Any, Self
 import httpx2
 
 from pipeline import archive
-from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused, StorageError
+from pipeline.errors import DISK_FAULTS, MillraceError, OutputError, ServiceError, ServiceRefused, StorageError
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 OVER = ("succeeded", "failed", "cancelled")
@@ -38,8 +37,6 @@ PIECE_BYTES = 1 << 20
 MOST_LISTED = 10_000
 # The service says something every 15 s, if only that it is still there.
 MOST_SILENCE_S = 60.0
-# Those of writing a result here that nobody mends by naming another place on the same disk.
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 # Who waits for a job stays through a restart of the service, but not for ever.
 MOST_OUTAGE_S = 120.0
 
@@ -315,7 +312,7 @@ class Job:
         except httpx2.RequestError as error:
             raise self._client._unreachable(error) from error
         except OSError as error:
-            kind = StorageError if error.errno in _DISK_FAULTS else OutputError
+            kind = StorageError if error.errno in DISK_FAULTS else OutputError
             raise kind(f"{target}: {error.strerror}; choose another place") from error
         finally:
             with suppress(OSError):

@@ -23,6 +23,11 @@ Every message is one line: what is wrong, where (file, record or parameter), and
 
 from __future__ import annotations
 
+import errno
+
+# What the system says where the disk is at fault, and not whoever named a place on it.
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
 
 def printable(text: str) -> str:
     """Text for a terminal, on which no file's name may act: line breaks, escapes and such as backslash sequences."""

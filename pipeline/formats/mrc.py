@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,32 +79,30 @@ class MrcWriter(PositionalWriter):
 
     def _statistics(self) -> tuple[float, float, float, float]:
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        blocks = range(_HEADER_BYTES, _HEADER_BYTES + self._samples.nbytes, _BLOCK_BYTES)
-        with ThreadPoolExecutor(threads, thread_name_prefix="statistics") as pool:
-            parts = list(pool.map(self._moments, (blocks[number::threads] for number in range(threads))))
         total = _Moments()
-        for number in range(len(blocks)):  # in the file's order, whatever the threads
-            total = total.with_(parts[number % threads][number // threads])
+        with ThreadPoolExecutor(threads, thread_name_prefix="statistics") as pool:
+            for moments in pool.map(self._moments, self._blocks()):
+                total = total.with_(moments)
         found = (total.least, total.most, total.mean, float(np.sqrt(total.squares / total.count)))
         with np.errstate(over="ignore"):
             known = np.isfinite(np.array(found, np.float32)).all()  # as it is not where a value is NaN or infinite
         return found if known else _UNDETERMINED
 
-    def _moments(self, starts: Sequence[int]) -> list[_Moments]:
-        """Of each block that begins at one of these places. Memory is taken once: its pages cost more than the sums."""
-        raw, wide = np.empty(_BLOCK_BYTES, np.uint8), np.empty(_BLOCK_BYTES // 4)
-        end, found = _HEADER_BYTES + self._samples.nbytes, []
-        for start in starts:
-            nbytes = min(_BLOCK_BYTES, end - start)
-            self._file.read_at(start, raw.data[:nbytes])
-            values, apart = raw[:nbytes].view(self._samples.dtype), wide[: nbytes // 4]
-            with np.errstate(all="ignore"):
-                apart[...] = values
-                mean = float(apart.mean())
-                apart -= mean
-                squares = float(np.dot(apart, apart))
-            found.append(_Moments(float(values.min()), float(values.max()), len(values), mean, squares))
-        return found
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        end = _HEADER_BYTES + self._samples.nbytes
+        for start in range(_HEADER_BYTES, end, _BLOCK_BYTES):
+            yield start, min(_BLOCK_BYTES, end - start)
+
+    def _moments(self, block: tuple[int, int]) -> _Moments:
+        start, nbytes = block
+        raw = np.empty(nbytes, np.uint8)
+        self._file.read_at(start, raw.data)
+        values = raw.view(self._samples.dtype)
+        with np.errstate(all="ignore"):
+            mean = float(values.mean(dtype=np.float64))
+            apart = values - np.float64(mean)
+            squares = float(np.dot(apart, apart))
+        return _Moments(float(values.min()), float(values.max()), len(values), mean, squares)
 
 
 @dataclass(frozen=True)

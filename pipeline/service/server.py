@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import gc
 import logging
@@ -21,7 +20,7 @@ from pipeline.cluster.place import Place, open_place, worker_specs
 from pipeline.cluster.worker_states import watched
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
-from pipeline.errors import MillraceError, ParameterError, StorageError
+from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
 from pipeline.service import notify
 from pipeline.service.api import Service, make_app
 from pipeline.service.roots import DataRoots
@@ -34,7 +33,6 @@ from pipeline.service.tokens import Tokens
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
 CLOSE_S = 2
-_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
@@ -198,7 +196,7 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        kind = StorageError if error.errno in _DISK_FAULTS else ParameterError
+        kind = StorageError if error.errno in DISK_FAULTS else ParameterError
         raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
     try:
         try:

@@ -225,8 +225,12 @@ def opening_ahead(path: Path, parameters: CoulombParameters) -> Iterator[None]:
 
 def opened(path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> ChosenFrames:
     """`ChosenFrames`, or those of the same arguments that are being opened ahead."""
-    begun = None if survey is not None else _begun.pop((path, parameters), None)
-    return ChosenFrames(path, parameters, survey) if begun is None else begun.result()
+    begun = None if survey is not None else _begun.get((path, parameters))
+    if begun is None:
+        return ChosenFrames(path, parameters, survey)
+    found = begun.result()
+    del _begun[path, parameters]  # not before: whoever is stopped while waiting leaves them to `opening_ahead`
+    return found
 
 
 def read_ahead(

@@ -201,7 +201,7 @@ class Smoothing(OneOutput):
     # The plan
 
     def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
-        shape, dtype = self.header.shape, self.header.dtype
+        shape, dtype, asked_bytes = self.header.shape, self.header.dtype, budget_bytes
         if self._statistics is not None:
             self._statistics.forget()
             budget_bytes = min(budget_bytes - self._statistics.spec.nbytes, self._statistics.most_bytes)
@@ -215,7 +215,7 @@ class Smoothing(OneOutput):
             needed = max(budget_bytes, 1)
             while tilings(budget_bytes=needed, target_bytes=needed) is None:
                 needed += -(-needed // 8)
-            times = math.ceil(10 * needed / max(budget_bytes, 1)) / 10
+            times = math.ceil(10 * (needed + asked_bytes - budget_bytes) / max(asked_bytes, 1)) / 10
             raise ParameterError(
                 f"--memory is too small for one chunk of {self.spec.input} with its halo, which takes "
                 f"{format_bytes(needed)}: raise it to {times:g} times as much"

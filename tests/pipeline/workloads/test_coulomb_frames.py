@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
@@ -66,3 +67,25 @@ def test_what_is_wrong_with_frames_opened_ahead_is_told(tmp_path):
     (tmp_path / "a.dcd").write_bytes(b"no trajectory")
     with Coulomb.begun(spec_of(tmp_path)), pytest.raises(InputError, match=r"a\.dcd"):
         Coulomb(spec_of(tmp_path))
+
+
+def test_who_is_stopped_while_waiting_leaves_nothing_open(tmp_path, monkeypatch, opened_frames):
+    write_trajectory(tmp_path, 3)
+    surveyed = coulomb_frames.ChosenFrames._surveyed
+
+    def slowly(self, parameters):
+        self._unwanted.wait(30)
+        return surveyed(self, parameters)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coulomb_frames.ChosenFrames, "_surveyed", slowly)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt), Coulomb.begun(spec_of(tmp_path)):
+            Coulomb(spec_of(tmp_path))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert opened_frames == {"opened": 1, "closed": 1}
