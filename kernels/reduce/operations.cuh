@@ -11,35 +11,51 @@ __device__ inline bool is_nan(T value) {
     return value != value;
 }
 
-// Columns of small whole numbers are summed in 32 bits: ROWS of them fit.
-template <typename T, typename Accumulator>
-struct Narrow {
-    typedef Accumulator Type;
-};
-template <>
-struct Narrow<signed char, long long> {
-    typedef int Type;
-};
-template <>
-struct Narrow<short, long long> {
-    typedef int Type;
-};
-template <>
-struct Narrow<unsigned char, unsigned long long> {
-    typedef unsigned Type;
-};
-template <>
-struct Narrow<unsigned short, unsigned long long> {
-    typedef unsigned Type;
+// How an operation takes its values: one by one, as they are loaded.
+template <typename T>
+struct OneByOne {
+    typedef T Value;
+    typedef T Loaded;
+    static constexpr int TOGETHER = 1;
+    static constexpr int BLOCKS = 0;  // at least, in a multiprocessor: the compiler's choice
 };
 
+// Sums are taken in the accumulator's type …
 template <typename T, typename Accumulator>
-struct Sum {
+struct Adding : OneByOne<T> {
+    typedef Accumulator Column;
+};
+
+// … but those of small whole numbers in 32 bits, which ROWS words of them fit, and a word's in one instruction: they come
+// to the same in any order. (It is written by hand since the compiler's quick modes do not know its own name for it.)
+template <typename T, typename Word>
+struct AddingWords {
     typedef T Value;
-    typedef typename Narrow<T, Accumulator>::Type Column;
+    typedef Word Loaded;
+    typedef Word Column;
+    static constexpr int TOGETHER = sizeof(Word) / sizeof(T);
+    static constexpr int BLOCKS = 0;
+};
+#define ADDING_WORDS(T, ACCUMULATOR, WORD, INSTRUCTION, ONES)                                              \
+    template <>                                                                                            \
+    struct Adding<T, ACCUMULATOR> : AddingWords<T, WORD> {                                                 \
+        static __device__ WORD add_word(WORD column, WORD word) {                                          \
+            asm(INSTRUCTION " %0, %1, %2, %0;" : "+r"(column) : "r"(word), "r"(ONES));                     \
+            return column;                                                                                 \
+        }                                                                                                  \
+    };
+ADDING_WORDS(signed char, long long, int, "dp4a.s32.s32", 0x01010101)
+ADDING_WORDS(short, long long, int, "dp2a.lo.s32.s32", 0x0101)
+ADDING_WORDS(unsigned char, unsigned long long, unsigned, "dp4a.u32.u32", 0x01010101)
+ADDING_WORDS(unsigned short, unsigned long long, unsigned, "dp2a.lo.u32.u32", 0x0101)
+#undef ADDING_WORDS
+
+template <typename T, typename Accumulator>
+struct Sum : Adding<T, Accumulator> {
+    typedef typename Adding<T, Accumulator>::Column Column;
     typedef Accumulator State;
     static __device__ Column start() { return Column(-0.0); }  // -0.0 + x is x, also where x is -0.0
-    static __device__ Column add(Column column, Value value, int) { return column + static_cast<Column>(value); }
+    static __device__ Column add(Column column, T value, int) { return column + static_cast<Column>(value); }
     static __device__ State state(Column column, int, long long, int) { return column; }
     static __device__ State none() { return State(-0.0); }
     static __device__ State join(State left, State right) { return left + right; }
@@ -68,26 +84,24 @@ BOUNDS(double, -__longlong_as_double(0x7ff0000000000000ll), __longlong_as_double
 
 // A NaN wins over every number. Of two equal zeros the first stays.
 template <typename T>
-struct Min {
-    typedef T Value;
+struct Min : OneByOne<T> {
     typedef T Column;
     typedef T State;
     static __device__ State none() { return Bounds<T>::high(); }
     static __device__ State join(State left, State right) { return right < left || is_nan(right) ? right : left; }
     static __device__ Column start() { return none(); }
-    static __device__ Column add(Column column, Value value, int) { return join(column, value); }
+    static __device__ Column add(Column column, T value, int) { return join(column, value); }
     static __device__ State state(Column column, int, long long, int) { return column; }
 };
 
 template <typename T>
-struct Max {
-    typedef T Value;
+struct Max : OneByOne<T> {
     typedef T Column;
     typedef T State;
     static __device__ State none() { return Bounds<T>::low(); }
     static __device__ State join(State left, State right) { return right > left || is_nan(right) ? right : left; }
     static __device__ Column start() { return none(); }
-    static __device__ Column add(Column column, Value value, int) { return join(column, value); }
+    static __device__ Column add(Column column, T value, int) { return join(column, value); }
     static __device__ State state(Column column, int, long long, int) { return column; }
 };
 
@@ -117,8 +131,7 @@ __device__ inline Largest larger_of(const Largest& left, const Largest& right) {
 
 // The first place of the largest value; a NaN counts as larger than any number.
 template <typename T>
-struct ArgMax {
-    typedef T Value;
+struct ArgMax : OneByOne<T> {
     struct Column {
         T value;
         int row;
@@ -126,7 +139,7 @@ struct ArgMax {
     typedef Largest State;
     // Nothing is below the first value, so that row 0 is right where no other is larger.
     static __device__ Column start() { return {Bounds<T>::low(), 0}; }
-    static __device__ Column add(Column column, Value value, int row) {
+    static __device__ Column add(Column column, T value, int row) {
         const bool larger = !(value <= column.value) && !is_nan(column.value);
         return {larger ? value : column.value, larger ? row : column.row};
     }
@@ -146,14 +159,15 @@ __constant__ double RECIPROCAL[ROWS] = {1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  
 
 // Welford's updates along a column, Chan's between columns.
 template <typename T>
-struct Moments {
-    typedef T Value;
+struct Moments : OneByOne<T> {
+    // Left alone the compiler makes do with 48 registers, and loads less at once: 0.73 of reading, and 0.98 with 64 (H200).
+    static constexpr int BLOCKS = 4;
     struct Column {
         double mean, squares;
     };
     typedef MomentsState State;
     static __device__ Column start() { return {0, 0}; }
-    static __device__ Column add(Column column, Value value, int row) {
+    static __device__ Column add(Column column, T value, int row) {
         const double x = static_cast<double>(value), difference = x - column.mean;
         const double mean = column.mean + difference * RECIPROCAL[row];
         return {mean, column.squares + difference * (x - mean)};
@@ -166,7 +180,8 @@ struct Moments {
         if (right.count == 0) return left;
         if (left.count == 0) return right;
         const double count = left.count + right.count, difference = right.mean - left.mean;
-        const double share = right.count / count;
+        // Of most joins both sides have as many, and a division takes as long as several values.
+        const double share = left.count == right.count ? 0.5 : right.count / count;
         return {count, left.mean + difference * share,
                 left.squares + right.squares + difference * difference * (left.count * share)};
     }
@@ -174,12 +189,11 @@ struct Moments {
 
 // Partial results of an operation as the input of the next launch.
 template <typename Operation>
-struct Partials {
-    typedef typename Operation::State Value;
+struct Partials : OneByOne<typename Operation::State> {
     typedef typename Operation::State Column;
     typedef typename Operation::State State;
     static __device__ Column start() { return Operation::none(); }
-    static __device__ Column add(Column column, Value value, int) { return Operation::join(column, value); }
+    static __device__ Column add(Column column, const State& value, int) { return Operation::join(column, value); }
     static __device__ State state(Column column, int, long long, int) { return column; }
     static __device__ State none() { return Operation::none(); }
     static __device__ State join(State left, State right) { return Operation::join(left, right); }

@@ -183,11 +183,11 @@ __device__ inline State from_lane(const State& state, int distance) {
     return bits.state;
 }
 
-template <typename Operation>
-__device__ inline typename Operation::State joined(typename Operation::State (&columns)[Columns<typename
-    Operation::Value>::COUNT], typename Operation::State* shared) {
+template <typename Operation, int COUNT>
+__device__ inline typename Operation::State joined(typename Operation::State (&columns)[COUNT],
+                                                   typename Operation::State* shared) {
     typedef typename Operation::State State;
-    constexpr int COUNT = Columns<typename Operation::Value>::COUNT, WARPS = THREADS / 32;
+    constexpr int WARPS = THREADS / 32;
 #pragma unroll
     for (int half = COUNT / 2; half > 0; half /= 2)
 #pragma unroll
@@ -209,24 +209,25 @@ __device__ inline typename Operation::State joined(typename Operation::State (&c
 // reduce_tiles: a grid that fills the device strides over the tiles. Which block takes a tile changes no bit.
 // `aligned`: whether values can be loaded 16 bytes at a time.
 template <typename Operation>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, Operation::BLOCKS)
 reduce_tiles(const typename Operation::Value* __restrict__ values, typename Operation::State* __restrict__ partials,
              long long n, int aligned) {
     typedef typename Operation::Value Value;
     typedef typename Operation::State State;
-    constexpr int COUNT = Columns<Value>::COUNT, ROW = THREADS * COUNT, TILE = ROWS * ROW,
-        AT_ONCE = COUNT > 8 ? 2 : COUNT > 4 ? 4 : 8;
+    constexpr int COUNT = Columns<Value>::COUNT, ROW = THREADS * COUNT, TILE = ROWS * ROW;
+    constexpr int TOGETHER = Operation::TOGETHER, COLUMNS = COUNT / TOGETHER,
+        AT_ONCE = COLUMNS > 8 ? 2 : COLUMNS > 4 ? 4 : 8;
     struct alignas(sizeof(Value) < 16 ? 16 : alignof(Value)) Vector {
-        Value at[COUNT];
+        typename Operation::Loaded at[COLUMNS];
     };
     __shared__ State shared[THREADS / 32];
     const long long tiles = (n + TILE - 1) / TILE;
     for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const long long first = tile * TILE + threadIdx.x * COUNT;
-        typename Operation::Column columns[COUNT];
-        State states[COUNT];
+        typename Operation::Column columns[COLUMNS];
+        State states[COLUMNS];
 #pragma unroll
-        for (int c = 0; c < COUNT; ++c) columns[c] = Operation::start();
+        for (int c = 0; c < COLUMNS; ++c) columns[c] = Operation::start();
         if (aligned && (tile + 1) * TILE <= n) {
 #pragma unroll 1
             for (int row = 0; row < ROWS; row += AT_ONCE) {
@@ -237,22 +238,25 @@ reduce_tiles(const typename Operation::Value* __restrict__ values, typename Oper
 #pragma unroll
                 for (int r = 0; r < AT_ONCE; ++r)
 #pragma unroll
-                    for (int c = 0; c < COUNT; ++c)
-                        columns[c] = Operation::add(columns[c], loaded[r].at[c], row + r);
+                    for (int c = 0; c < COLUMNS; ++c) {
+                        const typename Operation::Loaded each = loaded[r].at[c];
+                        if constexpr (TOGETHER > 1) columns[c] = Operation::add_word(columns[c], each);
+                        else columns[c] = Operation::add(columns[c], each, row + r);
+                    }
             }
 #pragma unroll
-            for (int c = 0; c < COUNT; ++c) states[c] = Operation::state(columns[c], ROWS, first + c, ROW);
+            for (int c = 0; c < COLUMNS; ++c) states[c] = Operation::state(columns[c], ROWS, first + c, ROW);
         } else {
 #pragma unroll 1
             for (int row = 0; row < ROWS; ++row)
 #pragma unroll
                 for (int c = 0; c < COUNT; ++c) {
                     const long long i = first + row * ROW + c;
-                    if (i < n) columns[c] = Operation::add(columns[c], values[i], row);
+                    if (i < n) columns[c / TOGETHER] = Operation::add(columns[c / TOGETHER], values[i], row);
                 }
 #pragma unroll
-            for (int c = 0; c < COUNT; ++c) {
-                const long long left = n - first - c;
+            for (int c = 0; c < COLUMNS; ++c) {
+                const long long left = n - first - c * TOGETHER;
                 const int rows = left <= 0 ? 0 : static_cast<int>(min((left + ROW - 1) / ROW,
                     static_cast<long long>(ROWS)));
                 states[c] = rows ? Operation::state(columns[c], rows, first + c, ROW) : Operation::none();

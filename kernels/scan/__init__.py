@@ -12,8 +12,8 @@ Floats  : sums are float64, rounded once to the result: with s_i = |a[0]| + … 
 Order   : fixed: on one kind of device the bits depend on the values alone, not on the grid, on which block was first or
           on the number of workers.
 
-Source: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (NVIDIA, 2016); its look-back
-is given a fixed order here.
+Source: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (NVIDIA, 2016); here one block
+looks for all, in a fixed order.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from kernels.limits.cuda import random_values
 OPTIONS: tuple[str, ...] = ()
 
 THREADS, SECTION, LONG_SECTION = 256, 1024, 4096
-TILE_BYTES, SEGMENTED_TILE_BYTES = 16 * 11 * THREADS, 16 * 8 * THREADS
-GROUP, MAIL_HEADER_BYTES = 128, 16
-MAX_TILES = (1 << 31) - 1
+TILE_BYTES, MAILBOX_BYTES = 16 * 11 * THREADS, 32
+MAX_BLOCKS = (1 << 31) - 1
 # Whole numbers of a size share kernels: modulo a power of two signs do not matter.
 C_TYPES = {
     "int32": "unsigned", "uint32": "unsigned", "int64": "unsigned long long", "uint64": "unsigned long long",
@@ -66,7 +65,7 @@ class Task:
         return C_TYPES[self.values.dtype.name]
 
     def launch(self, entry: str, blocks: int, threads: int, *args: Any) -> None:
-        if blocks > MAX_TILES:
+        if blocks > MAX_BLOCKS:
             raise ValueError(f"values has {self.values.size} elements: too many for one scan")
         kernel("scan", entry).launch((blocks,), (threads,), args, stream=self.stream)
 
@@ -144,8 +143,7 @@ def _run_hierarchical(task: Task) -> None:
     tiles = _blocks(task, TILE_BYTES // task.values.dtype.itemsize)
     struct, totals = _scan_struct(task), None
     if tiles > 1:
-        dtype = np.float64 if task.values.dtype.kind == "f" else task.values.dtype
-        totals = cupy.empty(tiles, dtype)
+        totals = cupy.empty(tiles, np.float64 if task.values.dtype.kind == "f" else np.uint64)
         task.launch(f"sum_tiles<{task.c_type}>", tiles, THREADS, struct, totals)
         _run_hierarchical(replace(task, values=totals, out=totals, exclusive=False))
     args = (struct, ctypes.c_void_p(_pointer(totals)))
@@ -155,15 +153,12 @@ def _run_hierarchical(task: Task) -> None:
 def _run_single_pass(task: Task) -> None:
     import cupy
 
-    itemsize = task.values.dtype.itemsize
-    tiles = _blocks(task, (TILE_BYTES if task.heads is None else SEGMENTED_TILE_BYTES) // itemsize)
-    summed = 8 if task.values.dtype.kind == "f" else itemsize
-    boxes = tiles + -(-tiles // GROUP)
-    mail = cupy.empty(MAIL_HEADER_BYTES + boxes * 2 * summed, cupy.uint8)
+    tiles = _blocks(task, TILE_BYTES // task.values.dtype.itemsize)
+    mail = cupy.empty(2 * tiles * MAILBOX_BYTES, cupy.uint8)
     mail.data.memset_async(0, mail.nbytes, task.stream)
-    args = (_scan_struct(task), mail, ctypes.c_uint(tiles))
     segmented = str(task.heads is not None).lower()
-    task.launch(f"scan_single_pass<{task.c_type}, {segmented}>", tiles, THREADS, *args)
+    entry = f"scan_single_pass<{task.c_type}, {segmented}>"
+    task.launch(entry, tiles + 1, THREADS, _scan_struct(task), mail, ctypes.c_uint(tiles))
 
 
 def _sections(summary: str, name: str, threads: int, section: int) -> Variant:
@@ -193,12 +188,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "hierarchical": Variant(
             summary="totals of tiles first, so that sums are written once; tiles scanned by shuffles",
             entries=tuple(
-                f"{name}<{c_type}>" for c_type in (*CLASSIC_TYPES, "double") for name in ("sum_tiles", "scan_tiles")
+                f"{name}<{c_type}>" for c_type in TYPES for name in ("sum_tiles", "scan_tiles")
             ),
             run=_run_hierarchical,
         ),
         PRODUCTION: Variant(
-            summary="one pass: tiles take what lies before them from their predecessors, in a fixed order",
+            summary="one pass: tiles leave totals, a carrier hands each what lies before it, in a fixed order",
             entries=tuple(f"scan_single_pass<{c_type}, {flag}>" for c_type in TYPES for flag in ("false", "true")),
             run=_run_single_pass,
         ),

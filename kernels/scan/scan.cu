@@ -12,13 +12,13 @@
 //   add_totals            second step of all of these
 // Over blocks:
 //   sum_tiles, scan_tiles       totals first, so that a section is read twice but written once (3 n values moved)
-//   scan_single_pass            look-back: each tile takes what lies before it from its predecessors (2 n values moved)
+//   scan_single_pass            tiles leave their totals while they are on the chip, and wait for what lies before them
+//                               (2 n values moved)
 // Sources: Kogge and Stone (1973); Brent and Kung (1982); Harris, Sengupta and Owens, GPU Gems 3, chapter 39 (2007);
 // Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (NVIDIA, 2016).
 
 constexpr int THREADS = 256;
 
+#include "carry.cuh"
 #include "sections.cuh"
-
-#include "look_back.cuh"
 #include "tiles.cuh"

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "bands.cuh"
+#include "signal.cuh"
 
 // W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. What waits for
 // its partner lies in rings of registers, one a level, about TAPS in all. `place` counts the samples, modulo the longest
@@ -63,44 +64,6 @@ struct TreeShape {
     static_assert(!LINKED || RING == 2 * PERIOD, "the ring turns in halves");
     static_assert(PITCH / 4 % 2 == 1 || LINKED && PITCH / 4 % 8 == 2, "rows begin in different banks");
 };
-
-// How warps tell others in shared memory that they are done, turn by turn: a turn ends with its COUNT-th arrival. What was
-// written before an arrival is seen after the turn has been waited for. Nobody waits for a turn but the last or the next.
-typedef unsigned long long Signal;
-
-template <int COUNT>
-__device__ __forceinline__ void reset(Signal* signal) {
-#if __CUDA_ARCH__ >= 900
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(signal));
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(COUNT) : "memory");
-#else
-    *signal = 0;
-#endif
-}
-__device__ __forceinline__ void arrive(Signal* signal) {
-#if __CUDA_ARCH__ >= 900
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(signal));
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
-#else
-    __threadfence_block();
-    atomicAdd(signal, 1);
-#endif
-}
-template <int COUNT>
-__device__ __forceinline__ void wait_for(Signal* signal, int turn) {
-#if __CUDA_ARCH__ >= 900
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(signal));
-    unsigned ended = 0;
-    while (!ended)
-        asm volatile("{ .reg .pred ended; mbarrier.try_wait.parity.shared.b64 ended, [%1], %2; selp.u32 %0, 1, 0, ended; }"
-                     : "=r"(ended)
-                     : "r"(at), "r"(turn & 1)
-                     : "memory");
-#else
-    while (*static_cast<volatile Signal*>(signal) < static_cast<Signal>(turn + 1) * COUNT) {}
-    __threadfence_block();
-#endif
-}
 
 __device__ __forceinline__ void copy_4_bytes(float* shared, const void* global) {
 #if __CUDA_ARCH__ >= 800
@@ -206,7 +169,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                     if (Shape::LINKED)
                         older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
                 }
-            if (part % Shape::BATCH == 0 && turn > 0) wait_for<1>(work.emptied + buffer, turn - 1);
+            if (part % Shape::BATCH == 0 && turn > 0) wait_for<32>(work.emptied + buffer, turn - 1);
 #pragma unroll
             for (int i = 0; i < TREE_GROUP; ++i) {
                 const bool beyond = SIGHT == Sight::CONSTANTS && picture.mode_y == CONSTANT &&
@@ -226,8 +189,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                 }
             }
             if ((part + TREE_GROUP) % Shape::BATCH == 0 && row >= 0) {
-                __syncwarp();
-                if (thread % 32 == 0) arrive(work.filled + buffer);
+                arrive(work.filled + buffer);
                 to += Shape::BUFFER;
                 if (++buffer == Shape::BUFFERS) buffer = 0, to = work.buffers, ++turn;
             }
@@ -303,7 +265,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
         const float* from = work.buffers + buffer * Shape::BUFFER + place;
         results.rows = rows - row - out_row;
         results.whole = picture.aligned_out && columns >= Shape::OUTPUTS && rows - row >= BATCH;
-        wait_for<Shape::COLUMN_WARPS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
+        wait_for<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
         Tree<Shape::IN_REGISTERS> tree = {};
         float before = 0;
 #pragma unroll
@@ -345,8 +307,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
             results.store(at);
             __syncwarp();
         }
-        __syncwarp();
-        if (lane == 0) arrive(work.emptied + buffer);
+        arrive(work.emptied + buffer);
         results.to += BATCH * Shape::ROW_WARPS * results.row_samples;
     }
 }
@@ -377,8 +338,8 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, flo
     work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
     work.filled = signals[0], work.emptied = signals[1];
     if (threadIdx.x < Shape::BUFFERS) {
-        reset<Shape::COLUMN_WARPS>(work.filled + threadIdx.x);
-        reset<1>(work.emptied + threadIdx.x);
+        reset<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
+        reset<32>(work.emptied + threadIdx.x);
     }
     for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + 4 * TREE_GROUP; i += Shape::THREADS)
         work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
