@@ -1,7 +1,5 @@
 """What our collectives cost beside the bare ones, and how soon a gang is back after kill -9.
 
-Usage: scripts/bench collectives [bus | many | fixed | kills]… [--ranks N] [--kills N] [--json FILE]
-
 bus    all-reduces of 1, 16, 256 and 2048 MiB on GPUs, ours and NCCL's own in turns: one at a time, and several queued;
        once with calls that do not block, as Millrace uses NCCL, and once with NCCL's default, which may hang
 many   a thousand small arrays: each by itself, and in one bucket; on GPUs, else over TCP
@@ -28,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from pipeline.cluster.communicator import Communicator
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.cluster.gang import GangResult, run_gang
@@ -343,16 +342,14 @@ PARTS = {"bus": measure_bus, "many": measure_many, "fixed": measure_fixed, "kill
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench collectives", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="bus, many, fixed or kills; default: all")
+    parser = Options("collectives", __doc__)
+    parser.add_parts(PARTS, default=PARTS)
     parser.add_argument("--ranks", type=int, default=4, help="at most so many GPUs, or processes on the CPU")
     parser.add_argument("--kills", type=int, default=20, help="how many ranks are killed")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_json()
     options = parser.parse_args()
-    if set(options.parts) - PARTS.keys():
-        parser.error(f"no such part among {', '.join(PARTS)}")
     results = {}
-    for part in options.parts or PARTS:
+    for part in options.parts:
         results[part] = PARTS[part](options)
         print(part, json.dumps(results[part], indent=2), flush=True)
         if options.json:

@@ -2,23 +2,19 @@
 
 Beside the time: useful pairs a second (a point and an atom within the cutoff), and how many of the inverse square roots
 that the same device does alone in the same rounds those would be.
-
-Usage: scripts/bench coulomb [--device cuda] [--repeats N] [--only NAME] [--workers N] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, host_seconds, measure, ratio
 from kernels.coulomb import Grid, Scheme, potential
 from kernels.coulomb.cases import useful_pairs, water_box
@@ -161,7 +157,10 @@ def tested_to_useful(work: Workload, atoms: Any) -> float:
 
 
 def main() -> None:
-    options = _options()
+    parser = Options("coulomb", __doc__)
+    parser.add_rounds()
+    parser.add_rows()
+    options = parser.parse_args()
     results = []
     for work in WORKLOADS:
         if options.only not in work.name or options.device not in work.devices:
@@ -174,16 +173,6 @@ def main() -> None:
         results.append(result)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench coulomb", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads")
-    parser.add_argument("--only", default="", help="only the rows whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    return parser.parse_args()
 
 
 def _result(work: Workload, atoms: Any, rivals: list[Rival], cuda: bool) -> dict[str, Any]:

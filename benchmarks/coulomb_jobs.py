@@ -2,9 +2,6 @@
 
 Trajectory: 1,000 frames of 92,001 atoms of water at 1 Å, made here; and how fast one process decodes its file.
 Grid: 545 × 801 × 929 points (405 M) of a million atoms, in every binary format, with the most host memory it took.
-
-Usage: scripts/bench coulomb_jobs [trajectory|grid] [--folder DIR] [--devices NAMES] [--frames N] [--format dcd|xtc]
-       [--formats npy,mrc,zarr] [--workers N] [--memory BYTES] [--shrink N]
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from kernels.coulomb.cases import water_box
 
 WATERS, SIDE = 30_667, 97.1
@@ -137,7 +135,7 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench coulomb_jobs", description=__doc__)
+    parser = Options("coulomb_jobs", __doc__)
     parser.add_argument("what", choices=("trajectory", "grid"))
     parser.add_argument("--folder", type=Path, help="where files are made; default: a temporary folder in memory")
     parser.add_argument("--devices", default="cpu", help="names of devices, with commas: cuda:0,all")

@@ -1,9 +1,7 @@
 """An iteration of CG-SENSE on one large volume: coils on the device, from the host, made again, or split over devices.
 
-Usage: scripts/bench mri_volume [--device cuda|cpu|all] [--size N] [--coils C] [--workers W] [--repeats R]
-
-`all`: one rank a GPU; with --workers, so many ranks on the CPU. The kernel is that of random points, the maps are
-smooth; neither matters to the time.
+--device all: one rank a GPU; with --workers, so many ranks on the CPU. The kernel is that of random points, the maps
+are smooth; neither matters to the time.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.nufft import Toeplitz, toeplitz_kernel
 from kernels.sense import GroupedMaps, cg_sense, namespace, toeplitz_normal
@@ -157,7 +156,7 @@ def several_devices(asked: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = Options("mri_volume", __doc__)
     parser.add_argument("--device", choices=["cpu", "cuda", "all"], default="cpu")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--coils", type=int, default=32)

@@ -3,25 +3,21 @@ then both directions and the normal operator of CG-SENSE, beside SigPy and cuFIN
 
 Beside the time: samples of all coils a second, and on CUDA the fraction of the time that copying the same images and
 samples takes in the same rounds.
-
-Usage: scripts/bench nufft [--device cuda] [--repeats N] [--only NAME] [--workers N] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.nufft.cases import radial, random_values
@@ -182,7 +178,10 @@ def _event_seconds(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    options = _options()
+    parser = Options("nufft", __doc__)
+    parser.add_rounds()
+    parser.add_rows()
+    options = parser.parse_args()
     results = []
     for work in WORKLOADS:
         for direction in DIRECTIONS:
@@ -195,16 +194,6 @@ def main() -> None:
             results.append(result)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1, ensure_ascii=False))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench nufft", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads")
-    parser.add_argument("--only", default="", help="only the rows whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    return parser.parse_args()
 
 
 def _result(work: Workload, direction: str, rivals: list[Rival]) -> dict[str, Any]:

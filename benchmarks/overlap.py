@@ -1,7 +1,4 @@
-"""What each level of overlap buys: one job streamed at levels 1, 2, 3 and 5, timed and drawn chunk by chunk.
-
-Usage: scripts/bench overlap [--device cuda:0] [--rows N] [--folder DIR] [--json FILE] [--plot FILE]
-"""
+"""What each level of overlap buys: one job streamed at levels 1, 2, 3 and 5, timed and drawn chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from pipeline import formats
 from pipeline.config import format_bytes
 from pipeline.engine.device import OVERLAPS
@@ -40,7 +38,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench overlap", description=__doc__)
+    parser = Options("overlap", __doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory", type=int, default=3 << 30, help="bytes of the ring")
     parser.add_argument("--rows", type=int, default=10_000, help=f"rows of {COLUMNS} u16 RGB pixels")

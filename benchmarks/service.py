@@ -6,8 +6,6 @@ list    : 10,000 finished jobs, page by page, and the first page
 small   : a small job from its submission to its result, less what the same job takes in a process of its own
 drain   : SIGTERM in the middle of a job: how long until the server has gone, and what the next does not repeat
 memory  : of the server and its workers, while so many jobs run; `memory` alone takes minutes
-
-Usage: scripts/bench service [submit] [accept] [list] [small] [drain] [memory] [--seconds S] [--jobs N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from pipeline.client import Client
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
@@ -325,17 +324,14 @@ PARTS = {"submit": submit, "accept": accept, "list": list_jobs, "small": small, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench service", description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default all but memory")
+    parser = Options("service", __doc__)
+    parser.add_parts(PARTS, default=[name for name in PARTS if name != "memory"])
     parser.add_argument("--seconds", type=float, default=10.0, help="of submitting")
     parser.add_argument("--jobs", type=int, default=5000, help="of `memory`")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_json()
     options = parser.parse_args()
-    unknown = set(options.parts) - set(PARTS)
-    if unknown:
-        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(PARTS)}")
     figures: list[Figure] = []
-    for name in options.parts or [name for name in PARTS if name != "memory"]:
+    for name in options.parts:
         with tempfile.TemporaryDirectory() as folder:
             for figure in PARTS[name](Path(folder), options):
                 figures.append(figure)

@@ -1,7 +1,6 @@
 """Smoothing against its rivals, on the CPU or, with --device cuda, on a GPU (on arrays that are there already).
 
-Usage: scripts/bench smoothing [--device cuda [--variants]] [--size N] [--repeats N] [--only NAME] [--json FILE]
-[--plot FILE]. Rivals that are installed take turns with us and with the device's own copy in the same run.
+Rivals that are installed take turns with us and with the device's own copy in the same run.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.smoothing import box, gaussian
 
@@ -144,16 +143,11 @@ def _measure(work: Workload, side: int, options: argparse.Namespace, report: dic
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/bench smoothing", description=__doc__)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser = Options("smoothing", __doc__)
+    parser.add_rounds(repeats=7)
+    parser.add_rows()
     parser.add_argument("--variants", action="store_true", help="also every variant of ours, from naive on (cuda)")
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 4000, cuda: 8192)")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="threads of ours and OpenCV's"
-    )
-    parser.add_argument("--only", default="", help="only the rows whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="draw them here; variants: FILE-variants (needs matplotlib)")
     options = parser.parse_args()
     if options.variants and options.device != "cuda":

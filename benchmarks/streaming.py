@@ -1,12 +1,11 @@
 """How near the engine comes to the bus: chunks from pinned memory to pinned memory, and from file to file.
 
-Usage: scripts/bench streaming [pinned | chunk | memory | files | gpus]… [--seconds N] [--json FILE]
-
 pinned  box 3×3 over u16 RGB, at least 32 GiB each way, against both-ways copies of the same chunks in the same run
 chunk   the host's own time for a chunk, with chunks of 1 MiB
 memory  peak host and device memory of jobs of 1, 8 and 64 GiB
 files   a file in /dev/shm to a file there, against what as many threads of the host copy without a GPU
 gpus    all GPUs at once, a process each: both-ways copies, the engine, and a job bound by computing
+one     what `gpus` has each of its processes do
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.options import Options
 from kernels.smoothing import box, gaussian
 from pipeline import formats
 from pipeline.engine.buffers import allocate_cuda_slot
@@ -317,11 +317,11 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/bench streaming", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, "one"], default=["pinned", "chunk", "memory", "files"])
+    parser = Options("streaming", __doc__)
+    parser.add_parts([*PARTS, "one"], default=["pinned", "chunk", "memory", "files"])
     parser.add_argument("--gib", type=int, default=8, help="size of the file")
     parser.add_argument("--memory", type=int, default=2 * GIB, help="bytes of the ring")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_json()
     parser.add_argument("--start", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.parts == ["one"]:

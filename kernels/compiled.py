@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -11,19 +12,29 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.np.linalg
 from numba.core.caching import FunctionCache
 
 from kernels.cache import cache_folder
 
+
+def _no_blas() -> None:
+    raise ImportError("it is not looked for")
+
+
 # Numba looks for SciPy's BLAS as it loads, a third of every start, for matrix products that no compiled body here has.
+# What it looks with is Numba's own: other threads may be loading SciPy meanwhile, and want the BLAS.
 if "scipy.linalg" not in sys.modules:
-    sys.modules["scipy.linalg.cython_blas"] = None  # type: ignore[assignment]
+    _find = numba.np.linalg.ensure_blas
+    numba.np.linalg.ensure_blas = _no_blas
     try:
         import numba.np.arraymath
     finally:
-        del sys.modules["scipy.linalg.cython_blas"]
+        numba.np.linalg.ensure_blas = _find
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# CPU bodies are loaded where they are first needed, by several threads at once, and Numba's setting is of the process.
+_setting = threading.Lock()
 
 
 def compiled(function: Function) -> Function:
@@ -53,12 +64,13 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
 @contextmanager
 def _own_folder() -> Iterator[None]:
     """Numba dates a cached function by its own file alone; ours call others, so all of them name the folder."""
-    chosen = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = chosen
+    with _setting:
+        chosen = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())
+        try:
+            yield
+        finally:
+            numba.config.CACHE_DIR = chosen
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -18,6 +19,8 @@ def main() -> NoReturn:
     except Stopped as stop:
         sys.stderr.write(f"millrace: stopped by {stop.signal.name}\n")
         sys.exit(128 + stop.signal)
+    finally:
+        gc.freeze()  # all there is goes with the process: it need not be searched for garbage first
 
 
 if __name__ == "__main__":

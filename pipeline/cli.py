@@ -13,9 +13,9 @@ import click
 
 from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import MillraceError, ParameterError, printable
+from pipeline.errors import MillraceError, ParameterError, counted, printable
 from pipeline.kernels_command import kernels_group
-from pipeline.stdout import open_closed_streams, say
+from pipeline.stdout import open_closed_streams, say, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
 
 FilePath = click.Path(path_type=Path)
@@ -179,7 +179,8 @@ def _parameter_option(name: str, info: Any) -> click.Option:
     """A workload parameter as an option; pydantic checks the value, so that the API refuses the same ones."""
     if info.annotation is bool:
         return click.Option([f"--{name.replace('_', '-')}", name], is_flag=True, default=None, help=info.description)
-    choices = [choice for choice in get_args(info.annotation) if isinstance(choice, str)]
+    alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
+    choices = [choice for each in alternatives for choice in get_args(each) if isinstance(choice, str)]
     text = info.description or ""
     if info.default is not None:
         text += f" [default: {info.default}]"
@@ -247,7 +248,9 @@ def _run(
             events = RunEvents(
                 on_written=written,
                 on_published=lambda: _published.append(output),
-                on_kept=lambda kept, chunks: _kept.append(f"{kept} of {chunks} chunks are kept: go on with --resume"),
+                on_kept=lambda kept, chunks: _kept.append(
+                    f"{kept} of {counted(chunks, 'chunk')} kept: go on with --resume"
+                ),
             )
             receipt = run_job(job, options, events=events, stream=place.stream)
     if preview is not None:
@@ -277,7 +280,8 @@ def main() -> NoReturn:
     raise_on_signals()
     open_closed_streams()
     try:
-        cli.main(standalone_mode=False)
+        with watched_stdout():
+            cli.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(2)

@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things: 1 chunk, 2,000 chunks; 1 axis, 3 axes (`plural`, where it does not just add an s)."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 class MillraceError(Exception):
     """Something failed that is not the user's mistake."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.errors import DeviceError, DeviceUnavailable, OutputError, ParameterError
+from pipeline.errors import DeviceError, DeviceUnavailable, OutputError, ParameterError, counted
 from pipeline.stdout import say
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def bench(name: str | None, every: bool, plot: Path | None, report: Path | None,
     failed = [f"{result.operation} ({result.ladder}): {what}: {why}" for result in results
               for what, why in result.failures.items()]  # fmt: skip
     if failed:
-        raise DeviceError(f"{len(failed)} rungs could not be measured; the first: {failed[0]}")
+        raise DeviceError(f"{counted(len(failed), 'rung')} could not be measured; the first: {failed[0]}")
 
 
 def operation_lines() -> list[str]:

@@ -26,7 +26,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @_options
 def serve(config: Path | None, **flags: Any) -> None:
-    """Take jobs over HTTP, keep them on disk, run them one after another for months."""
+    """Take jobs over HTTP, keep them on disk and run them, for months."""
     from pipeline.service.server import serve as run_server
 
     settings = load_service_settings(flags, file=config).settings

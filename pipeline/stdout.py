@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
 
 import click
 
@@ -13,21 +16,59 @@ READER_WENT_AWAY = 141
 
 
 def say(text: str, *, besides: str = "") -> None:
-    """A reader that went away ends the program as it does other filters.
+    """Print a text.
 
     besides : what whoever learns that this could not be written has to know too
-
-    Raises StorageError where it cannot be written.
     """
     try:
         click.echo(text)
-        sys.stdout.flush()
+    except StorageError as error:
+        raise StorageError(f"{error}{besides}") from error
+
+
+@contextmanager
+def watched_stdout() -> Iterator[None]:
+    """While a command runs, for what Click prints of its own accord too: help and version.
+
+    A reader that went away ends the program as it does other filters; StorageError where stdout cannot be written.
+    """
+    stream = sys.stdout
+    with redirect_stdout(_Watched(stream)):
+        try:
+            yield
+        finally:
+            try:
+                stream.flush()
+            except OSError:  # told already: what is left goes nowhere, lest the interpreter's end complain of it again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Watched:
+    """A stream whose writing fails with errors of ours."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _translated():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _translated():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
-        _write_no_more()
         raise SystemExit(READER_WENT_AWAY) from None
     except OSError as error:
-        _write_no_more()
-        raise StorageError(f"stdout: {error.strerror}{besides}") from error
+        raise StorageError(f"stdout: {error.strerror}") from error
 
 
 def open_closed_streams() -> None:
@@ -37,8 +78,3 @@ def open_closed_streams() -> None:
     os.close(descriptor)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open to the end
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
-def _write_no_more() -> None:
-    """What is still buffered goes nowhere, so that the interpreter's end does not complain of it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

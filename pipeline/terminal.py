@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.config import format_bytes
 from pipeline.engine.discovery import DeviceReport
+from pipeline.errors import counted
 from pipeline.workloads.base import Chunk, Plan
 
 
@@ -60,7 +61,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     halos = zip(image["axes"], plan["halo"], strict=True)
     halo = ", ".join(f"{letter} {before}+{after}" for letter, (before, after) in halos)
     further = [f"{name} {_value(value)}" for name, value in image.items() if name not in ("shape", "axes", "dtype")]
-    ring = f"{plan['slots']} slots, {format_bytes(plan['ring_bytes'])} in all"
+    ring = f"{counted(plan['slots'], 'slot')}, {format_bytes(plan['ring_bytes'])} in all"
     asked = ", ".join(f"{name} {_value(value)}" for name, value in plan["parameters"].items())
     return [
         f"{plan['workload']} {plan['input']} → {plan['output']}",
@@ -79,10 +80,11 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     """One line at the end of a run."""
     seconds, audit = receipt["wall_seconds"], receipt["audit"]
     rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
-    halved = f" (halved {receipt['halvings']} times to fit the device)" if receipt["halvings"] else ""
+    halved = f" (halved {counted(receipt['halvings'], 'time')} to fit the device)" if receipt["halvings"] else ""
     return (
-        f"{receipt['output']}: {receipt['chunks']:,} chunks{halved} on {receipt['device']['name']} in {seconds:.2f} s "
-        f"({rate}/s in and out); {audit['samples']} samples checked, worst error {audit['worst_error']:.3g}"
+        f"{receipt['output']}: {counted(receipt['chunks'], 'chunk')}{halved} on {receipt['device']['name']} "
+        f"in {seconds:.2f} s ({rate}/s in and out); {counted(audit['samples'], 'sample')} checked, "
+        f"worst error {audit['worst_error']:.3g}"
     )
 
 

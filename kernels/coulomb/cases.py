@@ -25,6 +25,8 @@ CANCELLATION = 20  # where charges cancel further than this, the bound is for th
 # float32 numbers of some 10 Å once they are taken from the tile.
 RELATIVE_ERROR, NEAR_ANGSTROM = 3e-6, 0.2
 AT_CUTOFF = 2e-6  # relative to the cutoff's square: whether such a pair counts is a matter of rounding
+# Pairs that the oracle looks at together: what it makes of them stays in the processor's cache.
+_PAIRS_AT_ONCE = 1 << 14
 
 FREE = None
 BOX = Cell(vectors=((13.1, 0.0, 0.0), (0.0, 11.7, 0.0), (0.0, 0.0, 12.3)))
@@ -124,8 +126,8 @@ def image_vectors(cell: Cell | None, atoms: Array, grid: Grid, reach: float) -> 
     high = np.array([axis[-1] for axis in axes]) + reach - atoms[:, :3].min(0)
     corners = np.array(list(itertools.product(*zip(low, high, strict=True)))) @ np.linalg.inv(cell.matrix)
     ranges = [np.arange(np.floor(a) - 1, np.ceil(b) + 2) for a, b in zip(corners.min(0), corners.max(0), strict=True)]
-    multiples = np.stack(np.meshgrid(*ranges, indexing="ij"), -1).reshape(-1, 3)
-    return np.asarray(multiples @ cell.matrix)
+    vectors = np.stack(np.meshgrid(*ranges, indexing="ij"), -1).reshape(-1, 3) @ cell.matrix
+    return np.asarray(vectors[((vectors >= low) & (vectors <= high)).all(1)])
 
 
 def exact(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None = None) -> Expected:
@@ -135,22 +137,21 @@ def exact(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None = None) ->
     axes, atoms = grid.axes(), atoms.astype(np.float64)
     values, sizes, doubtful = (np.zeros(grid.shape) for _ in range(3))
     nearest = np.full(grid.shape, np.inf)
-    reach = max(0 if direct else cutoff, scheme.exclude_radius_angstrom, 1.0)
-    for *position, charge in _images(atoms, grid, cell, np.inf if direct else reach):
-        x, y, z = ((axis - at) ** 2 for axis, at in zip(axes, position, strict=True))
-        square = x[:, None, None] + y[:, None] + z
-        np.minimum(nearest, np.sqrt(square), out=nearest)
-        if charge == 0:
-            continue
-        softened = square + SOFTENING_ANGSTROM**2
-        distance = np.sqrt(softened)
-        term, size = _term(scheme, distance), 1 / distance ** (1 + scheme.distance_dependent)
+    reach = max(0 if direct else cutoff, scheme.exclude_radius_angstrom, 1.0) * (1 + AT_CUTOFF)
+    placed, together = _images(atoms, grid, cell, np.inf if direct else reach), -(-_PAIRS_AT_ONCE // grid.size)
+    for first in range(0, len(placed), together):
+        # Atoms along the first of four axes, points along the others.
+        *position, charge = placed[first : first + together].T[..., None, None, None]
+        x, y, z = ((axis - at[:, 0, 0]) ** 2 for axis, at in zip(axes, position, strict=True))
+        square = x[:, :, None, None] + y[:, None, :, None] + z[:, None, None, :]
+        np.minimum(nearest, np.sqrt(square.min(0)), out=nearest)
+        distance = np.sqrt(square + SOFTENING_ANGSTROM**2)
+        size = abs(charge) / distance ** (1 + scheme.distance_dependent) * (1 + NEAR_ANGSTROM / distance)
         inside = square <= cutoff**2
-        values += np.where(inside, charge * term, 0)
-        size = abs(charge) * size * (1 + NEAR_ANGSTROM / distance)
-        sizes += np.where(inside, size, 0)
+        values += np.where(inside, charge * _term(scheme, distance), 0).sum(0)
+        sizes += np.where(inside, size, 0).sum(0)
         if scheme.name == "truncate":
-            doubtful += np.where(abs(square / cutoff**2 - 1) < AT_CUTOFF, size, 0)
+            doubtful += np.where(abs(square / cutoff**2 - 1) < AT_CUTOFF, size, 0).sum(0)
     values, sizes, doubtful = (array / scheme.dielectric for array in (values, sizes, doubtful))
     excluded = nearest < scheme.exclude_radius_angstrom
     for array in (values, sizes, doubtful):
@@ -162,13 +163,12 @@ def _images(atoms: Array, grid: Grid, cell: Cell | None, reach: float) -> Array:
     """Atoms and their images within reach of a grid's box, [n, 4]."""
     if not len(atoms):
         return atoms
-    shifts = image_vectors(cell, atoms, grid, reach)
-    images = np.repeat(atoms[None], len(shifts), 0)
-    images[:, :, :3] += shifts[:, None]
-    images = images.reshape(-1, 4)
-    axes = grid.axes()
+    axes, images = grid.axes(), [atoms[:0]]
     low, high = (np.array([axis[end] for axis in axes]) for end in (0, -1))
-    return np.asarray(images[((images[:, :3] >= low - reach) & (images[:, :3] <= high + reach)).all(1)])
+    for shift in image_vectors(cell, atoms, grid, reach):
+        moved = atoms + np.array([*shift, 0.0])
+        images.append(moved[((moved[:, :3] >= low - reach) & (moved[:, :3] <= high + reach)).all(1)])
+    return np.concatenate(images)
 
 
 def _term(scheme: Scheme, distance: Array) -> Array:

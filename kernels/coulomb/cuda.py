@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.coulomb import cpu
 from kernels.coulomb.cells import CUBES, SLICES, Cells, cells_around
 from kernels.coulomb.geometry import SCHEMES, Cell, Grid, Scheme, images, reach_box
 from kernels.coulomb.structs import (
@@ -218,6 +217,8 @@ def _checked_cells(task: Task, tile: tuple[int, int, int], cut: tuple[int, int, 
 def _run_classic(task: Task) -> None:
     """The host fills the bins and, while the device computes, adds up what did not fit: the design of 2008."""
     import cupy
+
+    from kernels.coulomb import cpu  # with Numba, which nothing else here needs
 
     cells = _checked_cells(task, REGION)
     struct = _cells(task, cells)

@@ -16,6 +16,8 @@ _ALIGNED = (8, 8, 16)
 _MARGIN_ANGSTROM = 1e-2
 # Of the boxes that atoms are put into: some twenty of water each, and hardly more boxes than atoms.
 _EDGE_ANGSTROM = 6.0
+# Of an atom's number: there are no more atoms than these hold, and hardly more boxes than atoms.
+_NUMBER_BITS = 31
 
 
 class Reach:
@@ -33,15 +35,21 @@ class Reach:
         placed = np.asarray(positions[:, :3], np.float64)
         if cell is not None:
             placed = placed - cell.vectors_of(np.floor(times(placed, cell.inverse)))
-        self._low, high = placed.min(axis=0), placed.max(axis=0)
+        columns = np.array(placed.T, order="C")  # one after the other in memory: several times as fast
+        self._low, high = columns.min(axis=1), columns.max(axis=1)
         sides = high - self._low
         self._edge = max(_EDGE_ANGSTROM, float((sides + _EDGE_ANGSTROM).prod() / self._count) ** (1 / 3))
         self._shape = (sides / self._edge).astype(np.int64) + 1
-        place = np.minimum(((placed - self._low) / self._edge).astype(np.int64), self._shape - 1)
-        number = np.ravel_multi_index(tuple(place.T), tuple(self._shape))
-        self._order = np.argsort(number, kind="stable")
+        columns -= self._low[:, None]
+        columns /= self._edge
+        place = np.minimum(columns.astype(np.int64), self._shape[:, None] - 1)
+        number = np.ravel_multi_index(tuple(place), tuple(self._shape))
         self._starts = np.zeros(int(self._shape.prod()) + 1, np.int64)
         np.cumsum(np.bincount(number, minlength=len(self._starts) - 1), out=self._starts[1:])
+        # By box, then by number: as one integer each they are sorted ten times as fast as by a stable argsort.
+        order = number << _NUMBER_BITS | np.arange(self._count)
+        order.sort()
+        self._order = order & ((1 << _NUMBER_BITS) - 1)
 
     def count(self, grid: Grid) -> int:
         """How many atoms `atoms` returns."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import queue
 import secrets
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -35,7 +34,7 @@ from pipeline.cluster.member import (
 )
 from pipeline.cluster.mesh import Membership
 from pipeline.cluster.tcp import CONNECT_SECONDS
-from pipeline.cluster.turns import LOOK_SECONDS, one_at_a_time
+from pipeline.cluster.turns import LOOK_SECONDS
 from pipeline.errors import Aborted, ClusterError, RankLost
 
 LEAVE_SECONDS = 2.0
@@ -50,8 +49,7 @@ class Call(Protocol):
 class GangWorkers(Protocol):
     """What a gang asks of the workers: `DaskWorkers`, or a stand-in."""
 
-    @property
-    def cluster(self) -> str: ...
+    def turn(self, turn_s: float | None, check: Callable[[], None]) -> AbstractContextManager[None]: ...
 
     def last_heard(self) -> Mapping[str, float]: ...
 
@@ -127,7 +125,7 @@ def run_gang(
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
     limits = limits or GangLimits()
-    with one_at_a_time(workers.cluster, limits.turn_s, check):
+    with workers.turn(limits.turn_s, check):
         return _Gang(workers, function, shards, arguments, transport, limits, check).run()
 
 
@@ -201,10 +199,11 @@ class _Gang:
             survivors = [address for address in there if address in self._held]
             if survivors or there:
                 return survivors or sorted(there)[: self._shards]
+            self._check()
             self._total.check("the gang")
             if patience.left_s == 0.0:
                 raise ClusterError(f"no worker is left for the gang after {self._limits.wait_s:g} s")
-            threading.Event().wait(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def _epoch(self, epoch: int, crew: Sequence[str]) -> dict[str, Any] | None:
         """What each rank's function returned, in their order; None where the epoch has to be tried again."""
@@ -248,7 +247,7 @@ class _Gang:
         while round_.running:
             round_.collect(LOOK_SECONDS)
             self._check()
-            for address in round_.running & self._missing(round_.running):
+            for address in self._missing(round_.running):
                 round_.lose(address)
             if patience is None and (round_.trouble or self._total.left_s == 0.0):
                 patience = Deadline(self._limits.stuck_s)

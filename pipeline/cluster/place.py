@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.cluster import fork_server
 from pipeline.cluster.worker_specs import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
-from pipeline.engine.discovery import usable_gpus
+from pipeline.engine.discovery import all_gpus, usable_gpus
 from pipeline.engine.planned import PlannedDevice
 from pipeline.engine.run import Stream, open_device, stream_on_device
 from pipeline.errors import ParameterError
@@ -38,7 +38,7 @@ def open_place(settings: Settings) -> Iterator[Place]:
             workers.gathers_metrics = settings.metrics_port is not None
             yield Place(device=workers, stream=workers.stream)
         return
-    several_gpus = settings.device == "all" and len(usable_gpus()) > 1
+    several_gpus = settings.device == "all" and len(all_gpus()) > 1
     if several_gpus or settings.workers is not None:
         fork_server.begin()  # before Dask is imported here, too
         from pipeline.cluster.worker_processes import local_workers
@@ -53,7 +53,9 @@ def open_place(settings: Settings) -> Iterator[Place]:
 
 def worker_specs(settings: Settings) -> list[WorkerSpec]:
     """One worker process for each GPU that the settings name, or as many as they say on the CPU."""
-    if settings.device in ("auto", "all"):
+    if settings.device == "all":
+        gpus = all_gpus()
+    elif settings.device == "auto":
         gpus = usable_gpus() if settings.workers is None else []
     else:
         device = open_device(settings.device, settings.threads)
@@ -67,9 +69,12 @@ def _refuse_contradictions(settings: Settings) -> None:
         raise ParameterError("--workers starts processes here, --scheduler uses those of a cluster: give one of them")
     if settings.scheduler is not None and settings.device not in ("auto", "cpu", "cuda"):
         raise ParameterError(f"--device {settings.device} is of this machine; with --scheduler: auto, cpu or cuda")
-    if settings.workers is not None and settings.device.startswith("cuda"):
-        raise ParameterError("--workers are processes on the CPU; --device all has one for each GPU")
-    if settings.workers is not None and settings.device in ("auto", "all") and usable_gpus():
+    if settings.workers is not None and settings.device not in ("auto", "cpu"):
+        raise ParameterError(
+            f"--workers are processes on the CPU, and --device {settings.device} means GPUs: give one of them "
+            "(--device all has a process for each GPU)"
+        )
+    if settings.workers is not None and settings.device == "auto" and usable_gpus():
         raise ParameterError("--workers are processes on the CPU and this machine has a GPU: add --device cpu")
     if clustered and settings.overlap != 5:
         raise ParameterError("--overlap is for one device: leave it out, or leave out --workers, --scheduler and all")

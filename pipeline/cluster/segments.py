@@ -26,8 +26,8 @@ from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Ledger
 from pipeline.engine.placement import near_cores, stay_on
 from pipeline.engine.run import open_device
-from pipeline.engine.stages import StageRecord
-from pipeline.errors import InputError, MillraceError, UserError
+from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.formats.partial import Opening
 from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
 
@@ -35,8 +35,6 @@ from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
 SEGMENTS_A_WORKER = 8
 # How often a segment tells how far it has come.
 TELL_S = 0.5
-# What the stages did: seconds, bytes and chunks by name.
-StagesTold = Mapping[str, tuple[float, int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], 
         checkpoints.note(chunk)
         if time.monotonic() - told_at >= TELL_S:
             told_at = time.monotonic()
-            tell(_stages_told(record))
+            tell(record.told())
 
     with (
         _using(job) as opened,
@@ -140,11 +138,7 @@ def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], 
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
-    return SegmentReceipt(segment=segment, notes=notes, stages=_stages_told(record))
-
-
-def _stages_told(record: StageRecord) -> StagesTold:
-    return {name: (totals.seconds, totals.nbytes, totals.chunks) for name, totals in record.totals.items()}
+    return SegmentReceipt(segment=segment, notes=notes, stages=record.told())
 
 
 # Set once this process shall take part in nothing more.
@@ -197,7 +191,8 @@ class _OpenJob:
             plan = self.workload.plan(job.cut.budget_bytes, job.cut.target_bytes)
             self.chunks: Sequence[Chunk] = plan.chunks
             if len(plan.chunks) != job.ledger_identity["chunks"]:
-                raise MillraceError(f"{_here()} cuts the job into {len(plan.chunks)} chunks, unlike the others")
+                cut = counted(len(plan.chunks), "chunk")
+                raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
             self.workload.hold_at_most(job.held_bytes)
             self._join()
             slots = min(device.ring_depth, len(plan.chunks))

@@ -16,25 +16,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import metrics
 from pipeline.cluster.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.member import Member
+from pipeline.cluster.rank_device import RankDevice
 from pipeline.cluster.segments import ClusterJob, own_device, refuse_other_input
-from pipeline.engine.buffers import Slot, buffer_bytes, carve
 from pipeline.engine.device import Device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
-from pipeline.engine.stages import StageRecord
+from pipeline.engine.stages import StageRecord, StagesTold
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening
 from pipeline.workloads import Chunk, Plan, Workload, workload_named
-from pipeline.workloads.base import ArraySpec
-from pipeline.workloads.shared import JointWorkload, Room, SharedWorkload
+from pipeline.workloads.shared import JointWorkload, SharedWorkload
 
 # Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
@@ -58,12 +56,12 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What a rank tells of a run: the chunks it wrote, notes for the audit, stages as (seconds, bytes, chunks)."""
+    """What a rank tells of a run: the chunks it wrote, notes for the audit, what its stages did."""
 
     chunks: tuple[int, ...]
     notes: Mapping[str, Any]
     share_notes: Mapping[str, Any]
-    stages: Mapping[str, tuple[float, int, int]]
+    stages: StagesTold
     device: str
 
 
@@ -93,6 +91,12 @@ class Shares:
 
     def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
         """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
+        for totals in record.totals.values():
+            totals.lanes = self._ranks  # all threads of a rank compute the same frame, and one reads
+        with record.timed():
+            self._stream(plan, ledger, events, record)
+
+    def _stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
         workload = self._job.workload
         try:
             if isinstance(workload, JointWorkload):
@@ -194,38 +198,37 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
     """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
     device = own_device(job.worker_device)
     device.enter()
-    workload, rank = _opened(job, facts, device), _Rank(device, member)
+    workload, rank = _opened(job, facts, device), RankDevice(device, member)
     assert isinstance(workload, SharedWorkload)
-    began = time.perf_counter()
     try:
         member.compute(lambda shard: workload.share(run.region, shard, rank))
-        computed = time.perf_counter()
         total = member.reduce(workload.reduction, deterministic=True)
-        reduced = time.perf_counter()
         mine = run.chunks[member.rank :: member.size]
-        values = workload.whole(run.region, total) if mine else None
+        if mine:
+            _write(workload, mine, run.region, total, rank.record)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
-    if values is not None:
-        for chunk in mine:
-            workload.write(chunk, [_part(values, run.region, chunk.region)])
-        workload.flush()
-    written = time.perf_counter()
-    nbytes = run.size * workload.share_bytes(0)
-    stages = {
-        "read": (rank.read_seconds, rank.read_bytes, rank.reads),
-        "compute": (computed - began, nbytes * len(member.shards), len(member.shards)),
-        "download": (reduced - computed, nbytes, len(mine)),
-        "write": (written - reduced, sum(chunk.output_bytes for chunk in mine), len(mine)),
-    }
-    _count(workload, stages, mine)
+    _count(workload, rank.record, mine)
     return RankReport(
         chunks=tuple(chunk.index for chunk in mine),
         notes=workload.audit_notes(),
         share_notes=workload.share_notes(),
-        stages=stages,
+        stages=rank.record.told(),
         device=device.name,
     )
+
+
+def _write(workload: SharedWorkload, chunks: Sequence[Chunk], region: Region, total: Any, record: StageRecord) -> None:
+    """What of the result falls to this rank, from the device to the disk."""
+    began = time.perf_counter()
+    values = workload.whole(region, total)
+    brought = time.perf_counter()
+    for chunk in chunks:
+        workload.write(chunk, [_part(values, region, chunk.region)])
+    workload.flush()
+    nbytes = sum(chunk.output_bytes for chunk in chunks)
+    record.add("download", chunks[0].index, began, brought, nbytes)
+    record.add("write", chunks[0].index, brought, time.perf_counter(), nbytes)
 
 
 @_at_work
@@ -233,37 +236,37 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """This rank's part in one chunk that all make together; rank 0 makes it durable."""
     device = own_device(job.worker_device)
     device.enter()
-    workload, rank = _opened(job, None, device), _Rank(device, member)
+    workload, rank = _opened(job, None, device), RankDevice(device, member)
     assert isinstance(workload, JointWorkload)
-    began = time.perf_counter()
+    record, began = rank.record, time.perf_counter()
     try:
         chunk = workload.plan(job.cut.budget_bytes, job.cut.target_bytes).chunks[number]
         outputs = workload.compute_jointly(chunk, member, rank)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; split the coils over more workers") from error
     computed = time.perf_counter()
+    mine = (chunk,) if outputs is not None else ()
+    nbytes = chunk.output_bytes * len(mine)
+    # It reads on this thread.
+    record.add("compute", number, began + record.totals["read"].seconds, computed, nbytes)
     if outputs is not None:
         workload.write(chunk, outputs)
         workload.flush()
-    written = time.perf_counter()
-    mine = (number,) if outputs is not None else ()
-    nbytes = chunk.output_bytes * len(mine)
-    stages = {
-        "read": (rank.read_seconds, rank.read_bytes, rank.reads),
-        "compute": (computed - began - rank.read_seconds, nbytes, len(mine)),
-        "write": (written - computed, nbytes, len(mine)),
-    }
-    notes = workload.audit_notes() if mine else {}
-    _count(workload, stages, (chunk,) if mine else ())
-    return RankReport(chunks=mine, notes=notes, share_notes={}, stages=stages, device=device.name)
+        record.add("write", number, computed, time.perf_counter(), nbytes)
+    _count(workload, record, mine)
+    return RankReport(
+        chunks=tuple(chunk.index for chunk in mine),
+        notes=workload.audit_notes() if mine else {},
+        share_notes={},
+        stages=record.told(),
+        device=device.name,
+    )
 
 
-def _count(workload: Workload, stages: Mapping[str, tuple[float, int, int]], chunks: Sequence[Chunk]) -> None:
-    """In the metrics of this process: what its stages did, and the chunks that it wrote."""
-    for stage, (seconds, nbytes, number) in stages.items():
-        metrics.stages[stage].add(seconds, nbytes, number)
+def _count(workload: Workload, record: StageRecord, chunks: Sequence[Chunk]) -> None:
+    """In the metrics of this process: the bytes that it read, and the chunks that it wrote."""
     count = metrics.work_of(workload.name, workload.unit)
-    count.read(stages["read"][1])
+    count.read(record.totals["read"].nbytes)
     for chunk in chunks:
         count.written(chunk.output_bytes, chunk.work)
 
@@ -278,52 +281,6 @@ def progress_of(name: str) -> str:
 def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
     bounds = zip(part.start, part.stop, region.start, strict=True)
     return values[tuple(slice(start - first, stop - first) for start, stop, first in bounds)]
-
-
-class _Rank:
-    """The device of this process, as `SharedWorkload.share` sees it."""
-
-    def __init__(self, device: Device, member: Member) -> None:
-        self._device = device
-        self._member = member
-        self.threads = device.lanes
-        self.like: Any = self.room([ArraySpec((1,), np.dtype(np.float32))]).device[0]
-        self.read_seconds, self.read_bytes, self.reads = 0.0, 0, 0
-
-    def room(self, specs: Sequence[ArraySpec]) -> Room:
-        return _Room(self._device.allocate(buffer_bytes(specs), 0), specs)
-
-    def enter(self) -> None:
-        self._device.enter()
-
-    def check(self) -> None:
-        self._member.check()
-
-    def note_read(self, seconds: float, nbytes: int) -> None:
-        self.read_seconds += seconds
-        self.read_bytes += nbytes
-        self.reads += 1
-
-
-class _Room:
-    """A slot's input, on the host and on the device."""
-
-    def __init__(self, slot: Slot, specs: Sequence[ArraySpec]) -> None:
-        self._cuda = slot.cuda
-        self.host: Sequence[NDArray[Any]] = carve(slot.host_input, specs)
-        whole = Region((0,), (1,))
-        chunk = Chunk(index=0, region=whole, halo=((0, 0),), inputs=tuple(specs), outputs=(), work=0)
-        self.device: Sequence[Any] = self.host if slot.cuda is None else slot.cuda.inputs(chunk)
-
-    def upload(self) -> None:
-        if self._cuda is not None:
-            for host, device in zip(self.host, self.device, strict=True):
-                device.set(host)
-            self._cuda.upload_done.record()
-
-    def wait(self) -> None:
-        if self._cuda is not None:
-            self._cuda.upload_done.synchronize()
 
 
 _open: dict[str, Workload] = {}

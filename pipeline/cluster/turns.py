@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
 from pipeline.cluster.communicator import Deadline
 from pipeline.errors import ClusterError
@@ -16,19 +17,29 @@ LOOK_SECONDS = 0.25
 _turns: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
+class Lock(Protocol):
+    """A `threading.Lock`, or what is one to other processes too."""
+
+    def acquire(self, *, timeout: float) -> bool: ...
+
+    def release(self) -> None: ...
+
+
 @contextmanager
-def one_at_a_time(cluster: str, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
-    """Nobody else of this process has a turn on the cluster meanwhile.
+def one_at_a_time(cluster: str, turn_s: float | None, check: Callable[[], None], *further: Lock) -> Iterator[None]:
+    """Nobody else of this process has a turn on the cluster meanwhile, and nobody who takes the further locks.
 
     turn_s : seconds to wait for it, then ClusterError; None: as long as it takes
     check  : called while waiting; what it raises ends that
     """
-    lock, patience = _turns[cluster], Deadline(float("inf") if turn_s is None else turn_s)
-    while not lock.acquire(timeout=min(LOOK_SECONDS, patience.left_s)):
-        check()
-        if patience.left_s == 0.0:
-            raise ClusterError(f"another gang runs on the workers of {cluster} and has not ended within {turn_s:g} s")
-    try:
+    patience = Deadline(float("inf") if turn_s is None else turn_s)
+    with ExitStack() as held:
+        for lock in (_turns[cluster], *further):
+            while not lock.acquire(timeout=min(LOOK_SECONDS, patience.left_s)):
+                check()
+                if patience.left_s == 0.0:
+                    raise ClusterError(
+                        f"another gang runs on the workers of {cluster} and has not ended within {turn_s:g} s"
+                    )
+            held.callback(lock.release)
         yield
-    finally:
-        lock.release()

@@ -161,7 +161,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
             ends: list[asyncio.Future[Any]] = [finished, told]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if told.done():
-                await _drain(address, [nanny.worker_address for nanny in nannies if nanny.worker_address], drain_s)
+                await _drain(address, nannies, drain_s)
             else:
                 told.cancel()
                 await finished
@@ -214,12 +214,29 @@ async def _told_to_leave() -> None:
             signal.signal(number, handler)
 
 
-async def _drain(address: str, workers: Sequence[str], drain_s: float) -> None:
-    """Returns when these workers have nothing in hand, or time is up, or their scheduler is gone."""
+async def _drain(address: str, nannies: Sequence[Nanny], drain_s: float) -> None:
+    """Returns when their workers have nothing in hand, or time is up, or the scheduler is gone."""
+    for nanny in nannies:
+        nanny.close_gracefully()  # it starts no other worker in place of one that dies
+    processes = [nanny.process for nanny in nannies if nanny.process is not None]
+    at_work = [process for process in processes if process.status == Status.running]
     with suppress(OSError, TimeoutError):
-        async with asyncio.timeout(drain_s):
-            async with Client(address, asynchronous=True, set_as_default=False) as client:
-                await client.run(_leave, workers=list(workers), on_error="ignore")
+        async with asyncio.timeout(drain_s), Client(address, asynchronous=True, set_as_default=False) as client:
+            await asyncio.gather(*(_until_left(client, process) for process in at_work))
+
+
+async def _until_left(client: Client, process: Any) -> None:
+    """Returns when a nanny's worker has nothing in hand, or its process has ended: the scheduler would go on calling
+    one that died for half a minute."""
+    left = asyncio.ensure_future(client.run(_leave, workers=[process.worker_address], on_error="ignore"))
+    ended = asyncio.ensure_future(process.stopped.wait())
+    try:
+        await asyncio.wait((left, ended), return_when=asyncio.FIRST_COMPLETED)
+        if left.done():
+            left.result()
+    finally:
+        left.cancel()
+        ended.cancel()
 
 
 async def _leave(dask_worker: Any) -> None:

@@ -10,22 +10,23 @@ import os
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as ThreadFuture
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from distributed import Client, Future, KilledWorker, get_worker
+from distributed import Client, Future, KilledWorker, Semaphore, get_worker
 
 from pipeline import __version__, metrics
 from pipeline.cluster.communicator import Deadline
 from pipeline.cluster.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.cluster.shares import Shares
+from pipeline.cluster.turns import one_at_a_time
 from pipeline.engine.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.planned import PlannedJob
@@ -44,6 +45,7 @@ class DaskWorkers:
     def __init__(self, client: Client, worker_device: WorkerDevice, where: str) -> None:
         """ClusterError or DeviceUnavailable where a worker is not fit for the job; `where`: the cluster in words."""
         self._client = client
+        self._address = str(client.scheduler.address)
         self._worker_device = worker_device
         self._where = where
         # Whether this process counts in its metrics what its workers do: where nobody asks them for theirs.
@@ -103,8 +105,7 @@ class DaskWorkers:
         ring_bytes = job.cut.budget_bytes * self.ring_depth
         shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
         if shares.are_better:
-            with record.timed():
-                shares.stream(plan, ledger, events, record)
+            shares.stream(plan, ledger, events, record)
             return record
         run = SegmentTasks(self._client, cluster_job, self._where, events.check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
@@ -121,10 +122,15 @@ class DaskWorkers:
 
     # For gangs
 
-    @property
-    def cluster(self) -> str:
-        """The same for all that use the same workers."""
-        return str(self._client.scheduler.address)
+    @contextmanager
+    def turn(self, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
+        """No other gang has a turn on these workers meanwhile, whichever process it is of. As `one_at_a_time`."""
+        semaphore = Semaphore(name="millrace-gang", scheduler_rpc=self._client.scheduler, loop=self._client.loop)
+        with (
+            closing(_SchedulersLock(semaphore, self._ask)) as lock,
+            one_at_a_time(self._address, turn_s, check, lock),
+        ):
+            yield
 
     def last_heard(self) -> Mapping[str, float]:
         """The workers that are there now, by address, and when the scheduler last heard of each, by its clock."""
@@ -132,17 +138,18 @@ class DaskWorkers:
 
     def identities(self) -> Mapping[str, Mapping[str, Any]]:
         """What the scheduler knows of each worker, by address."""
+        # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
+        identity: Mapping[str, Any] = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))
+        return dict(identity["workers"])
+
+    def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
+        """What the scheduler answers to a call from the client's event loop. ClusterError where it does not."""
         if self._client.status != "running":
             raise ClusterError(f"{self._where} went away")
         try:
-            # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
-            identity = self._client.sync(
-                self._client.scheduler.identity, n_workers=-1, callback_timeout=CONNECT_SECONDS
-            )
-        except (OSError, TimeoutError) as error:
-            raise ClusterError(f"{self._where} went away: {error}") from error
-        workers: Mapping[str, Mapping[str, Any]] = identity["workers"]
-        return workers
+            return self._client.sync(question, callback_timeout=CONNECT_SECONDS)
+        except Exception as error:  # besides OSError, whatever a client raises that is being closed
+            raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
 
     def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
         """Run a function on one worker, on a thread of its own. RankLost comes out of it where that worker is gone.
@@ -207,6 +214,30 @@ class DaskWorkers:
             raise DeviceUnavailable(f"a worker of {self._where} lacks Millrace or what it needs: {error}") from error
         except Exception as error:
             raise ClusterError(f"a worker of {self._where} does not answer: {type(error).__name__}: {error}") from error
+
+
+class _SchedulersLock:
+    """A lock between processes. Who holds it renews it; after its holder's death it ends by itself in half a minute.
+
+    If the holder's event loop stands still for so long, it ends too soon, and the workers refuse the second gang.
+    """
+
+    def __init__(self, semaphore: Semaphore, ask: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        self._semaphore = semaphore
+        self._ask = ask
+
+    def acquire(self, *, timeout: float) -> bool:
+        return bool(self._ask(lambda: self._semaphore.acquire(timeout=timeout)))
+
+    def release(self) -> None:
+        with suppress(ClusterError):  # a scheduler that is gone holds no locks
+            self._ask(self._semaphore.release)
+
+    def close(self) -> None:
+        """No more renewals: Dask itself would go on with them."""
+        renewals = getattr(self._semaphore, "refresh_callback", None)  # none where locks are set to last for ever
+        if renewals is not None:
+            self._semaphore.loop.add_callback(renewals.stop)
 
 
 class GangCall:

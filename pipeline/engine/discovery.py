@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.engine.cuda_driver import device_uuid
+from pipeline.errors import DeviceUnavailable
 
 GIB = 1 << 30
 # The oldest architecture that the kernels are compiled for and tested on.
@@ -63,6 +64,23 @@ def usable_gpus() -> list[int]:
     """Ordinals of the GPUs that jobs can run on."""
     reports = [report for report in discover() if report.name.startswith("cuda:") and report.obstacle is None]
     return [int(report.name.removeprefix("cuda:")) for report in reports]
+
+
+def all_gpus() -> list[int]:
+    """What `--device all` means: the usable GPUs. DeviceUnavailable where there is none."""
+    gpus = usable_gpus()
+    if not gpus:
+        raise unavailable("all", discover())
+    return gpus
+
+
+def unavailable(name: str, reports: Sequence[DeviceReport]) -> DeviceUnavailable:
+    """Why not the device that a user named, and what could be used, of those that `discover` found."""
+    meant = [report for report in reports if name == "all" or report.name in (name, "cuda")]
+    obstacles = [report.obstacle for report in meant if report.obstacle]
+    usable = ", ".join(report.name for report in reports if report.obstacle is None)
+    reason = obstacles[0] if obstacles else "there is no such device"
+    return DeviceUnavailable(f"--device {name}: {reason}; usable here: {usable}")
 
 
 def _discover_cpu() -> DeviceReport:

@@ -34,7 +34,7 @@ _JOB = "job.json"
 _RECEIPT = "receipt.json"
 _ENTRY = "chunks-{first:08d}-{run}.json"
 _ENTRY_NAME = re.compile(r"chunks-\d+-([0-9a-f]+)\.json")
-_MISSING_KEY = "absent"
+_ABSENT = object()
 # Every name that a ledger's folder holds, while entries are being written too.
 _OURS = re.compile(r"\.?(job|receipt|chunks-\d+(-[0-9a-f]+)?)\.json(\.\d+)?")
 _REMOVALS = 20
@@ -105,11 +105,12 @@ class Ledger:
         found = _read(ledger.folder / _JOB)
         if found is None:
             raise ParameterError(f"--resume: {ledger.folder} cannot be read; run again without --resume")
-        for key, expected in identity.items():
-            if found.get(key, _MISSING_KEY) != expected:
+        for key, now in identity.items():
+            then = found.get(key, _ABSENT)
+            if then != now:
                 raise ParameterError(
-                    f"--resume: {ledger.folder} is of another job: its {key} was {_short(found.get(key))}, "
-                    f"now {_short(expected)}; run again without --resume"
+                    f"--resume: {ledger.folder} is of another job ({_difference(key, then, now)}); "
+                    "run again without --resume"
                 )
         runs = found.get("runs")
         ledger.identity = {**identity, "runs": [str(run) for run in runs] if isinstance(runs, list) else []}
@@ -285,6 +286,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def _difference(name: str, then: Any, now: Any) -> str:
+    """What two values that differ were and are; of objects, the first of their values that differ."""
+    if not isinstance(then, dict) or not isinstance(now, dict):
+        return f"{name}: then {_short(then)}, now {_short(now)}"
+    pairs = ((key, then.get(key, _ABSENT), now.get(key, _ABSENT)) for key in (*now, *then))
+    key, before, after = next(pair for pair in pairs if pair[1] != pair[2])
+    return _difference(f"{name}.{key}", before, after)
+
+
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = "not given" if value is _ABSENT else json.dumps(value)
     return text if len(text) <= 120 else f"{text[:120]}…"

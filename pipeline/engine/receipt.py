@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,10 @@ def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
 
 @cache
 def _installed(package: str) -> str | None:
-    """Looked up once: it takes milliseconds, and a service writes many receipts."""
+    """Looked up once: a service writes many receipts. `version` itself parses all that the project says of itself, and
+    takes ten times as long."""
     try:
-        return version(package)
+        said = re.search(r"^Version: *(\S+)", distribution(package).read_text("METADATA") or "", re.MULTILINE)
+        return said[1] if said else version(package)
     except PackageNotFoundError:
         return None

@@ -16,7 +16,7 @@ from pipeline.config import format_bytes
 from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.engine.discovery import cuda_properties, discover
+from pipeline.engine.discovery import cuda_properties, discover, unavailable
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
 from pipeline.engine.planned import PlannedDevice, PlannedJob
@@ -24,7 +24,6 @@ from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
     AuditError,
-    DeviceUnavailable,
     OutOfDeviceMemory,
     OutputError,
     ParameterError,
@@ -91,10 +90,7 @@ def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Devi
             ordinal = int(name.removeprefix("cuda:"))
             metrics.gpus.watch(cuda_properties(ordinal)["uuid"])
             return CudaDevice(ordinal, overlap)
-    obstacles = [report.obstacle for report in reports if report.obstacle and report.name in (name, "cuda")]
-    usable = ", ".join(report.name for report in reports if report.obstacle is None)
-    reason = obstacles[0] if obstacles else "there is no such device"
-    raise DeviceUnavailable(f"--device {name}: {reason}; usable here: {usable}")
+    raise unavailable(name, reports)
 
 
 def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:

@@ -14,7 +14,7 @@ from pipeline.formats.npy import Npy
 from pipeline.formats.partial import Opening
 from pipeline.formats.png import Png
 from pipeline.formats.pnm import Pnm
-from pipeline.formats.positional import PositionalFile, reading
+from pipeline.formats.positional import first_bytes, reading
 from pipeline.formats.tiff import Tiff
 from pipeline.formats.zarr import Zarr
 
@@ -59,25 +59,14 @@ def _format_of(path: Path) -> ImageFormat | None:
     with reading(path):
         path.stat()
         is_folder = path.is_dir()
-    first_bytes = b"" if is_folder else _first_bytes(path)
+    beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES)
     for form in FORMATS:
-        if form.recognises(path, first_bytes):
+        if form.recognises(path, beginning):
             return form
     if is_folder:
         raise InputError(f"{path}: is a folder and no Zarr array; name an image file in it")
     # By its suffix the format can say what is wrong with the file's start.
     return _by_suffix(path)
-
-
-def _first_bytes(path: Path) -> bytes:
-    file = PositionalFile(path)
-    try:
-        first_bytes = file.head(_FIRST_BYTES)
-    finally:
-        file.close()
-    if not first_bytes:
-        raise InputError(f"{path}: the file is empty; copy or export it again")
-    return first_bytes
 
 
 def _by_suffix(path: Path) -> ImageFormat | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.base import ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.image_series import SeriesFormat, SeriesHeader
@@ -28,7 +28,7 @@ from pipeline.formats.kspace import (
     require_finite_trajectory,
 )
 from pipeline.formats.partial import Opening, PartialFile
-from pipeline.formats.positional import PositionalFile, reading
+from pipeline.formats.positional import PositionalFile, first_bytes, reading
 from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.region_fit import require_fit
 
@@ -53,7 +53,8 @@ class Cfl:
         needed = math.prod(self.dims) * COMPLEX.itemsize
         if size < needed:
             raise InputError(
-                f"{self.path}: truncated: its .hdr promises {needed:,} bytes, the file holds {size:,}; copy it again"
+                f"{self.path}: truncated: its .hdr promises {counted(needed, 'byte')}, the file holds {size:,}; "
+                "copy it again"
             )
         with reading(self.path):
             self.array: NDArray[np.complex64] = np.memmap(
@@ -63,12 +64,7 @@ class Cfl:
 
 def _dims(path: Path) -> tuple[int, ...]:
     """The sixteen dimensions of a .hdr."""
-    file = PositionalFile(path)
-    try:
-        text = file.head(_LONGEST_HEADER).decode("latin-1")
-    finally:
-        file.close()
-    lines = text.splitlines()
+    lines = first_bytes(path, _LONGEST_HEADER).decode("latin-1").splitlines()
     try:
         place = next(number for number, line in enumerate(lines) if line.strip().lower() == "# dimensions")
         dims = tuple(int(word) for word in lines[place + 1].split())

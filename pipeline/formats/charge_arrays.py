@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError, MillraceError
+from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.molecule import Array, Molecule, cell_from, require_finite
-from pipeline.formats.positional import PositionalFile, reading
+from pipeline.formats.positional import first_bytes, reading
 
 _COLUMNS = ("x", "y", "z", "q")
 _LONGEST_DETAIL = 120
@@ -27,12 +27,7 @@ _UNNAMED = re.compile(r"arr_\d+")  # np.savez(file, array)
 
 def read_charge_array(path: Path) -> Molecule:
     """InputError where the file is damaged, or holds something else than finite numbers in one of these layouts."""
-    file = PositionalFile(path)
-    try:
-        is_archive = file.head(2) == b"PK"
-    finally:
-        file.close()
-    if not is_archive:
+    if first_bytes(path, 2) != b"PK":  # no archive
         with _loading(path):
             # Mapped, so that a header that promises more than the file holds asks for no memory.
             mapped = np.lib.format.open_memmap(path, mode="r")
@@ -43,10 +38,10 @@ def read_charge_array(path: Path) -> Molecule:
     return _molecule(path, _stacked(path, arrays, names), _cell(path, arrays))
 
 
-def _table(path: Path, array: Any) -> Array:
+def _table(path: Path, array: Any) -> Any:
     if array.ndim != 2 or array.shape[1] != 4:
         raise InputError(f"{path}: has the shape {array.shape}; n × 4 is needed, a row an atom: x, y, z, charge")
-    return _numbers(path, "", array)
+    return _real(path, "", array)
 
 
 def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Array:
@@ -60,7 +55,7 @@ def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Arr
     if missing:
         found = ", ".join(names) or "no arrays"
         if len(found) > _LONGEST_DETAIL:
-            found = f"{len(names)} arrays"
+            found = counted(len(names), "array")
         if any(_UNNAMED.fullmatch(name) for name in names):
             found += ", saved without a name of their own"
         raise InputError(
@@ -84,16 +79,20 @@ def _cell(path: Path, arrays: Mapping[str, Any]) -> Array | None:
 
 
 def _numbers(path: Path, name: str, array: Any) -> Array:
+    return np.array(_real(path, name, array), np.float64)
+
+
+def _real(path: Path, name: str, array: Any) -> Any:
     if array.dtype.kind not in "iuf":
         what = f"{name} holds" if name else "holds"
         raise InputError(f"{path}: {what} {array.dtype}, not real numbers; convert it with .astype(float)")
-    return np.array(array, np.float64)
+    return array
 
 
-def _molecule(path: Path, table: Array, cell: Array | None) -> Molecule:
+def _molecule(path: Path, table: Any, cell: Array | None) -> Molecule:
     if len(table) == 0:
         raise InputError(f"{path}: holds no atoms")
-    coordinates, charges = np.ascontiguousarray(table[:, :3]), np.ascontiguousarray(table[:, 3])
+    coordinates, charges = np.array(table[:, :3], np.float64, order="C"), np.array(table[:, 3], np.float64)
     require_finite(path, "position", coordinates, "row")
     require_finite(path, "charge", charges, "row")
     return Molecule(coordinates=coordinates, charges=charges, cell=cell)

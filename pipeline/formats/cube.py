@@ -34,6 +34,7 @@ class Cube(GridFormat):
 
     name = "cube"
     suffixes = (".cube", ".cub")
+    shows_atoms = True
 
     def refusal(self, header: GridHeader, path: Path) -> str | None:
         return None

@@ -140,6 +140,8 @@ class GridFormat(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    # Whether files hold the header's atoms, which the others need not be given.
+    shows_atoms: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, header: GridHeader, path: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, MillraceError
+from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.ismrmrd_header import read_xml
 from pipeline.formats.kspace import (
     KSpaceHeader,
@@ -27,7 +27,7 @@ from pipeline.formats.kspace import (
     require_finite_samples,
     require_finite_trajectory,
 )
-from pipeline.formats.positional import PositionalFile
+from pipeline.formats.positional import first_bytes
 
 # Flags are numbered from 1: https://ismrmrd.readthedocs.io, "AcquisitionHeader".
 _NOISE = np.uint64(1 << 18)
@@ -47,7 +47,7 @@ class Ismrmrd(KSpaceReader):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        PositionalFile(path).close()  # says what is wrong with a path
+        first_bytes(path)  # says what is wrong with a path
         with _translated(path):
             import h5py
 
@@ -68,7 +68,9 @@ class Ismrmrd(KSpaceReader):
             images = np.flatnonzero((heads["flags"] & (_NOISE | _NO_IMAGE)) == 0)
             self._noise_scans = np.flatnonzero((heads["flags"] & _NOISE) != 0)
             if images.size == 0:
-                raise InputError(f"{path}: holds {len(heads):,} acquisitions, and none of them is of an image")
+                raise InputError(
+                    f"{path}: holds {counted(len(heads), 'acquisition')}, and none is of an image; export those too"
+                )
             self._check_images(images)
             self._group(images)
             self.header = self._make_header(images)
@@ -87,12 +89,12 @@ class Ismrmrd(KSpaceReader):
         found = [name for name in self._file if is_raw(self._file.get(name))]
         chosen = "dataset" if "dataset" in found else found[0] if len(found) == 1 else None
         if chosen is None:
-            what = f"several: {', '.join(found)}; leave one" if found else "no group with xml and data, as ISMRMRD has"
+            what = f"several: {', '.join(found)}; leave one" if found else "no group with xml and data; is it ISMRMRD?"
             raise InputError(f"{self.path}: holds {what}")
         data, xml = self._file[chosen]["data"], self._file[chosen]["xml"][()]
         names = data.dtype.names or ()
         if data.ndim != 1 or not {"head", "traj", "data"} <= set(names) or data.shape[0] == 0:
-            raise InputError(f"{self.path}: {chosen}/data holds no acquisitions (head, traj, data)")
+            raise InputError(f"{self.path}: {chosen}/data holds no acquisitions (head, traj, data); export it again")
         if isinstance(xml, np.ndarray):
             xml = xml.reshape(-1)[0]
         return data, xml.encode() if isinstance(xml, str) else bytes(xml)
@@ -108,18 +110,18 @@ class Ismrmrd(KSpaceReader):
         """Of all acquisitions of images: one encoding, the same coils, a trajectory."""
         heads = self._heads[images]
         for field, what in (
-            ("active_channels", "coils"),
-            ("encoding_space_ref", "as its encoding space"),
-            ("trajectory_dimensions", "columns of trajectory"),
+            ("active_channels", "their number of coils"),
+            ("encoding_space_ref", "their encoding space"),
+            ("trajectory_dimensions", "the columns of their trajectory"),
         ):
             odd = np.flatnonzero(heads[field] != heads[field][0])
             if odd.size:
                 raise InputError(
-                    f"{self.path}: acquisition {images[odd[0]]} has {heads[field][odd[0]]} {what}, acquisition "
+                    f"{self.path}: acquisitions differ in {what}: {images[odd[0]]} has {heads[field][odd[0]]}, "
                     f"{images[0]} has {heads[field][0]}; all of one file must agree: split it"
                 )
         if heads["active_channels"][0] == 0:
-            raise InputError(f"{self.path}: its acquisitions have no coils")
+            raise InputError(f"{self.path}: its acquisitions have no coils; export it again")
         if heads["trajectory_dimensions"][0] not in (2, 3):
             raise InputError(
                 f"{self.path}: the acquisitions hold no trajectory of 2 or 3 columns but "
@@ -128,7 +130,9 @@ class Ismrmrd(KSpaceReader):
             )
         kept = heads["number_of_samples"].astype(int) - heads["discard_pre"] - heads["discard_post"]
         if (kept < 1).any():
-            raise InputError(f"{self.path}: acquisition {images[np.argmax(kept < 1)]} has no samples that count")
+            raise InputError(
+                f"{self.path}: acquisition {images[np.argmax(kept < 1)]} has no samples that count; leave it out"
+            )
 
     def _group(self, images: NDArray[np.intp]) -> None:
         """Acquisitions of each time and slice, in the file's order."""
@@ -150,8 +154,8 @@ class Ismrmrd(KSpaceReader):
             if (lengths != lengths[0]).any():
                 odd = int(np.argmax(lengths != lengths[0]))
                 raise InputError(
-                    f"{self.path}: {what}: acquisition {group[odd]} has {lengths[odd]} samples, acquisition {group[0]} "
-                    f"{lengths[0]}; readouts of one image must be of one length"
+                    f"{self.path}: {what}: acquisition {group[odd]} has {counted(lengths[odd], 'sample')}, acquisition "
+                    f"{group[0]} {lengths[0]}; readouts of one image must be of one length"
                 )
 
     def _time_name(self, time: int) -> str:
@@ -246,8 +250,9 @@ class Ismrmrd(KSpaceReader):
             samples, cut = self._cut(acquisition)
             if values.size != 2 * coils * samples:
                 raise InputError(
-                    f"{self.path}: acquisition {acquisition} holds {values.size:,} numbers where its header promises "
-                    f"{coils} coils × {samples} samples (twice as many: real and imaginary); it is damaged"
+                    f"{self.path}: acquisition {acquisition} holds {counted(values.size, 'number')} where its header "
+                    f"promises {counted(coils, 'coil')} × {counted(samples, 'sample')} (real and imaginary); it is "
+                    "damaged; copy it again"
                 )
             out[:, place] = np.asarray(values, np.float32).view(np.complex64).reshape(coils, samples)[:, cut]
         require_finite_samples(self.path, out, _numbered(acquisitions))
@@ -257,12 +262,15 @@ class Ismrmrd(KSpaceReader):
         for acquisition, values in zip(self._noise_scans, self._records("data", self._noise_scans), strict=True):
             if values.size == 0 or values.size % (2 * self.header.coils):
                 raise InputError(
-                    f"{self.path}: the noise scan, acquisition {acquisition}, holds {values.size:,} numbers: not of "
-                    f"{self.header.coils} coils, as the images have; --prewhiten no does without"
+                    f"{self.path}: the noise scan, acquisition {acquisition}, holds {counted(values.size, 'number')}: "
+                    f"not of {counted(self.header.coils, 'coil')}, as the images have; --prewhiten no does without"
                 )
             samples = np.asarray(values, np.float32).view(np.complex64).reshape(self.header.coils, -1)
             if not np.isfinite(samples).all():
-                raise InputError(f"{self.path}: the noise scan, acquisition {acquisition}, is not finite")
+                raise InputError(
+                    f"{self.path}: the noise scan, acquisition {acquisition}, is not finite; --prewhiten no does "
+                    "without"
+                )
             found.append(samples)
         return np.concatenate(found, axis=1) if found else None
 
@@ -289,8 +297,8 @@ class Ismrmrd(KSpaceReader):
             samples, cut = self._cut(acquisition)
             if values.size != samples * columns:
                 raise InputError(
-                    f"{self.path}: acquisition {acquisition} holds a trajectory of {values.size:,} numbers where its "
-                    f"header promises {samples} samples × {columns}; it is damaged"
+                    f"{self.path}: acquisition {acquisition} holds a trajectory of {counted(values.size, 'number')} "
+                    f"where its header promises {counted(samples, 'sample')} × {columns}; it is damaged; copy it again"
                 )
             found.append(np.asarray(values, np.float64).reshape(samples, columns)[cut])
         points = np.stack(found)
@@ -328,4 +336,6 @@ def _translated(path: Path) -> Iterator[None]:
         if "truncated file" in said:
             raise InputError(f"{path}: truncated: the file ends before its HDF5 data does; copy it again") from exc
         detail = f" ({said[:160]})" if said else ""
-        raise InputError(f"{path}: is no HDF5 file of raw MRI data, or is damaged{detail}") from exc
+        raise InputError(
+            f"{path}: is no HDF5 file of raw MRI data, or is damaged{detail}; copy or export it again"
+        ) from exc

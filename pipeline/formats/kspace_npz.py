@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, MillraceError
+from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.kspace import (
     COMPLEX,
     KSpaceHeader,
@@ -29,7 +29,7 @@ from pipeline.formats.kspace import (
     require_finite_samples,
     require_finite_trajectory,
 )
-from pipeline.formats.positional import PositionalFile, reading
+from pipeline.formats.positional import first_bytes, reading
 
 _NAMES = ("kspace", "traj", "matrix", "fov_mm", "units", "dwell_us", "noise", "dcf")
 _LONGEST_DETAIL = 120
@@ -106,17 +106,18 @@ class NpzKSpace(KSpaceReader):
         if self._trajectory.dtype.kind not in "iuf" or shape[:-1] not in wanted or shape[-1] not in (2, 3):
             raise InputError(
                 f"{self.path}: traj is {self._trajectory.dtype} {shape}; real (spoke, sample, 2 or 3) with "
-                f"{spokes} spokes of {samples} samples is needed, as kspace has them"
+                f"{counted(spokes, 'spoke')} of {counted(samples, 'sample')} is needed, as kspace has them"
             )
 
     def _check_noise(self, coils: int) -> None:
         noise = self._noise
         if noise is not None and (noise.dtype.kind != "c" or noise.ndim != 2 or len(noise) != coils):
-            raise InputError(f"{self.path}: noise is {noise.dtype} {noise.shape}; complex ({coils} coils, n) is needed")
+            wanted = f"complex ({counted(coils, 'coil')}, n)"
+            raise InputError(f"{self.path}: noise is {noise.dtype} {noise.shape}; {wanted} is needed")
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
-    PositionalFile(path).close()  # says what is wrong with a path
+    first_bytes(path)  # says what is wrong with a path
     try:
         with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files if name in _NAMES}

@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError, ParameterError, StorageError
+from pipeline.errors import InputError, ParameterError, StorageError, counted
 from pipeline.formats.molecule import Array, Frame, Trajectory, cell_vectors, require_finite
-from pipeline.formats.positional import PositionalFile, reason
+from pipeline.formats.positional import first_bytes, reason
 
 _WITH_CHARGES = ".psf, .tpr, .prmtop, .parm7, .mol2 and .pqr"
 _INDEXED = (".xtc", ".trr")
 _LINKS = "millrace-trajectory-"
+_WITH_COORDINATES = ".dcd, .xtc, .trr, .nc or .mdcrd, or a single frame to .gro, .pdb, .crd or .inpcrd"
 _NO_COORDINATES = "holds no coordinates; name the file that does with --trajectory"
 
 
@@ -97,7 +98,7 @@ class UniverseTrajectory(Trajectory):
                 f"--select '{select}': {_one_line(exc)}; write it as MDAnalysis has it: protein and not name H*"
             ) from exc
         if len(atoms) == 0:
-            raise ParameterError(f"--select '{select}': chooses none of the {len(self._universe.atoms):,} atoms")
+            raise ParameterError(f"--select '{select}': chooses none of {counted(len(self._universe.atoms), 'atom')}")
         return atoms
 
     def _cell(self, index: int, dimensions: Array | None) -> Array | None:
@@ -120,7 +121,7 @@ def _universe(topology: Path, trajectory: Path | None, links: Path) -> Any:
         ) from exc
     files = [topology] if trajectory is None else [topology, trajectory]
     for path in files:
-        PositionalFile(path).close()  # says what is wrong with the name, if anything is
+        first_bytes(path)  # says what is wrong with the path, if anything is
     with _translated(*files):
         # Masses are guessed otherwise, with warnings; nobody needs them here.
         return MDAnalysis.Universe(*(str(_linked(path, links)) for path in files), to_guess=())
@@ -172,6 +173,10 @@ def _translated(*files: Path | str) -> Iterator[None]:
         raise InputError(f"{what}: cannot be read: {_one_line(exc)}; check the file, or copy it again") from exc
     except Exception as exc:
         _let_go(exc)
+        if "Cannot find an appropriate coordinate reader" in str(exc):
+            raise InputError(
+                f"{files[-1]}: is of no kind of trajectory known here; convert it to {_WITH_COORDINATES}"
+            ) from exc
         if "isn't a valid topology format" in str(exc):
             raise InputError(
                 f"{files[0]}: is of no format known here: give .pqr, .npy, .npz, or a topology (.psf, .tpr, .prmtop …)"

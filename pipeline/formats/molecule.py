@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, ParameterError
+from pipeline.errors import InputError
 
 Array = NDArray[np.float64]
-
-_FRAMES = re.compile(r"(?P<one>-?\d{1,18})|(?P<begin>-?\d{1,18})?:(?P<step>-?\d{1,18})?:(?P<end>-?\d{1,18})?")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,60 +88,6 @@ class Still(Trajectory):
 
     def close(self) -> None:
         """Nothing is held open."""
-
-
-@dataclass(frozen=True)
-class FrameRange:
-    """Which frames of a trajectory: `begin:step:end`, from 0, `end` not included, negative ends from the last frame.
-
-    100:10:500 takes frames 100, 110, … 490; :10: every tenth; -100:: the last hundred; 7 the eighth alone.
-    """
-
-    begin: int | None = None
-    step: int = 1
-    end: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """ValueError, of one line, where the text is no such range."""
-        found = _FRAMES.fullmatch(text.strip())
-        if found is None:
-            raise ValueError(
-                f"'{text}' is no range of frames: write begin:step:end, as 100:10:500 for frames 100, 110, … 490, "
-                ":10: for every tenth, or one number"
-            )
-        if found["one"] is not None:
-            only = int(found["one"])
-            return cls(only, 1, only + 1 or None)
-        begin, step, end = (None if found[name] is None else int(found[name]) for name in ("begin", "step", "end"))
-        if step is not None and step < 1:
-            raise ValueError(f"'{text}' has the step {step}: begin:step:end needs a step of at least 1")
-        between = None if begin is None or end is None or (begin < 0) != (end < 0) else end - begin
-        if step is not None and between is not None and 0 < between < step and step > 1:
-            # As if written begin:end:step: one frame would be taken where many are meant.
-            raise ValueError(
-                f"'{text}' steps by {step} through {between} frames: the order is begin:step:end, "
-                "the step in the middle; for one frame give its number alone"
-            )
-        return cls(begin, step or 1, end)
-
-    def of(self, n_frames: int, path: Path) -> range:
-        """The frames chosen of so many. ParameterError where there are none, or one named lies beyond the last."""
-        if self.end is not None and self.end > n_frames:
-            raise ParameterError(f"--frames {self}: {path} has {n_frames:,} frames, numbered from 0; choose of those")
-        chosen = range(n_frames)[slice(self.begin, self.end, self.step)]
-        beyond = self.begin is not None and not -n_frames <= self.begin < n_frames
-        if beyond or not chosen:
-            raise ParameterError(
-                f"--frames {self}: chooses no frame; {path} has {n_frames:,}, numbered 0 to {n_frames - 1}"
-            )
-        return chosen
-
-    def __str__(self) -> str:
-        if self.begin is not None and self.step == 1 and (self.begin + 1 or None) == self.end:
-            return str(self.begin)
-        begin, end = ("" if value is None else str(value) for value in (self.begin, self.end))
-        return f"{begin}:{self.step}:{end}"
 
 
 def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:

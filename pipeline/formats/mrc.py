@@ -101,7 +101,7 @@ class MrcWriter(PositionalWriter):
         with np.errstate(all="ignore"):
             mean = float(values.mean(dtype=np.float64))
             apart = values - np.float64(mean)
-            squares = float(np.dot(apart, apart))
+            squares = float(np.einsum("i,i->", apart, apart))  # BLAS would start threads of its own in each of ours
         return _Moments(float(values.min()), float(values.max()), len(values), mean, squares)
 
 

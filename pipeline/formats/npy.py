@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.partial import Opening
@@ -76,7 +76,7 @@ class NpyReader(ImageReader):
         self._samples = ContiguousSamples(shape=shape[::-1] if self._fortran else shape, dtype=dtype, offset=offset)
         if file.size < offset + self.header.nbytes:
             raise InputError(
-                f"{file.path}: truncated: its header promises {self.header.nbytes:,} bytes of samples, "
+                f"{file.path}: truncated: its header promises {counted(self.header.nbytes, 'byte')} of samples, "
                 f"the file holds {file.size - offset:,}; copy or save it again"
             )
 
@@ -137,7 +137,8 @@ def _wanted() -> str:
 
 def _axes_of(path: Path, shape: tuple[int, ...]) -> str:
     if not 2 <= len(shape) <= 4:
-        raise InputError(f"{path}: has {len(shape)} axes {shape}; an image has 2 to 4; reshape and save it again")
+        axes = counted(len(shape), "axis", "axes")
+        raise InputError(f"{path}: has {axes} {shape}; an image has 2 to 4; reshape and save it again")
     if math.prod(shape) == 0:
         raise InputError(f"{path}: its shape {shape} holds no samples; nothing to read")
     if len(shape) == 3:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, counted
 from pipeline.formats.writable import WritableFile, writing
 
 _AT_FDCWD = -100
@@ -59,7 +59,8 @@ class PartialFile(WritableFile):
                 self._reserved_bytes = nbytes
             else:
                 raise OutputError(
-                    f"{path}: has {self.size:,} bytes where the job writes {nbytes:,}: run again without --resume"
+                    f"{path}: has {counted(self.size, 'byte')} where the job writes {nbytes:,}: "
+                    "run again without --resume"
                 )
         except BaseException:
             self.keep() if opening is Opening.RESUME else self.discard()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.decoded import DecodedReader
 from pipeline.formats.deflate import deflated_bands
@@ -163,7 +163,8 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         )
     if depth not in _DEPTHS.get(colour, ()) or methods[:2] != [0, 0] or methods[2] > 1:
         raise InputError(
-            f"{file.path}: its header names colour type {colour} of {depth} bits, which PNG lacks; export it again"
+            f"{file.path}: its header names colour type {colour} of {counted(depth, 'bit')}, which PNG lacks; "
+            "export it again"
         )
     row_bytes = (width * depth * (1 if colour == _PALETTE else _CHANNELS[colour]) + 7) // 8
     if row_bytes * height > _LARGEST_EXPANSION * file.size:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.decoded import DecodedReader
@@ -65,8 +65,8 @@ class Pnm(ImageFormat):
         channels, suffix = _channels(header), path.suffix.lower()
         fitting = {".pgm": (1,), ".ppm": (3,), ".pnm": (1, 3)}.get(suffix)
         if fitting is not None and channels not in fitting:
-            counts = " or ".join(map(str, fitting))
-            return f"{path}: {suffix} holds {counts} channel(s) a pixel, not {channels}; choose .pam, .tif or .npy"
+            counts = " or ".join([*map(str, fitting[:-1]), counted(fitting[-1], "channel")])
+            return f"{path}: {suffix} holds {counts} a pixel, not {channels}; choose .pam, .tif or .npy"
         return None
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
@@ -84,7 +84,7 @@ class PnmReader(ImageReader):
         # What follows the first image (a Netpbm stream may hold several) is left alone.
         if file.size < offset + header.nbytes:
             raise InputError(
-                f"{file.path}: truncated: its header promises {header.nbytes:,} bytes of samples, "
+                f"{file.path}: truncated: its header promises {counted(header.nbytes, 'byte')} of samples, "
                 f"the file holds {file.size - offset:,}; copy or export it again"
             )
 
@@ -169,8 +169,8 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
     text_bytes = file.size - offset
     if text_bytes < 2 * count - 1:  # a digit and a blank for each
         raise InputError(
-            f"{file.path}: truncated: its header promises {count:,} samples, "
-            f"{text_bytes:,} bytes of text cannot hold them; copy or export it again"
+            f"{file.path}: truncated: its header promises {counted(count, 'sample')}, "
+            f"more than {counted(text_bytes, 'byte')} of text can hold; copy or export it again"
         )
 
     def decode() -> NDArray[Any]:
@@ -182,7 +182,8 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
         except (ValueError, OverflowError):
             values = None
         if values is None:
-            raise InputError(f"{file.path}: its text does not hold the {count:,} numbers promised; export it again")
+            promised = counted(count, "number")
+            raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
         if int(values.max()) > _maxval(header):
             raise InputError(f"{file.path}: a sample is {values.max()}, above MAXVAL {header.maxval}; export it again")
         return values.astype(header.dtype).reshape(header.shape)

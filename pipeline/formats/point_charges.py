@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import InputError, ParameterError
+from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.molecule import Still, Trajectory
 
 # What only holds coordinates: no input of its own.
@@ -25,7 +25,7 @@ def open_point_charges(path: Path, *, trajectory: Path | None = None, select: st
         found.close()
         chosen = f"--select '{select}': " if select is not None else ""
         raise InputError(
-            f"{chosen}{path}: every one of {found.n_atoms:,} charges is 0: their potential is 0 everywhere"
+            f"{chosen}{path}: no charge of {counted(found.n_atoms, 'atom')} differs from 0, nor would the potential"
         )
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, StorageError
+from pipeline.errors import InputError, StorageError, counted
 
 _WAYS_OUT = {
     errno.ENOENT: "no such file; check the path",
@@ -45,6 +45,18 @@ def reason(exc: OSError) -> str:
     return f"{exc.strerror or exc} ({errno.errorcode.get(exc.errno or 0, exc.errno)})"
 
 
+def first_bytes(path: Path, nbytes: int = 1) -> bytes:
+    """Up to so many bytes from a file's start. InputError where there is no file that can be read, or an empty one."""
+    file = PositionalFile(path)
+    try:
+        found = file.head(nbytes)
+    finally:
+        file.close()
+    if not found:
+        raise InputError(f"{path}: the file is empty; copy or export it again")
+    return found
+
+
 def memory_of(samples: NDArray[Any]) -> memoryview:
     """The bytes of a C-contiguous array, shared, not copied."""
     if not samples.flags.c_contiguous:
@@ -72,7 +84,7 @@ class PositionalFile:
         if not stat.S_ISREG(mode):
             self.close()
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise InputError(f"{path}: is {kind} where an image file is needed; name the file itself")
+            raise InputError(f"{path}: is {kind} where a file is needed; name the file itself")
 
     @property
     def size(self) -> int:
@@ -94,7 +106,7 @@ class PositionalFile:
                     if got == 0:
                         raise InputError(
                             f"{self.path}: truncated: the file ends at byte {offset + done:,}, "
-                            f"{len(into) - done:,} bytes short; copy or export it again"
+                            f"{counted(len(into) - done, 'byte')} short; copy or export it again"
                         )
                     done += got
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.molecule import Array, Molecule, cell_vectors
 from pipeline.formats.positional import PositionalFile
 
@@ -120,7 +120,7 @@ class _Lines:
         """What is wrong with a line that neither its spaces nor its columns make sense of."""
         fields = line.split()
         if len(fields) < 10:
-            return self._fault(number, f"has {len(fields)} fields; {_layout()}")
+            return self._fault(number, f"has {counted(len(fields), 'field')}; {_layout()}")
         for name, field in zip(_NAMES, fields[-5:], strict=True):
             if not _NUMBER.fullmatch(field):
                 return self._fault(number, f"'{_quoted(field)}' stands for the {name}; {_layout()}")

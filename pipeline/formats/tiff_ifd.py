@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.positional import PositionalFile
 
 MAX_PAGES = 1 << 20
@@ -137,7 +137,7 @@ class Directory:
         if kind not in _UNSIGNED:
             raise self.fault(tag, f"has field type {kind} where whole numbers belong; export the file again")
         if count < wanted:
-            raise self.fault(tag, f"has {count:,} values where {wanted:,} are needed; export the file again")
+            raise self.fault(tag, f"has {counted(count, 'value')} of {wanted:,} that are needed; export the file again")
         code = np.dtype(self.encoding.order + _UNSIGNED[kind])
         values = np.frombuffer(self._value(tag, wanted * code.itemsize), code).astype(np.uint64)
         if values.size and int(values.max()) > np.iinfo(np.int64).max:
@@ -230,7 +230,7 @@ def _read_entries(
     window = file.head(_WINDOW_BYTES, offset)
     (count,) = head.unpack_from(window)
     if not 1 <= count <= MAX_ENTRIES:
-        raise InputError(f"{where} declares {count:,} tags; the file is damaged, export it again")
+        raise InputError(f"{where} declares {counted(count, 'tag')}; the file is damaged, export it again")
     end = head.size + count * entry.size
     if len(window) < end + link.size:
         window = file.head(end + link.size, offset)

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import counted
 from pipeline.formats.tiff_ifd import MAX_SEGMENTS, Directory, Tag
 
 # (bits, SampleFormat) → dtype
@@ -259,10 +260,10 @@ def _check_places(directory: Directory, page: Page, needed: NDArray[np.int64]) -
     start, count = int(offsets.flat[segment]), int(counts.flat[segment])
     if short.flat[segment]:
         raise directory.fault(
-            tag, f"{kind} {segment} has {count:,} bytes, too few; the file is damaged, export it again"
+            tag, f"{kind} {segment} has {counted(count, 'byte')}, too few; the file is damaged, export it again"
         )
     raise directory.fault(
         tag,
-        f"{kind} {segment} of {count:,} bytes at {start:,} is not within the file of {directory.file_bytes:,} bytes; "
-        "truncated or damaged: copy or export it again",
+        f"{kind} {segment} of {counted(count, 'byte')} at {start:,} is not within the file of {directory.file_bytes:,} "
+        "bytes; truncated or damaged: copy or export it again",
     )

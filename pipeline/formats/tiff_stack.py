@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 from pipeline.formats.tiff_ifd import MAX_PAGES, Directory, Tag
 from pipeline.formats.tiff_page import Page, is_beside_the_image, read_page
 
@@ -66,8 +66,8 @@ def arrange(directories: Sequence[Directory]) -> Stack:
         pages = _beyond_the_first(kept[0], first, declared, count)
     if len(pages) != count:
         raise InputError(
-            f"{path}: its {declared.by} description declares {count:,} planes, but the file has {len(pages):,} pages; "
-            "copy it again, or remove the description (tag 270)"
+            f"{path}: its {declared.by} description declares {counted(count, 'plane')}, but the file has "
+            f"{counted(len(pages), 'page')}; copy it again, or remove the description (tag 270)"
         )
     return _ordered(kept[0], pages, declared)
 
@@ -197,7 +197,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
         count = math.prod(sizes.values())
         if count > page_count:
             raise InputError(
-                f"{path}: OME-XML declares {count:,} planes, but the file has {page_count:,} pages; "
+                f"{path}: OME-XML declares {counted(count, 'plane')}, but the file has {counted(page_count, 'page')}; "
                 "it is truncated or one of several files: join them first"
             )
         shape = tuple(sizes[letter] for letter in axes)

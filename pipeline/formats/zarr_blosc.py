@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import counted
+
 _VERSION = 2
 _STORED = 2  # bit of the flags: not compressed
 _HEADER_BYTES = 16
@@ -21,7 +23,7 @@ _LARGEST_BYTES = 1 << 30
 def check_blosc(data: NDArray[np.uint8]) -> None:
     """ValueError unless the header and the table of blocks lie within the data."""
     if len(data) < _HEADER_BYTES:
-        raise ValueError(f"{len(data)} bytes are too few for Blosc")
+        raise ValueError(f"too short for Blosc: {counted(len(data), 'byte')}")
     version, _, flags, item_bytes, nbytes, block_bytes, stored = struct.unpack("<4B3I", data[:_HEADER_BYTES].tobytes())
     if version != _VERSION or stored != len(data) or item_bytes == 0 or nbytes > _LARGEST_BYTES:
         raise ValueError(f"a Blosc header of {stored:,} bytes for {len(data):,}")

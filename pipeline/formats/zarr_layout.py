@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, counted
 
 _AXES = "TCZYX"
 _ORDER = "ZYXC"
@@ -116,7 +116,8 @@ def _plain_layout(array: Any, path: Path) -> Layout:
     ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
     by_number = {2: "YX", 3: ambiguous, 4: "ZYXC", 5: "TCZYX"}.get(array.ndim)
     if by_number is None:
-        raise InputError(f"{path}: an array of {array.ndim} axes without names; 2 to 5 are taken: extract one image")
+        axes = counted(array.ndim, "axis", "axes")
+        raise InputError(f"{path}: an array of {axes} without names; 2 to 5 are taken: extract one image")
     return _layout(by_number, array.shape, {}, path)
 
 

@@ -90,7 +90,8 @@ TABLE = (
     ),
     Metric(
         "millrace_stage_bytes_total", "counter", "bytes", ("stage",),
-        "Bytes that went through each stage of the pipeline; compute: of input, or of sums where ranks share the work.",
+        "Bytes that went through each stage of the pipeline; compute: of input, or of the result where ranks make it "
+        "together.",
         "worker",
     ),
     Metric(

@@ -275,14 +275,16 @@ def _check(new: NewJob, roots: DataRoots) -> None:
     refuse_unknown(new.workload, list(workloads()))
     roots.readable(new.input)
     roots.writable(new.output)
+    kind = workloads()[new.workload]
     try:
-        parameters = workloads()[new.workload].Parameters(**new.parameters)
+        parameters = kind.Parameters(**new.parameters)
     except ValidationError as error:
         fault = error.errors()[0]
         where = f"parameters.{fault['loc'][0]}: " if fault["loc"] else "parameters: "
         said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
         raise ParameterError(f"{where}{said}") from error
     roots.check_further(parameters.further_files)
+    kind.refuse_output(Path(new.output))
 
 
 def _refuse_others(stored: StoredJob, owner: str) -> None:

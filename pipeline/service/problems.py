@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from pipeline.config import explain
-from pipeline.errors import MillraceError, OutputError, StorageError, UserError
+from pipeline.errors import MillraceError, StorageError, UserError
 from pipeline.service.jobs import IllegalTransition
-from pipeline.service.store import NoSuchJob
+from pipeline.service.store import NoSuchJob, OutputTaken
 
 MEDIA_TYPE = "application/problem+json"
 # The first class that an error belongs to decides.
 _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
-    OutputError: 409,
+    OutputTaken: 409,
     UserError: 422,
     StorageError: 503,
     MillraceError: 500,

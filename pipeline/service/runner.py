@@ -22,7 +22,7 @@ from pipeline.config import explain
 from pipeline.engine.ledger import remove_leftovers
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
 from pipeline.engine.stages import StageRecord, StageTotals
-from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError
+from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError, counted
 from pipeline.service.jobs import (
     ACTIVE,
     Action,
@@ -274,7 +274,7 @@ class Runner:
             on_written=lambda chunk: self._count(run, chunk),
             on_begun=run.begin,
             on_computed=lambda: self._tell_own(run, Computed(epoch)),
-            on_kept=lambda kept, chunks: self._log(job, f"{kept} of {chunks} chunks are kept"),
+            on_kept=lambda kept, chunks: self._log(job, f"{kept} of {counted(chunks, 'chunk')} kept"),
             check=run.check,
         )
         return run_job(planned, options, events=events, stream=self._place.stream)

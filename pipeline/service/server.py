@@ -142,7 +142,7 @@ def _place_settings(settings: ServiceSettings) -> Settings:
     """Every GPU unless a device is named, or a process on the CPU of a machine that has none. What contradicts itself,
     or names a GPU that is not here, is left for `open_place` to refuse."""
     device, workers = settings.device, settings.workers
-    if settings.scheduler is None and not device.startswith("cuda"):
+    if settings.scheduler is None and device in ("auto", "cpu"):
         on_cpu = device == "cpu" or not usable_gpus()
         device = "cpu" if on_cpu else "all"
         workers = (workers or 1) if on_cpu else workers

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pipeline.config import explain, parse_bytes, read_toml
+from pipeline.config import explain, format_bytes, parse_bytes, read_toml
 from pipeline.errors import ParameterError
 
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -61,7 +61,7 @@ class ServiceSettings(BaseModel):
         None, ge=1, le=1024, description="CPU threads that compute in each process"
     )
     memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
-        1 << 30, ge=1 << 20, description="the most that the rings of all jobs take, such as 2GiB"
+        "1GiB", validate_default=True, ge=1 << 20, description="the most that the rings of all jobs take, such as 2GiB"
     )
     tokens_file: _Folder | None = Field(None, description="who may use the service: lines that `millrace token` prints")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="jobs that run at the same time")
@@ -87,6 +87,7 @@ class InForce:
     def lines(self) -> list[str]:
         """What `millrace config check` prints."""
         values = self.settings.model_dump(mode="json")
+        values["memory"] = format_bytes(self.settings.memory)
         width = max(map(len, values))
         return [f"{name:{width}}  {_shown(value)}  ({self.sources[name]})" for name, value in values.items()]
 

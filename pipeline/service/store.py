@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import metrics
-from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.errors import OutputError, ParameterError, StorageError, counted
 from pipeline.service import jobs
 from pipeline.service.database import Database
 from pipeline.service.jobs import (
@@ -36,7 +36,7 @@ from pipeline.service.news import News
 from pipeline.service.records import Facts, NewJob, StoredEvent, StoredJob, stored
 from pipeline.service.statements import migrate, sql, storing
 
-__all__ = ["HALF_LIFE_S", "Facts", "NewJob", "NoSuchJob", "Store", "StoredEvent", "StoredJob"]
+__all__ = ["HALF_LIFE_S", "Facts", "NewJob", "NoSuchJob", "OutputTaken", "Store", "StoredEvent", "StoredJob"]
 
 NO_FACTS = Facts()
 HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
@@ -46,6 +46,10 @@ REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
 
 class NoSuchJob(ParameterError):
     """There is no job of that id."""
+
+
+class OutputTaken(OutputError):
+    """A job that is not over writes the same output."""
 
 
 class Store:
@@ -87,7 +91,7 @@ class Store:
         most_of_an_owner : so many jobs of an owner may there be that are not over, with these
 
         Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
-        OutputError where a job that is not over writes the same output.
+        OutputTaken where a job that is not over writes the same output.
         """
         with storing(self.path), self._write() as connection:
             if key is not None:
@@ -108,13 +112,13 @@ class Store:
         waiting = int(connection.execute(sql("active_of_owner"), {"owner": owner}).fetchone()[0])
         if waiting + count > most:
             raise ParameterError(
-                f"{waiting} jobs of {owner} are not over and {most} are allowed: wait for some, or cancel some"
+                f"{owner} has {counted(waiting, 'unfinished job')}, of {most:,} allowed: wait for some, or cancel some"
             )
 
     def _add(self, connection: sqlite3.Connection, new: NewJob, now: float) -> str:
         using = connection.execute(sql("output_in_use"), {"output": new.output}).fetchone()
         if using is not None:
-            raise OutputError(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
+            raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         number = secrets.token_hex(6)
         ended = {after: self._job(connection, after).job.state for after in new.after}
         waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
@@ -202,13 +206,13 @@ class Store:
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
         """Queues a failed or cancelled job again; it waits for what it comes after as that stands now.
 
-        Raises OutputError where another job has meanwhile begun to write the output.
+        Raises OutputTaken where another job has meanwhile begun to write the output.
         """
         with storing(self.path), self._write() as connection:
             output = self._job(connection, job).asked.output
             using = connection.execute(sql("output_in_use"), {"output": output}).fetchone()
             if using is not None and using["id"] != job:
-                raise OutputError(f"{output}: job {using['id']} writes it; wait for it, then retry")
+                raise OutputTaken(f"{output}: job {using['id']} writes it; wait for it, then retry")
             connection.execute(sql("reset_dependencies"), {"job": job})
             waiting = self._waiting_for(connection, job)
             result = self._apply(connection, job, jobs.RetryRequested(waiting), now, Facts())

@@ -18,7 +18,8 @@ class AuditedPlaces:
     def __init__(self, shape: tuple[int, ...], count: int) -> None:
         """`count`: at most so many places, each once."""
         places = np.random.default_rng(0).integers(0, shape, (count, len(shape)))
-        self._places: NDArray[np.int64] = np.unique(places, axis=0)
+        # As np.unique would have them, which loads masked arrays first.
+        self._places: NDArray[np.int64] = np.array(sorted({*map(tuple, places.tolist())}))
         self._written: dict[int, float] = {}
         self._lock = threading.Lock()
 

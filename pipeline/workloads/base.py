@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -136,6 +137,11 @@ class Workload(ABC):
         """
         return nullcontext()
 
+    @classmethod
+    @abstractmethod
+    def refuse_output(cls, output: Path) -> None:
+        """OutputError where no result of this kind can be stored under that name, whatever the input will be."""
+
     @abstractmethod
     def __init__(self, spec: JobSpec) -> None: ...
 
@@ -222,6 +228,16 @@ def receipt_path(output: Path) -> Path:
 def ledger_path(output: Path) -> Path:
     """The folder that says which chunks of an unfinished result are in."""
     return output.with_name(output.name + ".ledger")
+
+
+def version_of(path: Path) -> str:
+    """A file's name, size and time: what tells it from a later one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    written = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="milliseconds")
+    return f"{path} ({found.st_size:,} bytes of {written})"
 
 
 def refuse_same_file(spec: JobSpec) -> None:

@@ -79,6 +79,10 @@ class Coulomb(OneOutput, SharedWorkload):
             return super().begun(spec)
         return opening_ahead(spec.input, spec.parameters)
 
+    @classmethod
+    def refuse_output(cls, output: Path) -> None:
+        map_format_for_output(output)
+
     def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
         assert isinstance(spec.parameters, CoulombParameters)
         self.spec = spec
@@ -176,7 +180,9 @@ class Coulomb(OneOutput, SharedWorkload):
     # One chunk
 
     def start(self, opening: Opening = Opening.NEW) -> None:
-        shown = replace(self.header, atoms=self._frames.first_atoms())
+        shown = self.header
+        if map_format_for_output(self.spec.output).shows_atoms:
+            shown = replace(shown, atoms=self._frames.first_atoms())
         self._open_output(lambda: create_map(self.spec.output, shown, opening))
         self._audits_here = opening is not Opening.JOIN
 
@@ -301,7 +307,7 @@ class Coulomb(OneOutput, SharedWorkload):
             "spacing_angstrom": list(self.header.spacing),
             "units": self.header.units,
             "atoms": self._frames.n_atoms,
-            "charge_e": round(self._frames.total_charge, 6),
+            "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
             "frames": len(self._frames),
             "periodic": cells != {None},
         }

@@ -64,7 +64,7 @@ class ChosenFrames:
         self._version = self._version_now()
         self._trajectory = open_point_charges(path, trajectory=parameters.trajectory, select=parameters.select)
         try:
-            self._frames = parameters.frame_range.of(self._trajectory.n_frames, self._source)
+            self._frames = parameters.frame_range.of(self._trajectory.n_frames, "--frames", self._source)
             factor = per_e_per_angstrom(parameters.units, parameters.temperature_kelvin)
             # As the files' units are to be: the kernels then need no constant.
             self._charges: Array = self._trajectory.charges * factor
@@ -273,6 +273,7 @@ def read_ahead(
             rank.check()
             item[1].upload()
             yield item
+            item[1].computed()
             free.put(item[1])
     finally:
         free.put(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +11,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
-from pipeline.formats.molecule import Array, FrameRange, cell_from
-from pipeline.workloads.base import Parameters
+from pipeline.formats.molecule import Array, cell_from
+from pipeline.workloads.base import Parameters, version_of
+from pipeline.workloads.index_range import IndexRange
 from pipeline.workloads.units import DEFAULT_TEMPERATURE_KELVIN, Units
 
 Combination = Literal["avg", "min", "max", "std", "none"]
@@ -29,12 +29,14 @@ class CoulombParameters(Parameters):
     """Lengths in angstrom, charges in elementary charges, temperatures in kelvin."""
 
     trajectory: Path | None = Field(
-        None, description="coordinates for the charges of MOLECULE, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
+        None, description="coordinates for the charges of INPUT, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
     )
     select: str | None = Field(
         None, description="the atoms that count, as MDAnalysis has it: 'protein and not name H*' [default: all]"
     )
-    frames: str = Field("::", description="frames from 0 as begin:step:end (end not included), or one number")
+    frames: str = Field(
+        "::", description="frames from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+    )
     combine: Combination = Field(
         "avg", description="what the map holds of several frames at each point: mean, least, greatest, deviation"
     )
@@ -123,7 +125,7 @@ class CoulombParameters(Parameters):
     @field_validator("frames")
     @classmethod
     def _range(cls, value: str) -> str:
-        return str(FrameRange.parse(value))
+        return str(IndexRange.parse(value))
 
     @field_validator("dielectric", mode="before")
     @classmethod
@@ -163,8 +165,8 @@ class CoulombParameters(Parameters):
         return self
 
     @property
-    def frame_range(self) -> FrameRange:
-        return FrameRange.parse(self.frames)
+    def frame_range(self) -> IndexRange:
+        return IndexRange.parse(self.frames)
 
     @property
     def temperature_kelvin(self) -> float:
@@ -208,7 +210,7 @@ class CoulombParameters(Parameters):
         found = self.model_dump(mode="json", exclude_none=True)
         found |= {"frames": str(self.frame_range), "spacing": list(self.steps)}
         if self.trajectory is not None:
-            found["trajectory"] = _version(self.trajectory)
+            found["trajectory"] = version_of(self.trajectory)
         if self.scheme == "direct":
             found["cell"] = "none"
         else:
@@ -240,16 +242,6 @@ def _given_cell(text: str) -> Array:
     if found is None:
         raise ValueError(f"{text!r} stands for no cell in files: say none")
     return found
-
-
-def _version(path: Path) -> str:
-    """A file's name, size and time: what tells it from a later one."""
-    try:
-        found = path.stat()
-    except OSError:
-        return str(path)
-    written = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="milliseconds")
-    return f"{path} ({found.st_size:,} bytes of {written})"
 
 
 def _joined(values: Any) -> str:

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
-from pipeline.errors import InputError, OutputError, ParameterError
+from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.base import Region
 from pipeline.formats.image_series import AXES, series_format_for_output
 from pipeline.formats.partial import Opening
 from pipeline.formats.preview import write_pixels
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file, version_of
 from pipeline.workloads.mri_audit import SAMPLES, MriAudit
 from pipeline.workloads.mri_images import Image, ImageSource, Trajectory
-from pipeline.workloads.mri_parameters import MriParameters, version_of
+from pipeline.workloads.mri_parameters import MriParameters
 from pipeline.workloads.mri_preview import packed, shades, unpacked
 from pipeline.workloads.mri_reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri_series import series_header, uneven
@@ -60,6 +60,10 @@ class Mri(OneOutput, JointWorkload):
     summary = "Reconstruct images from non-Cartesian multi-coil MRI raw data."
     unit = "samples"
     Parameters = MriParameters
+
+    @classmethod
+    def refuse_output(cls, output: Path) -> None:
+        series_format_for_output(output)
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
@@ -283,7 +287,7 @@ class Mri(OneOutput, JointWorkload):
             self._told(number, residuals.size - 1, float(residuals[-1]))
 
     def _told(self, number: int, iterations: int, residual: float) -> None:
-        self._latest = f"image {number + 1}, {iterations} iterations: residual {residual:.2g}"
+        self._latest = f"image {number + 1}, {counted(iterations, 'iteration')}: residual {residual:.2g}"
 
     # The end
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.bart import Cfl
-from pipeline.formats.positional import PositionalFile, reading
+from pipeline.formats.positional import first_bytes, reading
 
 
 def read_array(path: Path, shape: tuple[int, ...], what: str, axes: str) -> NDArray[Any]:
@@ -32,7 +32,7 @@ def read_array(path: Path, shape: tuple[int, ...], what: str, axes: str) -> NDAr
 
 
 def _npy(path: Path) -> NDArray[Any]:
-    PositionalFile(path).close()  # says what is wrong with a path
+    first_bytes(path)  # says what is wrong with a path
     try:
         with reading(path), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy evaluates a header's text, damaged or old as it may be

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
-from pipeline.errors import InputError, ParameterError
+from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.kspace import Readouts, open_kspace
 from pipeline.workloads.mri_arrays import read_array
 from pipeline.workloads.mri_grid import ImageGrid, image_grid
@@ -63,7 +63,7 @@ class ImageSource:
         self._reader = open_kspace(path, trajectory=parameters.trajectory)
         try:
             self.header = self._reader.header
-            self.slices = parameters.chosen_slices(self.header.slices, path)
+            self.slices = parameters.slice_range.of(self.header.slices, "--slices", path)
             points = self._reader.trajectory(self.whole(0, self.slices[0]))
             self.grid: ImageGrid = image_grid(parameters, self.header, points, path)
             self._cut_frames()
@@ -167,7 +167,8 @@ class ImageSource:
             extents = {self._reader.extent(t, s)[0] for t in range(self.header.times) for s in self.slices}
             fewest = min(extents)
             if asked > fewest:
-                raise ParameterError(f"--frames {asked}: an image of {self.path} has {fewest} readouts; choose fewer")
+                has = counted(fewest, "readout")
+                raise ParameterError(f"--frames {asked}: an image of {self.path} has {has}; choose fewer")
             self.frames = (fewest - asked) // step + 1
         for place, slice_ in enumerate(self.slices):
             for time in range(self.header.times):
@@ -181,7 +182,8 @@ class ImageSource:
     def _check_coils(self) -> None:
         asked = self._parameters.compress
         if asked is not None and asked > self.coils:
-            raise ParameterError(f"--compress {asked}: {self.path} has {self.coils} coils; choose as many or fewer")
+            has = counted(self.coils, "coil")
+            raise ParameterError(f"--compress {asked}: {self.path} has {has}; choose as many or fewer")
         self.sensitivities(self.slices[0])
         self.field_map(self.slices[0])
         if self._parameters.field_map is not None:

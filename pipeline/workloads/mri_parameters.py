@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.errors import ParameterError
 from pipeline.formats.kspace import TrajectoryUnits
-from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters
+from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters, version_of
+from pipeline.workloads.index_range import IndexRange
 
 DENSITIES = ("pipe-menon", "ramp", "none")
 OF_THE_FILE = "file"
@@ -46,7 +45,9 @@ class MriParameters(Parameters):
         None, description="of the trajectory, where neither the format nor the file defines them"
     )
     trajectory: Path | None = Field(None, description="BART's second pair of files, beside the k-space")
-    slices: str = Field("::", description="slices from 0 as begin:step:end (end not included), or one number")
+    slices: str = Field(
+        "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+    )
     frames: int | None = Field(
         None, ge=1, description="readouts a frame: a dynamic series of each image [default: all readouts, one image]"
     )
@@ -106,8 +107,7 @@ class MriParameters(Parameters):
     @field_validator("slices")
     @classmethod
     def _range(cls, value: str) -> str:
-        _slice_of(value)
-        return value
+        return str(IndexRange.parse(value))
 
     @field_validator("density", "sensitivities")
     @classmethod
@@ -151,12 +151,9 @@ class MriParameters(Parameters):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"--{name} belongs to {belongs_to}: leave it out")
 
-    def chosen_slices(self, count: int, path: Path) -> range:
-        """The slices that count. ParameterError where there are none."""
-        chosen = range(count)[_slice_of(self.slices)]
-        if not chosen:
-            raise ParameterError(f"--slices {self.slices}: chooses none; {path} has {count}, numbered 0 to {count - 1}")
-        return chosen
+    @property
+    def slice_range(self) -> IndexRange:
+        return IndexRange.parse(self.slices)
 
     @property
     def further_files(self) -> Iterator[Path]:
@@ -165,7 +162,7 @@ class MriParameters(Parameters):
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
-        found = self.model_dump(mode="json", exclude_none=True)
+        found = self.model_dump(mode="json", exclude_none=True) | {"slices": str(self.slice_range)}
         if self.method == "gridding":
             for name in ("iterations", "lamda", "tolerance"):
                 found.pop(name)
@@ -175,28 +172,3 @@ class MriParameters(Parameters):
             if name in found and Path(found[name]).is_absolute():
                 found[name] = version_of(Path(found[name]))
         return found
-
-
-def version_of(path: Path) -> str:
-    """A file's name, size and time: what tells it from a later one."""
-    try:
-        found = path.stat()
-    except OSError:
-        return str(path)
-    written = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="milliseconds")
-    return f"{path} ({found.st_size:,} bytes of {written})"
-
-
-def _slice_of(text: str) -> slice:
-    """ValueError, of one line, where the text is no range."""
-    words = text.strip().split(":")
-    try:
-        numbers = [int(word) if word.strip() else None for word in words]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1 and numbers[0] is not None and numbers[0] >= 0:
-        return slice(numbers[0], numbers[0] + 1)
-    if len(numbers) == 3 and (numbers[1] is None or numbers[1] > 0):
-        begin, step, end = numbers
-        return slice(begin, end, step)
-    raise ValueError(f"begin:step:end, such as 10:2:20, or one number from 0; got {text!r}")

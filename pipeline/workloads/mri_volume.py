@@ -40,7 +40,7 @@ from kernels.sense.compression import strongest_channels
 from kernels.sense.conjugate_gradient import Progress, begun
 from kernels.sense.reconstruction import Transform
 from pipeline.config import format_bytes
-from pipeline.errors import OutOfDeviceMemory, ParameterError
+from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace import Readouts
 from pipeline.workloads.mri_images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri_parameters import MriParameters
@@ -157,7 +157,7 @@ class VolumeReconstruction:
             gram = np.zeros((self._source.coils,) * 2, np.complex128)
             for number, block in enumerate(self._blocks()):
                 if number % self._peers.size == self._peers.rank:
-                    samples = mixed(self._source.samples(block), whole).reshape(len(whole), -1)
+                    samples = mixed(self._read(block), whole).reshape(len(whole), -1)
                     gram += samples @ samples.conj().T
             whole = strongest_channels(self._peers.control.allreduce(gram), self._asked.compress)[0] @ whole
         self._kept.mixing = whole
@@ -171,6 +171,12 @@ class VolumeReconstruction:
             for first in range(readouts.first, readouts.stop, step)
         ]
 
+    def _read(self, block: Readouts) -> NDArray[np.complex64]:
+        began = time.perf_counter()
+        samples = self._source.samples(block)
+        self._note_read(time.perf_counter() - began, samples.nbytes)
+        return samples
+
     def _own_samples(self, mixing: NDArray[np.complex128], parts: Sequence[slice]) -> list[NDArray[Any]]:
         """Of each group of own channels (channels, m), on the host: all coils come by in blocks of readouts."""
         readouts, length = self._image.readouts, self._image.samples
@@ -180,9 +186,7 @@ class VolumeReconstruction:
         plain = self._source.white is None and self._asked.compress is None
         for block in self._blocks():
             self._peers.check()
-            began = time.perf_counter()
-            samples = self._source.samples(block)
-            self._note_read(time.perf_counter() - began, samples.nbytes)
+            samples = self._read(block)
             there = slice((block.first - readouts.first) * length, (block.stop - readouts.first) * length)
             for part, of_part, into in zip(parts, rows, kept, strict=True):
                 chosen = samples[self._own[part]] if plain else mixed(samples, of_part)
@@ -352,13 +356,13 @@ class VolumeReconstruction:
             away = placed.groups - len(placed.stay)
             how = "made again" if self._made_again else "streamed from the host"
             where = (
-                f"{away} of {placed.groups} groups {how} in each iteration, "
+                f"{away} of {counted(placed.groups, 'group')} {how} in each iteration, "
                 f"{format_bytes(placed.streamed)} of {format_bytes(placed.nbytes)}: the device has "
                 f"{format_bytes(placed.room or 0)} for them"
             )
         found = {"coil_maps": where}
         if self._peers.size > 1:
-            found["split"] = f"{self._source.channels} channels over {self._peers.size} ranks"
+            found["split"] = f"{counted(self._source.channels, 'channel')} over {self._peers.size} ranks"
         return found
 
 

@@ -24,8 +24,11 @@ class Room(Protocol):
     def upload(self) -> None:
         """Bring the host's arrays to the device, in the order of the device's work."""
 
+    def computed(self) -> None:
+        """For the receipt: the work that was given to the device since the upload is what these arrays are for."""
+
     def wait(self) -> None:
-        """Until the last upload has read the host's arrays, which may then be filled anew."""
+        """Until that is done, and no one reads the host's arrays: they may then be filled anew."""
 
 
 class Rank(Protocol):

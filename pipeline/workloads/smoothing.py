@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -103,7 +104,7 @@ class SmoothingParameters(Parameters):
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
-        return {**found, "size": self.size or DEFAULT_SIZE} if self.filter == "box" else found
+        return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
 
 
 def _several(value: Any) -> Any:
@@ -120,6 +121,10 @@ class Smoothing(OneOutput):
     summary = "Smooth an image or a volume with a box or a Gaussian."
     unit = "pixels"
     Parameters = SmoothingParameters
+
+    @classmethod
+    def refuse_output(cls, output: Path) -> None:
+        formats.format_for_output(output)
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, SmoothingParameters)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.statistics import MAX_SAMPLES, Totals, partial_shape, summarise
 from kernels.statistics.totals import sparse
-from pipeline.errors import StorageError
+from pipeline.errors import StorageError, counted
 from pipeline.formats.base import ImageHeader
 from pipeline.workloads.base import ArraySpec, Chunk
 
@@ -94,6 +94,6 @@ class ImageStatistics:
         """StorageError where a chunk is in the output and was not counted."""
         if not self.covers(chunks):
             raise StorageError(
-                f"the statistics of {chunks - len(self._counted)} chunks were lost with entries of the ledger that "
+                f"statistics of {counted(chunks - len(self._counted), 'chunk')} are missing: entries of the ledger "
                 "cannot be read: run again without --resume"
             )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
+import time
 from contextlib import ExitStack
 
+import dask
 import numpy as np
 import psutil
+import pytest
+from distributed import Scheduler
 
 from kernels.smoothing import gaussian
+from pipeline.cluster import worker_processes
 from tests.deploy.scheduler import scheduler
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
@@ -64,3 +71,26 @@ def test_a_worker_that_leaves_keeps_its_chunks_and_another_goes_on(tmp_path):
     assert len(set(kept)) == len(kept) < receipt["chunks"]
     assert receipt["stages"]["write"]["bytes"] <= receipt["written_bytes"]  # none was computed twice
     np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), gaussian(samples, SIGMA, axes=(0, 1)))
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_worker_that_died_is_not_waited_for(noticed):
+    """Dask would go on calling it for half a minute; nor is another started in its place, only to leave at once."""
+    took_s = 0.0
+
+    async def killed_and_drained():
+        nonlocal took_s
+        async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+            async with worker_processes._Nanny(scheduler.address, nthreads=1, memory_limit=0, dashboard=False) as nanny:
+                process = nanny.process
+                os.kill(nanny.pid, signal.SIGKILL)
+                if noticed:
+                    await process.stopped.wait()
+                began = time.monotonic()
+                await worker_processes._drain(scheduler.address, [nanny], 60)
+                took_s = time.monotonic() - began
+            assert nanny.starts == 1
+
+    with dask.config.set(worker_processes._CONFIG):
+        asyncio.run(killed_and_drained())
+    assert took_s < 15

@@ -83,6 +83,9 @@ def test_a_rank_gives_the_bits_of_the_device_alone(tmp_path, how):
         found, record = Shares(ThreadWorkers(1), cluster_job, planned, ranks=1, memory_bytes=256 << 20), StageRecord()
         assert found.are_better
         found.stream(plan, ledger, events, record)
+        counted = {stage: totals.seconds for stage, totals in record.totals.items()}
+        assert all(0 < seconds < record.wall_seconds for seconds in counted.values())
+        assert sum(counted[stage] for stage in ("upload", "compute", "download")) < record.wall_seconds
         return record
 
     receipt = run_job(*job(tmp_path, "a.pqr", "rank.npy", chunk_bytes=300_000, **options), stream=stream)

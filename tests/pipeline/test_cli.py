@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch, own_settings):
 def test_smooths_and_leaves_a_receipt(folder, millrace):
     code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "5,3", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert "out.ppm: 1 chunks on cpu" in out
+    assert "out.ppm: 1 chunk on cpu" in out
     from kernels.smoothing import box
 
     np.testing.assert_array_equal(
@@ -76,6 +76,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(folder, millrace):
     code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--memory", "64MiB", "--device", "cpu")
     assert code == 0
     assert "67 × 41 × 3 (YXC), uint16" in out
+    assert "nan_policy propagate, size 3\n" in out
     assert "memory" in out
     code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--json")
     assert json.loads(out)["chunks"] == 1
@@ -334,11 +335,26 @@ def test_closed_stderr_and_a_reader_that_goes_away(folder):
     assert "out.ppm is complete" in full.stderr
     for rest, code in (("--bogus 2>/dev/full", 2), ("--json >&- 2>&- <&-", 0)):
         assert subprocess.run(f"{command} {rest}", shell=True, cwd=folder, check=False).returncode == code
-    listed = subprocess.run(
-        f"{COMMAND[0]} -c 'from pipeline.cli import main; main()' devices > /dev/full",
-        shell=True, cwd=folder, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (listed.returncode, listed.stderr) == (1, "millrace: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["--help"], ["--version"], ["run", "smooth", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_stdout_that_cannot_be_written_is_told_by_every_command(arguments, unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+
+    def ends(stdout):
+        with subprocess.Popen(
+            [*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True
+        ) as process:
+            _, err = process.communicate(timeout=60)
+        return process.returncode, err
+
+    with Path("/dev/full").open("w") as full:
+        assert ends(full) == (1, "millrace: stdout: No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert ends(writing) == (141, "")
+    os.close(writing)
 
 
 def test_closed_stdout_is_no_file_of_ours(folder):

@@ -213,7 +213,7 @@ def test_what_could_not_be_measured_is_told_and_the_exit_code_says_so(
     code, out, err = millrace("kernels", "bench", "scan", "--report", tmp_path / "a.html", "--plot", tmp_path / "a.svg")
     assert code == 1
     assert "single_pass: not measured: OutOfMemoryError: no <room>" in out
-    assert "1 rungs could not be measured; the first: scan (uint32, 5 × 7): single_pass" in err
+    assert "1 rung could not be measured; the first: scan (uint32, 5 × 7): single_pass" in err
     assert "single_pass was not measured: OutOfMemoryError: no &lt;room&gt;" in (tmp_path / "a.html").read_text()
     ElementTree.fromstring((tmp_path / "a.svg").read_text())
 

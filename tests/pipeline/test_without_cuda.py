@@ -46,7 +46,12 @@ def test_a_job_runs_and_devices_say_what_is_missing(tmp_path):
     assert read_image(tmp_path / "out.pgm").shape == (5, 7)
     done = run(command, "devices", folder=tmp_path)
     assert "not usable: " in done.stdout
-    done = run(command, "run", "smooth", "in.pgm", "out.pgm", "--device", "cuda", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("millrace: --device cuda:0: ")
-    assert done.stderr.count("\n") == 1
+    for asked, named in (("cuda", "cuda:0"), ("all", "all")):
+        done = run(command, "run", "smooth", "in.pgm", "no.pgm", "--device", asked, folder=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"millrace: --device {named}: ")
+        assert "; usable here: cpu" in done.stderr
+        assert done.stderr.count("\n") == 1
+    done = run(command, "worker", "tcp://127.0.0.1:1", "--device", "all", folder=tmp_path)
+    assert (done.returncode, done.stderr.startswith("millrace: --device all: ")) == (2, True)
+    assert not (tmp_path / "no.pgm").exists()

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from pipeline import __version__
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES, StageTotals
-from pipeline.errors import MillraceError
+from pipeline.errors import MillraceError, counted
 from pipeline.service.access import COOKIE, LOCAL_OWNER, owner_of
 from pipeline.service.jobs import ACTIVE, TERMINAL, State
 from pipeline.service.store import StoredJob
@@ -197,7 +197,7 @@ def _facts(receipt: Mapping[str, Any]) -> dict[str, str]:
     if "samples" in audit:
         unit = f" {audit['unit']}" if audit.get("unit") else ""
         found["Audit"] = (
-            f"{audit['samples']:,} samples computed again: worst error {audit['worst_error']:.3g}{unit}, "
+            f"{counted(audit['samples'], 'sample')} computed again: worst error {audit['worst_error']:.3g}{unit}, "
             f"tolerated {audit['tolerance']:.3g}"
         )
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,13 @@ def never_comes(member):
     """Rank 1 stays away from a collective."""
     if member.rank != 1:
         member.control.barrier()
+
+
+def stays(member, folder):
+    """Until the test lets it go."""
+    mark(folder, "inside", member.rank)
+    while not (Path(folder) / "free").exists():
+        time.sleep(0.01)
 
 
 # On GPUs

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -35,6 +37,22 @@ def run(*arguments, cwd):
     with running(*arguments, cwd=cwd) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
         return process.returncode, out, err
+
+
+@contextmanager
+def running_scheduler(folder):
+    """A Dask scheduler's process and its address."""
+    address_file = folder / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(address_file.exists, "the scheduler's start")
+            address = json.loads(address_file.read_text())["address"]
+            address_file.unlink()
+            yield process, address
+        finally:
+            process.kill()
 
 
 def children(process):

@@ -190,32 +190,12 @@ def test_what_takes_down_every_worker_is_given_up():
         run_gang(workers, kills, 2, limits=GangLimits(epochs=3))
 
 
-def test_one_gang_at_a_time():
-    workers = ThreadWorkers(2)
-    inside, free = threading.Event(), threading.Event()
-
-    def waits(each):
-        inside.set()
-        free.wait(20)
-
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(run_gang, workers, waits, 2)
-        assert inside.wait(20)
-        with pytest.raises(ClusterError, match="another gang runs on the workers of threads-"):
-            run_gang(workers, gang_functions.place, 2, limits=GangLimits(turn_s=0.1))
-        # Another service's gang is not behind the same lock: the worker itself says no.
-        with pytest.raises(ClusterError, match="already takes part in a gang"):
-            member.introduce("another", 1, next(iter(workers.last_heard())), "127.0.0.1")
-        free.set()
-        first.result(20)
-    assert len(run_gang(workers, gang_functions.place, 2).values) == 2
+class Enough(Exception):
+    pass
 
 
 def test_a_gang_that_is_no_longer_wanted_ends():
     workers, inside = ThreadWorkers(2), threading.Event()
-
-    class Enough(Exception):
-        pass
 
     def computes(each):
         inside.set()
@@ -230,6 +210,14 @@ def test_a_gang_that_is_no_longer_wanted_ends():
     with pytest.raises(Enough):
         run_gang(workers, computes, 2, check=check)
     assert len(run_gang(workers, gang_functions.place, 2).values) == 2
+
+
+def test_a_gang_that_waits_for_workers_and_is_no_longer_wanted_ends():
+    def check():
+        raise Enough
+
+    with pytest.raises(Enough):
+        run_gang(ThreadWorkers(0), gang_functions.place, 2, limits=GangLimits(wait_s=2.0), check=check)
 
 
 @pytest.mark.parametrize(("broken", "lost", "code"), [(True, True, 75), (True, False, None), (False, True, None)])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pipeline.cluster import shares
+from pipeline.cluster import rank_device, shares
+from pipeline.cluster.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.cluster.shares import Shares, cut_runs
 from pipeline.engine.ledger import Ledger, job_identity
@@ -16,6 +19,8 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.base import Region
 from pipeline.workloads import Chunk, workload_named
+from pipeline.workloads.base import ArraySpec
+from pipeline.workloads.coulomb_frames import ChosenFrames
 from tests.pipeline.cluster.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.coulomb_jobs import job, make_map, write_trajectory
 
@@ -40,8 +45,8 @@ def options(folder, how, **more):
 class Streamed:
     """A stream over workers that are threads; remembers what the ledger held at the end."""
 
-    def __init__(self, workers, ranks, memory=64 << 20):
-        self.workers, self.ranks, self.memory = workers, ranks, memory
+    def __init__(self, workers, ranks, memory=64 << 20, threads=1):
+        self.workers, self.ranks, self.memory, self.threads = workers, ranks, memory, threads
         self.entries = []
 
     def __call__(self, planned, plan, ledger, events):
@@ -49,20 +54,19 @@ class Streamed:
             ledger.create()
         cluster_job = ClusterJob(
             name=f"test-{id(self)}", spec=planned.spec, cut=planned.cut, held_bytes=0,
-            ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
+            ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=self.threads),
         )  # fmt: skip
         found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
         assert found.are_better
         record = StageRecord()
-        with record.timed():
-            found.stream(plan, ledger, events, record)
+        found.stream(plan, ledger, events, record)
         self.entries = ledger.entries()
         return record
 
 
-def shared(folder, how, workers, ranks, output="out.npy", memory=64 << 20, **more):
+def shared(folder, how, workers, ranks, output="out.npy", memory=64 << 20, threads=1, **more):
     planned, run_options = job(folder, "a.pqr", output, chunk_bytes=CHUNK_BYTES[how], **options(folder, how, **more))
-    stream = Streamed(workers, ranks, memory)
+    stream = Streamed(workers, ranks, memory, threads)
     receipt = run_job(planned, run_options, stream=stream)
     return np.load(folder / output), receipt, stream
 
@@ -77,6 +81,70 @@ def test_any_number_of_ranks_gives_the_bits_of_one_device(folder, how):
         assert receipt["chunks"] >= 4
         assert receipt["audit"]["samples"] > 250
         assert receipt["stages"]["read"]["seconds"] > 0
+
+
+def test_each_stage_counts_its_own_seconds(folder, monkeypatch):
+    """Whoever waits for a slow disk neither computes nor brings results back, and is one lane, whatever its threads."""
+    original, ranks, slow_s = ChosenFrames.frame, 2, 0.05
+
+    def slow(frames, number):
+        time.sleep(slow_s)
+        return original(frames, number)
+
+    make_map(folder, "a.pqr", output="alone.npy", **options(folder, "avg"))  # the kernel is compiled
+    monkeypatch.setattr(ChosenFrames, "frame", slow)
+    _, receipt, _ = shared(folder, "avg", ThreadWorkers(ranks), ranks, threads=4)
+    stages = receipt["stages"]
+    assert stages["read"]["seconds"] >= FRAMES * slow_s
+    assert 0 < stages["compute"]["seconds"] < stages["read"]["seconds"] / 2
+    assert 0 < stages["download"]["seconds"] < stages["read"]["seconds"] / 2
+    assert {stage["lanes"] for stage in stages.values()} == {ranks}
+    busiest = max(stage["seconds"] for stage in stages.values()) / ranks
+    assert receipt["overlap_efficiency"] == pytest.approx(busiest / receipt["wall_seconds"], abs=1e-3)
+    assert stages["compute"]["bytes"] == stages["read"]["bytes"]
+    assert stages["download"]["bytes"] == stages["write"]["bytes"] == receipt["written_bytes"]
+
+
+class StreamEvent:
+    """An event of a GPU whose clock advances by a second with every record."""
+
+    clock = 0
+
+    def record(self):
+        StreamEvent.clock += 1
+        self.at, self.awaited = StreamEvent.clock, False
+
+    def synchronize(self):
+        self.awaited = True
+
+
+def test_a_gpus_arrays_are_timed_by_its_own_clock_once_they_are_done_with(monkeypatch):
+    def seconds(began, done):
+        assert done.awaited
+        return done.at - began.at
+
+    monkeypatch.setattr(rank_device.cuda_driver, "seconds", seconds)
+    arrays = [np.zeros(6, np.float32)]
+    copied = []
+    twin = SimpleNamespace(
+        inputs=lambda chunk: [SimpleNamespace(set=copied.append)],
+        upload_began=StreamEvent(), upload_done=StreamEvent(), compute_done=StreamEvent(),
+    )  # fmt: skip
+    record = StageRecord()
+    room = DeviceRoom(arrays, twin, [ArraySpec((6,), arrays[0].dtype)], record)
+    room.wait()  # nothing is under way
+    for turn in range(1, 4):
+        room.upload()
+        StreamEvent.clock += 10
+        room.computed()
+        assert record.told()["compute"][2] == turn - 1
+        for _ in range(2):
+            room.wait()
+        assert record.told()["upload"] == pytest.approx((turn, 24 * turn, turn))
+        assert record.told()["compute"] == pytest.approx((11 * turn, 24 * turn, turn))
+    room.upload()  # and an error keeps the work from being given to it
+    room.wait()
+    assert (record.told()["upload"][2], record.told()["compute"][2], len(copied)) == (4, 3, 4)
 
 
 def test_little_memory_takes_several_runs(folder):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -17,7 +15,7 @@ from pipeline.cluster.segments import SEGMENTS_A_WORKER, cut_segments
 from pipeline.formats.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
-from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
+from tests.pipeline.cluster.processes import kill_9, run, running, running_scheduler, wait_until, worker_processes
 from tests.pipeline.scrapes import free_port, scraped
 
 SIGMA = 25
@@ -109,17 +107,12 @@ def test_a_killed_command_is_resumed_from_its_ledger(folder, millrace):
 @pytest.fixture
 def scheduler(tmp_path):
     """A Dask scheduler and one of our workers, as an administrator starts them."""
-    address_file = tmp_path / "scheduler.json"
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_until(address_file.exists, "the scheduler's start")
-        address = json.loads(address_file.read_text())["address"]
-        address_file.unlink()
-        port = free_port()
-        with running("worker", address, "--device", "cpu", "--workers", 1, "--metrics-port", port, cwd=tmp_path):
-            yield process, address, port
-        process.kill()
+    port = free_port()
+    with (
+        running_scheduler(tmp_path) as (process, address),
+        running("worker", address, "--device", "cpu", "--workers", 1, "--metrics-port", port, cwd=tmp_path),
+    ):
+        yield process, address, port
 
 
 def test_workers_of_a_cluster_do_the_job_and_tell_it_at_their_port(folder, scheduler):
@@ -143,7 +136,7 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, mi
         _, err = command.communicate(timeout=60)
     assert command.returncode == 1
     assert err.startswith(f"millrace: the scheduler {address} went away; ")
-    assert err.endswith("chunks are kept: go on with --resume\n")
+    assert err.endswith("chunks kept: go on with --resume\n")
     code, _, err = millrace(*smooth("out.npy", "--resume"))
     assert (code, err) == (0, "")
     np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
@@ -169,7 +162,7 @@ def test_another_job_is_not_resumed(folder, millrace):
     before = names_in(folder)
     code, _, err = millrace("run", "smooth", "in.tif", "out.npy", "--size", 5, "--resume")
     assert code == 2
-    assert "of another job: its parameters was" in err
+    assert "is of another job (parameters." in err
     assert names_in(folder) == before
     # Without --resume it starts anew.
     assert millrace("run", "smooth", "in.tif", "out.npy", "--size", 5, "--quiet") == (0, "", "")
@@ -193,7 +186,8 @@ def test_a_damaged_input_is_the_users_error_on_any_worker(folder):
         (("--scheduler", "127.0.0.1:8786"), "must be an address like tcp://HOST:PORT"),
         (("--scheduler", "tcp://a:1", "--workers", "2"), "give one of them"),
         (("--scheduler", "tcp://a:1", "--device", "cuda:1"), "with --scheduler: auto, cpu or cuda"),
-        (("--workers", "2", "--device", "cuda:0"), "--device all has one for each GPU"),
+        (("--workers", "2", "--device", "cuda:0"), "--device all has a process for each GPU"),
+        (("--workers", "2", "--device", "all"), "--device all means GPUs: give one of them"),
         (("--workers", "2", "--overlap", "1"), "--overlap is for one device"),
         (("--workers", "0"), "--workers: "),
     ],

@@ -7,6 +7,7 @@ import threading
 import time
 
 from pipeline.cluster import member
+from pipeline.cluster.turns import one_at_a_time
 from pipeline.errors import RankLost
 
 
@@ -46,6 +47,9 @@ class ThreadWorkers:
         self._calls = {f"thread://127.0.0.1:{next(self._numbers)}": [] for _ in range(count)}
         self.silent = {}
         self.ended = []
+
+    def turn(self, turn_s, check):
+        return one_at_a_time(self.cluster, turn_s, check)
 
     def last_heard(self):
         with self._lock:

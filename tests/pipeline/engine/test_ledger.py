@@ -114,8 +114,8 @@ def test_nothing_to_resume_is_a_run_from_the_start(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: {"size": "3"}, "its parameters was"),
-        (lambda folder: os.utime(folder / "in.npy", (1, 1)) or {}, "its input was"),
+        (lambda folder: {"size": "3"}, r"of another job \(parameters\.size: then \[5\], now \[3\]\); run"),
+        (lambda folder: os.utime(folder / "in.npy", (1, 1)) or {}, r"\(input\.mtime_ns: then \d+, now 1000000000\)"),
         (lambda folder: {"chunk_bytes": 40_000}, "leave --chunk-bytes out"),
         (lambda folder: {"memory": 1 << 16, "chunk_bytes": None}, "raise it"),
     ],
@@ -126,6 +126,23 @@ def test_another_job_is_not_resumed_and_nothing_is_lost(folder, change, message)
     with pytest.raises(ParameterError, match=message):
         run_job(*job_in(folder, resume=True, **change(folder)))
     assert names_in(folder) == before
+
+
+def test_a_refusal_names_what_differs(tmp_path):
+    then = {"millrace": "0.1", "parameters": {"size": [5], "mode": "wrap"}, "input": {"path": "/a"}, "chunks": 3}
+    Ledger(tmp_path / "out.npy", then).create()
+    for change, said in (
+        ({"millrace": "0.2"}, 'millrace: then "0.1", now "0.2"'),
+        ({"parameters": {"size": [5]}}, 'parameters.mode: then "wrap", now not given'),
+        ({"parameters": then["parameters"] | {"sigma": 2.0}}, "parameters.sigma: then not given, now 2.0"),
+        ({"input": {"path": "/b"}}, 'input.path: then "/a", now "/b"'),
+        ({"chunks": 4}, "chunks: then 3, now 4"),
+        ({"cut": {"budget_bytes": 9}}, 'cut: then not given, now {"budget_bytes": 9}'),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            Ledger.resumed(tmp_path / "out.npy", then | change)
+        assert f"is of another job ({said}); run again without --resume" in str(caught.value)
+    assert Ledger.resumed(tmp_path / "out.npy", then).identity["chunks"] == 3
 
 
 def test_a_lost_partial_output_is_one_clear_error(folder):

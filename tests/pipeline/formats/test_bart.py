@@ -86,7 +86,7 @@ def bart_files(folder):
     [
         ("k.cfl", b"x" * 479, "truncated: its .hdr promises 480 bytes, the file holds 479"),
         ("t.cfl", b"", "truncated"),
-        ("k.hdr", b"", "has no line of whole numbers"),
+        ("k.hdr", b"", "the file is empty"),
         ("k.hdr", b"# Dimensions\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 four 3\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 -4 3\n", "numbers above 0 are needed"),

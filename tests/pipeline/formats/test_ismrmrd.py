@@ -159,10 +159,10 @@ def with_nan(values, place=5):
             [acquisition(np.zeros((2, 5)), None)] * 3,
             "hold no trajectory of 2 or 3 columns but 0 (the header says 'radial')",
         ),
-        ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none of them is of an image"),
-        (damaged("active_channels", 2), "acquisition 2 has 2 coils, acquisition 0 has 3"),
+        ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none is of an image"),
+        (damaged("active_channels", 2), "acquisitions differ in their number of coils: 2 has 2, 0 has"),
         (damaged("number_of_samples", 9), "acquisition 2 has 9 samples, acquisition 0 10"),
-        (damaged("encoding_space_ref", 1), "acquisition 2 has 1 as its encoding space"),
+        (damaged("encoding_space_ref", 1), "acquisitions differ in their encoding space: 2 has 1, 0 has 0"),
         (damaged("discard_pre", 10), "acquisition 2 has no samples that count"),
         (
             damaged("data", lambda values: values[:-4]),
@@ -215,8 +215,8 @@ def test_other_files_are_refused(tmp_path):
         file["dataset/data"], file["dataset/xml"] = np.zeros(3), b"x"
     for name, message in (
         ("none.h5", "no such file"),
-        ("text.h5", "is no HDF5 file"),
-        ("empty.h5", "is no HDF5 file"),
+        ("text.h5", "is no HDF5 file.*; copy or export it again"),
+        ("empty.h5", "empty.h5: the file is empty; copy or export it again"),
         ("other.h5", "no group with xml and data"),
         ("wrong.h5", "holds no acquisitions"),
     ):

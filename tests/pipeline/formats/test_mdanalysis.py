@@ -90,7 +90,7 @@ def test_a_selection(psf: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("select", "word"),
-    [("name XX", "none of the 5 atoms"), ("nonsense", "nonsense"), ("name (", "name"), ("", ""), ("prop q", "")],
+    [("name XX", "none of 5 atoms"), ("nonsense", "nonsense"), ("name (", "name"), ("", ""), ("prop q", "")],
 )
 def test_a_selection_that_is_empty_or_malformed(psf: Path, tmp_path: Path, select: str, word: str) -> None:
     path = written(tmp_path / "a.dcd")
@@ -198,6 +198,27 @@ def test_what_is_no_topology(tmp_path: Path, suffix: str) -> None:
         path.write_bytes(content)
         with input_error(path):
             open_point_charges(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ""])
+def test_what_is_no_trajectory_is_told_the_kinds_that_are(psf: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_text("rubbish\n")
+    with pytest.raises(InputError) as caught:
+        open_point_charges(psf, trajectory=path)
+    one_line(caught.value, f"{path}: is of no kind of trajectory known here; convert it to .dcd, ")
+    kinds = {kind[1:].upper() for kind in str(caught.value).replace(",", "").split() if kind.startswith(".")}
+    from MDAnalysis import _READERS
+
+    assert len(kinds) == 9
+    assert kinds <= set(_READERS)
+
+
+def test_an_empty_file_is_told_so(psf: Path, tmp_path: Path) -> None:
+    for name in ("a.dcd", "a.psf"):  # the topology is opened first
+        (tmp_path / name).write_bytes(b"")
+        with input_error(tmp_path / name, "the file is empty; copy or export it again"):
+            open_point_charges(psf, trajectory=tmp_path / name)
 
 
 @pytest.mark.parametrize("suffix", [".dcd", ".xtc", ".trr"])

@@ -118,7 +118,7 @@ def test_a_header_as_python_2_wrote_it(tmp_path: Path) -> None:
         (np.zeros((2, 3), "S4"), ("'|S4'", "uint16")),
         (np.zeros((2, 3), "M8[s]"), ("M8", "uint16")),
         (np.zeros((2, 3), [("a", "<u2")]), ("records", "uint16")),
-        (np.zeros(3, np.uint8), ("1 axes", "2 to 4")),
+        (np.zeros(3, np.uint8), ("1 axis", "2 to 4")),
         (np.zeros((1, 1, 1, 1, 1), np.uint8), ("5 axes",)),
         (np.zeros((), np.uint8), ("0 axes",)),
         (np.zeros((3, 0), np.uint8), ("no samples",)),

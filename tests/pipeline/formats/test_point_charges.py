@@ -32,7 +32,7 @@ def test_charges_that_are_all_zero(tmp_path: Path, select: str | None) -> None:
     others = 0.0 if select is None else 0.5
     path = tmp_path / "a.pqr"
     path.write_text(LINE.format(1, "CA", 0) + LINE.format(2, "N", others) + LINE.format(3, "CA", -0.0))
-    with input_error(path, "charges is 0", *([] if select is None else ["--select", "2 charges"])):
+    with input_error(path, "differs from 0", *([] if select is None else ["--select", "2 atoms"])):
         open_point_charges(path, select=select)
 
 

@@ -107,7 +107,7 @@ def test_any_line_end_and_no_last_one(tmp_path: Path, line_end: bytes) -> None:
         ("ATOM 1 N MET A 1 11.104 6.134 -6.504 -0.3", ("field is missing", "'A'")),
         ("ATOM 1 N MET A 1 11.104 6.134 -6.504", ("9 fields",)),
         ("ATOM 1 N", ("3 fields", "x y z charge radius")),
-        ("ATOM", ("1 fields",)),
+        ("ATOM", ("1 field;",)),
         ("ATOM 1 N MET 1 abc 6.134 -6.504 -0.3 1.85", ("'abc'", "x coordinate")),
         ("ATOM 1 N MET 1 1.0 6.134 -6.504 -0.3 1,85", ("'1,85'", "radius")),
         ("ATOM 1 N MET 1 1.0 6.134 -6.504 -0.3-1.85 1.85", ("'-0.3-1.85'", "charge")),

@@ -83,7 +83,7 @@ def test_a_link_out_of_the_roots_is_refused(world, tmp_path):
     (world.data / "link").symlink_to(tmp_path)
     client = world.http()
     assert_problem(submit(client, input="link/secret.npy"), 422, "outside the service's data roots")
-    assert_problem(submit(client, output="link/out.npy"), 409, "outside the service's data roots")
+    assert_problem(submit(client, output="link/out.npy"), 422, "outside the service's data roots")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,17 @@ def test_files_among_the_parameters_lie_under_the_roots_too(world, workload, par
     assert_problem(refused, 422, "/x/y.npy: is outside the service's data roots")
 
 
+@pytest.mark.parametrize("workload", ["smooth", "coulomb", "mri"])
+@pytest.mark.parametrize("output", ["out.docx", "out"])
+def test_an_output_that_no_format_can_hold_is_refused_as_a_run_refuses_it(world, millrace, workload, output):
+    client = world.http()
+    response = submit(client, workload=workload, output=output, parameters={})
+    _, _, said = millrace("run", workload, "in.npy", output)
+    assert said.startswith(f"millrace: {output}: the ")
+    assert_problem(response, 422, said.removeprefix("millrace: ").strip())
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
 def test_two_jobs_may_not_write_one_output(world):
     client = world.http()
     job = accepted(client)
@@ -108,7 +119,7 @@ def test_two_jobs_may_not_write_one_output(world):
 def test_an_owner_has_only_so_many_jobs(world):
     client = world.http(jobs_waiting_of_an_owner=2)
     accepted(client)
-    assert_problem(submit(client, array="1-2", output="{index}"), 422, "1 jobs of local are not over and 2 are allowed")
+    assert_problem(submit(client, array="1-2", output="{index}.npy"), 422, "local has 1 unfinished job, of 2 allowed")
 
 
 @pytest.mark.parametrize(

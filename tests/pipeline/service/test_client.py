@@ -164,6 +164,21 @@ def test_exit_codes(service, gate):
     assert run("wait", job, "--quiet").exit_code == 0
 
 
+def test_an_output_of_no_format_is_told_at_once(service):
+    refused = run("submit", "smooth", "in.npy", "out.jpg", "--wait").exception
+    assert isinstance(refused, ServiceRefused)
+    assert refused.exit_code == 2
+    assert str(refused).startswith("out.jpg: the suffix .jpg is of no image format; end it with .tif, ")
+    assert run("jobs").output == ""
+
+
+def test_settings_are_shown_as_people_write_them(tmp_path, own_settings):
+    lines = run("config", "check", "--data-roots", tmp_path, "--port", 8000).output.splitlines()
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert (shown["memory"], shown["port"]) == ("1.0 GiB (default)", "8000 (--port)")
+    assert "[default: 1GiB]" in run("serve", "--help").output
+
+
 def test_an_array_of_jobs(service, gate):
     gate.open.set()
     done = run("submit", "smooth", "in.npy", "out-{index}.npy", "--array", "1-3", "--wait", "--json")

@@ -111,7 +111,7 @@ def test_a_run_under_way_shows_what_workers_have_not_finished_too(world):
 @pytest.mark.parametrize("field", ["input", "output"])
 def test_what_users_write_is_escaped(world, field):
     client = world.http()
-    job = accepted(client, **{field: EVIL})
+    job = accepted(client, **{field: f"{EVIL}.npy"})
     world.store.log(job, EVIL, now=1.0)
     for path in ("/", f"/jobs/{job}", f"/?owner={EVIL}"):
         assert EVIL not in page(client, path)

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cluster import worker_processes
 from pipeline.config import Settings
+from pipeline.engine import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.settings import ServiceSettings
@@ -35,6 +36,7 @@ def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
     asked = {
         (): ("all", None) if gpus else ("cpu", 1),
         (("device", "cpu"),): ("cpu", 1),
+        (("device", "all"),): ("all", None),
         (("device", "cpu"), ("workers", 3)): ("cpu", 3),
         (("device", "cuda:3"),): ("cuda:3", None),
         (("device", "cuda"), ("workers", 2)): ("cuda", 2),
@@ -45,9 +47,12 @@ def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
         assert (place.device, place.workers) == expected
 
 
-def test_a_gpu_that_is_not_here_is_not_replaced_by_the_cpu(settings):
+def test_a_gpu_that_is_not_here_is_not_replaced_by_the_cpu(settings, monkeypatch):
     with pytest.raises(DeviceUnavailable, match="--device cuda:99"):
         server.serve(settings(device="cuda:99"))
+    monkeypatch.setattr(discovery, "_driver_version", lambda: None)
+    with pytest.raises(DeviceUnavailable, match="--device all: no NVIDIA driver answers"):
+        server.serve(settings(device="all"))
 
 
 @pytest.mark.parametrize("others", [{"scheduler": "tcp://127.0.0.1:1"}, {"device": "cuda:0"}])

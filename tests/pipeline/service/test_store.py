@@ -396,7 +396,7 @@ def test_a_few_are_forgotten_at_once(store):
 def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
     (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b", most_of_an_owner=1)
     assert store.accept([asked()], now=1.0, key="k", body_sha256="b", most_of_an_owner=1) == [job]
-    with pytest.raises(ParameterError, match="1 jobs of ada are not over and 1 are allowed"):
+    with pytest.raises(ParameterError, match="ada has 1 unfinished job, of 1 allowed"):
         store.accept([asked("/data/2")], now=1.0, most_of_an_owner=1)
     assert len(store.accept([asked("/data/2", owner="bob")], now=1.0, most_of_an_owner=1)) == 1
 

@@ -96,8 +96,7 @@ class Streamed:
         self.shares = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=64 << 20)
         assert self.shares.are_better
         record = StageRecord()
-        with record.timed():
-            self.shares.stream(plan, ledger, events, record)
+        self.shares.stream(plan, ledger, events, record)
         return record
 
 

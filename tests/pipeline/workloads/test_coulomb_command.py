@@ -30,7 +30,7 @@ def coulomb(millrace):
 def test_a_map_a_receipt_and_a_preview(folder, coulomb):
     code, out, err = coulomb("in.pqr", "out.dx", "--spacing", "1", "--preview", "small.png", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert "out.dx: 1 chunks on cpu" in out
+    assert "out.dx: 1 chunk on cpu" in out
     assert "samples checked, worst error" in out
     receipt = json.loads((folder / "out.dx.receipt.json").read_text())
     assert receipt["image"]["units"] == "kT/e at 298.15 K"
@@ -62,6 +62,11 @@ def test_dry_run(folder, coulomb):
     assert names_in(folder) == ["in.pqr"]
 
 
+def test_no_charge_is_not_minus_nought(folder, coulomb):
+    np.save("pair.npy", [[0, 0, 0, -0.1], [1, 0, 0, -0.2], [0, 2, 0, 0.3]])
+    assert "charge_e 0.0," in coulomb("pair.npy", "out.npy", "--dry-run", "--device", "cpu")[1]
+
+
 def test_help_names_every_option(folder, coulomb):
     code, out, _ = coulomb("--help")
     assert code == 0
@@ -80,16 +85,16 @@ MISTAKES = [
     (("words.pqr", "out.dx"), "words.pqr:1: "),
     (("nan.pqr", "out.dx"), "nan.pqr:2: the x coordinate is nan"),
     (("empty.pqr", "out.dx"), "empty.pqr"),
-    (("neutral.pqr", "out.dx"), "every one of 1 charges is 0"),
+    (("neutral.pqr", "out.dx"), "no charge of 1 atom differs from 0"),
     (("nan.npy", "out.dx"), "nan.npy: row 1: the position is not finite"),
     (("far.npy", "out.dx"), "far.npy: an atom lies 1e+07 Å from the origin"),
     (("hot.npy", "out.dx"), "hot.npy: a charge passes 1e+12 e"),
     (("three.npy", "out.dx"), "three.npy: has the shape (5, 3)"),
-    (("in.pqr", "out.dx", "--select", "resname XYZ"), "--select 'resname XYZ': chooses none of the 60 atoms"),
+    (("in.pqr", "out.dx", "--select", "resname XYZ"), "--select 'resname XYZ': chooses none of 60 atoms"),
     (("in.pqr", "out.dx", "--select", "((("), "--select '((('"),
-    (("in.pqr", "out.dx", "--frames", "1"), "--frames 1: in.pqr has 1 frames"),
-    (("in.pqr", "out.dx", "--frames", "1-2"), "--frames: '1-2' is no range of frames"),
-    (("a.pqr", "out.dx", *TRAJECTORY, "--frames", "4"), "has 3 frames, numbered from 0"),
+    (("in.pqr", "out.dx", "--frames", "1"), "--frames 1: chooses none; in.pqr has 1, "),
+    (("in.pqr", "out.dx", "--frames", "1-2"), "--frames: '1-2' is no range: write begin:step:end"),
+    (("a.pqr", "out.dx", *TRAJECTORY, "--frames", "4"), "has 3, numbered 0 to 2"),
     (("a.pqr", "out.dx", *TRAJECTORY, "--combine", "none"), "--combine none: 3 frames are chosen"),
     (
         ("a.pqr", "out.dx", *TRAJECTORY, "--frames", "1", "--combine", "std"),

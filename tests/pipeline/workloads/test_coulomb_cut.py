@@ -16,11 +16,13 @@ from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError
-from pipeline.formats.molecule import FrameRange
+from pipeline.workloads import coulomb_definition
 from pipeline.workloads.coulomb import Coulomb
-from pipeline.workloads.coulomb_audit import expectation, relative_errors
+from pipeline.workloads.coulomb_audit import relative_errors
 from pipeline.workloads.coulomb_combine import combine, scratch_bytes
+from pipeline.workloads.coulomb_definition import expectation
 from pipeline.workloads.coulomb_grid import cut_extents, regions
+from pipeline.workloads.index_range import IndexRange
 from tests.images import names_in
 from tests.pipeline.workloads.coulomb_jobs import (
     BOX,
@@ -260,6 +262,43 @@ def test_the_audit_knows_the_definition(scheme, by_distance, cell):
     assert errors[-1] == np.inf
 
 
+@pytest.mark.parametrize(("scheme", "cell"), [("truncate", None), ("shift", BOX), ("direct", None)])
+def test_the_audit_takes_atoms_a_few_at_a_time(monkeypatch, scheme, cell):
+    """However many threads there are: the sums do not depend on them. The cutoff is half the cell's shortest width."""
+    atoms, points = molecule(301), np.random.default_rng(2).uniform((-10, 0, 15), (10, 15, 40), (17, 3))
+    asked = Scheme(name=scheme, cutoff_angstrom=6.5, exclude_radius_angstrom=0.5)
+    monkeypatch.setattr(coulomb_definition, "_TOGETHER", 200)
+    monkeypatch.setattr(coulomb_definition, "_ALL_TOGETHER", 200)
+    found = []
+    for a_thread in (1 << 30, 1):
+        monkeypatch.setattr(coulomb_definition, "_A_THREAD", a_thread)
+        monkeypatch.setattr(coulomb_definition, "_ALL_A_THREAD", a_thread)
+        found.append(expectation(atoms, points, asked, None if cell is None else Cell(vectors=cell.tolist())))
+    values, sizes = definition(atoms, points, scheme, 6.5, exclude=0.5, cell=cell)
+    np.testing.assert_allclose(found[0].values, values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found[0].sizes, sizes, rtol=1e-9)
+    for one, other in zip(vars(found[0]).values(), vars(found[1]).values(), strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_what_rounding_decides_is_in_doubt():
+    """A charge at the cutoff, one at the edge of what is excluded, and one on either side of each."""
+    atoms = np.array([[5.0, 0, 0, 2.0], [0, 100, 0, 3.0], [0, 101, 0, 1.0]])
+    points = np.array([[0.0, 0, 0], [1e-4, 0, 0], [-1e-4, 0, 0], [0.5, 100, 0], [0.4999, 100, 0], [0.5001, 100, 0]])
+    asked = Scheme(name="truncate", cutoff_angstrom=5, exclude_radius_angstrom=0.5, dielectric=4)
+    found = expectation(atoms, points, asked, None)
+    near, far = 3 / 0.5 / 4, 1 / math.hypot(0.5, 1) / 4
+    np.testing.assert_allclose(found.doubtful, [2 / 5 / 4, 0, 0, near + far, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(found.values[[0, 1, 2, 4]], [2 / 5 / 4, 2 / 4.9999 / 4, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(found.values[[3, 5]], near + far, rtol=1e-3)
+    assert found.counted.tolist() == [1, 1, 0, 2, 2, 2]
+    # Two of its images are as near as each other, at half the cell's width: one of them counts.
+    found = expectation(
+        np.array([[7.0, 0, 0, 2.0]]), np.zeros((1, 3)), Scheme(cutoff_angstrom=7), Cell.from_lengths(14, 15, 16)
+    )
+    assert found.counted.tolist() == [1]
+
+
 def test_points_far_from_every_atom_are_zero_and_audited(folder):
     got, receipt = make_map(folder, origin="100,100,100", shape="9,9,9", cutoff=5, cell="none")
     assert not got.any()
@@ -307,4 +346,4 @@ def test_a_slot_holds_the_atoms_that_reach_its_slab(folder, cell):
 
 def test_frames_are_named_one_way():
     asked = Coulomb.Parameters(frames="::")
-    assert asked.in_force()["frames"] == Coulomb.Parameters().in_force()["frames"] == str(FrameRange())
+    assert asked.in_force()["frames"] == Coulomb.Parameters().in_force()["frames"] == str(IndexRange())

@@ -83,6 +83,7 @@ def test_help_names_every_option(folder, mri):
     assert code == 0
     for name in MriParameters.model_fields:
         assert f"--{name.replace('_', '-')} " in out
+    assert "--traj-units [cycles/pixel|cycles/fov|radians/pixel]" in out
 
 
 MISTAKES = [
@@ -90,7 +91,7 @@ MISTAKES = [
     (("in.h5", "out.nii"), "--traj-units: in.h5 states no units for its trajectory, which reaches 0.5: that suggests"),
     (("fov.npz", "out.nii"), "which reaches 16: that suggests cycles/fov"),
     (("radians.npz", "out.nii"), "which reaches 3.142: that suggests radians/pixel"),
-    (("in.h5", "out.nii", "--traj-units", "1/m"), "--traj-units: input should be 'cycles/pixel', 'cycles/fov' or"),
+    (("in.h5", "out.nii", "--traj-units", "1/m"), "'1/m' is not one of 'cycles/pixel', 'cycles/fov',"),
     (("in.h5", "out.nii", "--traj-units", "cycles/fov"), "suggests --traj-units cycles/pixel"),
     (("in.h5", "out.nii", "--traj-units", "radians/pixel"), "suggests --traj-units cycles/pixel"),
     (("fov.npz", "out.nii", *UNITS), "suggests --traj-units cycles/fov"),
@@ -107,7 +108,8 @@ MISTAKES = [
     (("in.h5", "out.nii", *UNITS, "--matrix", "wide"), "--matrix"),
     (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
-    (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: begin:step:end"),
+    (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write begin:step:end"),
+    (("in.h5", "out.nii", *UNITS, "--slices", "1:1:3"), "--slices 1:1:3: chooses more than there are; in.h5 has 2"),
     (("in.h5", "out.nii", *UNITS, "--frames", "41"), "--frames 41: an image of in.h5 has 40 readouts"),
     (("in.h5", "out.nii", *UNITS, "--frames", "0"), "--frames"),
     (("in.h5", "out.nii", *UNITS, "--frame-step", "5"), "--frame-step is the way from frame to frame"),
@@ -156,7 +158,7 @@ MISTAKES = [
     (("cut.cfl", "out.nii", "--trajectory", "t.cfl"), "cut.cfl: truncated"),
     (("cut.npz", "out.nii"), "cut.npz: is no .npz file"),
     (("untold.h5", "out.nii", *UNITS), "hold no trajectory of 2 or 3 columns"),
-    (("coils.h5", "out.nii", *UNITS), "coils.h5: acquisition 1 has 3 coils, acquisition 0 has 4; all of one file must"),
+    (("coils.h5", "out.nii", *UNITS), "coils.h5: acquisitions differ in their number of coils: 1 has 3, 0 has 4;"),
     (("nan.h5", "out.nii", *UNITS), "nan.h5: acquisition 7, sample 3 of coil 2 is"),
     (("nan.npz", "out.nii"), "nan.npz: spoke 7, sample 3 of coil 2 is"),
     (("still.npz", "out.nii"), "every point of its trajectory is the centre of k-space"),

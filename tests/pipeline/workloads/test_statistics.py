@@ -137,7 +137,7 @@ def test_a_part_that_was_lost_is_an_error():
     image = made_image("uint16", HEADER.shape)
     statistics = ImageStatistics(HEADER)
     noted(statistics, 0, image)
-    with pytest.raises(StorageError, match=r"the statistics of 3 chunks were lost .* run again without --resume"):
+    with pytest.raises(StorageError, match=r"statistics of 3 chunks are missing: .* run again without --resume"):
         statistics.check(4)
 
 

@@ -101,7 +101,7 @@ function showChunks(said) {
   byId("state").textContent = said.state;
   byId("state").className = `state ${said.state}`;
   byId("progress").className = said.state;
-  byId("chunks").textContent = `${said.chunks_done} of ${said.chunks ?? "?"} chunks`;
+  byId("chunks").textContent = `${said.chunks_done} of ${said.chunks ?? "?"} ${said.chunks === 1 ? "chunk" : "chunks"}`;
   if (!said.chunks) return;
   const share = said.chunks_done / said.chunks;
   byId("progress").value = share;

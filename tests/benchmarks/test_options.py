@@ -1,0 +1,47 @@
+"""The benchmarks' command lines: what scripts/bench names is there, and says what it measures."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks.options import Options
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench"
+NAMED = re.search(r"scripts/bench ([a-z_|]+)\n", SCRIPT.read_text())
+
+
+def test_all_benchmarks_are_named_once():
+    assert NAMED is not None
+    mains = [path.stem for path in SCRIPT.parents[1].glob("benchmarks/*.py") if "\ndef main()" in path.read_text()]
+    assert sorted(NAMED[1].split("|")) == sorted(mains)
+
+
+@pytest.mark.parametrize("name", NAMED[1].split("|") if NAMED else [])
+def test_help_is_what_the_module_says_of_itself(name, monkeypatch, capsys):
+    module = import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        module.main()
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: scripts/bench {name} ")
+    assert module.__doc__.strip() in said
+
+
+@pytest.mark.parametrize(("given", "chosen"), [([], ["one", "two"]), (["three", "one"], ["three", "one"])])
+def test_parts(given, chosen):
+    options = Options("x", None)
+    options.add_parts(("one", "two", "three"), default=("one", "two"))
+    assert options.parse_args(given).parts == chosen
+
+
+def test_a_part_that_is_none_is_refused(capsys):
+    options = Options("x", None)
+    options.add_parts(("one", "two"), default=("one", "two"))
+    with pytest.raises(SystemExit, match="2"):
+        options.parse_args(["one", "four"])
+    assert "there is no 'four'; there are one, two" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""Compiled functions that several threads load at once, beside others that load what they like."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from kernels import compiled
+
+# As Numba looks for what would find the BLAS, another thread does.
+BESIDE_SCIPY = """
+import builtins, threading
+
+def load():
+    import scipy.linalg.cython_blas
+    print("found")
+
+def beside(name, *others, alone=builtins.__import__):
+    if name == "numba.np.arraymath":
+        builtins.__import__ = alone
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+    return alone(name, *others)
+
+builtins.__import__ = beside
+import kernels.compiled
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_scipy_is_not_loaded_with_numba() -> None:
+    assert run("import sys, kernels.compiled; print('scipy.linalg' in sys.modules)") == "False\n"
+
+
+def test_another_thread_finds_the_blas_meanwhile() -> None:
+    assert run(BESIDE_SCIPY) == "found\n"
+
+
+def test_threads_that_load_at_once_keep_to_one_folder() -> None:
+    """Where Numba keeps things is a setting of the process: one thread must not take the other's for the user's."""
+
+    def plus_one(x: int) -> int:
+        return x + 1
+
+    found = []
+    other = threading.Thread(target=lambda: found.append(compiled.compiled(plus_one)))
+    with compiled._own_folder():
+        other.start()
+        other.join(0.2)  # it waits, or is done by then
+    other.join()
+    digest = compiled._sources_digest()
+    assert Path(found[0]._cache.cache_path).parts.count(digest) == 1
+    assert digest not in str(compiled.numba.config.CACHE_DIR)
+    assert found[0](1) == 2

@@ -1,0 +1,44 @@
+"""What a command loads before it works, and what not: its first second is Python's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+# What a run whose one GPU does the work has no use for, and what takes a tenth of a second or more to load.
+HEAVY = {
+    "MDAnalysis", "dask", "distributed", "fastapi", "finufft", "h5py", "imagecodecs", "llvmlite", "matplotlib", "numba",
+    "rich", "scipy", "tifffile", "uvicorn", "zarr",
+}  # fmt: skip
+# The kernels' module is loaded as on a GPU; what they would compute comes from the oracle, which is NumPy alone.
+WITH_STAND_IN = """
+import sys
+from kernels.coulomb.cases import exact
+from pipeline.workloads import coulomb
+
+def on_gpu(atoms, grid, scheme, *, cell, out, workers, stream):
+    import kernels.coulomb.cuda
+    out[:] = exact(atoms, grid, scheme, cell).values
+
+coulomb.potential = on_gpu
+from pipeline.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules)
+"""
+
+
+def test_a_map_made_by_a_gpu_needs_no_numba(tmp_path):
+    """Neither before its first chunk nor for its audit."""
+    np.save(tmp_path / "a.npy", np.array([[0.0, 0, 0, 1], [3, 1, 0, -0.5], [1, 5, 2, 0.25]]))
+    arguments = ("run", "coulomb", "a.npy", "out.npy", "--device", "cpu", "--quiet", "--cutoff", "6")
+    command = [sys.executable, "-c", WITH_STAND_IN, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert {"kernels.coulomb.cuda", "pipeline.workloads.coulomb_audit"} <= loaded
+    assert not HEAVY & loaded
+    assert np.load(tmp_path / "out.npy").any()
