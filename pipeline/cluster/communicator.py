@@ -146,6 +146,14 @@ class Communicator(ABC):
         with self._collective("barrier", 0, timeout_s) as deadline:
             self._barrier(deadline)
 
+    def confirm(self) -> None:
+        """What the collectives before this one gave holds. Collective; CommunicatorError where it need not.
+
+        A rank that dies in the middle of a collective may leave the others numbers that mean nothing, and they hear of
+        its death a little later. Whatever is to outlive this epoch has to be confirmed first.
+        """
+        self.check()
+
     def check(self) -> None:
         """CommunicatorError where the others need not be waited for. For between two pieces of work; never waits."""
         if self._given_up is not None:

@@ -118,8 +118,9 @@ def run_gang(
                 workers' GPUs when the first CuPy array comes, and sends NumPy arrays over TCP
     check     : called several times a second: what it raises ends the gang
 
-    Raises the function's own error, of the lowest rank that has one, with those of the others as notes; ClusterError
-    where another gang does not end in time, no workers are left, or one worker after another is lost;
+    Raises the function's own error, of the lowest rank that has one, with those of the others as notes (where a rank
+    was lost too, errors count for nothing: what is not its doing comes again); ClusterError where another gang does
+    not end in time, no workers are left, or one worker after another is lost;
     DeadlineExceeded where the whole takes too long, or a collective does so twice with every rank alive.
     """
     if shards < 1:
@@ -240,7 +241,8 @@ class _Gang:
     def _together(self, epoch: int, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any] | None:
         """One call on each worker, and all results; None where a rank was lost or broken by one that was.
 
-        Raises an error of the calls' own once every rank has come back.
+        Raises an error of the calls' own once every rank has come back; but not where one was lost, whose end may lie
+        behind it: until the others hear of it, NCCL may hand them numbers that mean nothing.
         """
         round_ = _Round(self._workers, calls)
         patience: Deadline | None = None
@@ -259,7 +261,8 @@ class _Gang:
         self._lost += [address for address in calls if address in round_.lost]
         for address in round_.lost:
             self._held.pop(address, None)
-        round_.raise_errors(calls)
+        if not round_.lost:
+            round_.raise_errors(calls)
         self._total.check("the gang")
         if round_.broken and not round_.lost:
             self._overdue += 1

@@ -31,7 +31,8 @@ class Member:
     communicator : for the data: CuPy arrays go over NCCL, NumPy arrays over `control`
     control      : over TCP, for NumPy arrays
     shards       : which of 0 … shard_count − 1 this rank answers for in this epoch; at least one
-    partials     : the results of shards, by number, kept while this process takes part in the gang
+    partials     : the results of shards, by number, kept while this process takes part in the gang; what rests on sums
+                   of the communicator's belongs there only after its `confirm`
     """
 
     def __init__(

@@ -4,6 +4,9 @@ NCCL waits without end for a rank that has died: on the host while it connects, 
 data. So nothing here waits inside NCCL. Its communicators are asked not to block: each call is begun, and then looked
 after, from the thread that made it, until it is done, the TCP connections beside it tell of a lost rank, somebody gives
 up, or its time is over. Then NCCL is aborted, which ends its kernels and threads, before anything else happens.
+
+The memory of a process that was killed goes before its connections: a kernel that reads from it may end as if all were
+well, with numbers that mean nothing. `confirm` is for what must not rest on such.
 """
 
 from __future__ import annotations
@@ -96,6 +99,11 @@ class NcclCommunicator(Communicator):
             if self._given_up is None:
                 self._given_up = Aborted(f"rank {self.rank} of {self.size} gave up: {reason}")
         self._control.abort(reason)
+
+    def confirm(self) -> None:
+        if self._nccl is not None:
+            self.barrier()  # every rank has its results,
+            self.barrier()  # and every rank was alive when all had theirs
 
     def close(self, *, wait: bool = True) -> None:
         if wait and self._nccl is not None and self._given_up is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.coulomb import Scheme
+from kernels.coulomb import Cell, Scheme
 from pipeline.errors import AuditError
 from pipeline.formats.grid_map import GridHeader
 from pipeline.formats.molecule import Array
@@ -69,10 +69,17 @@ class CoulombAudit(AuditedPlaces):
     def _look(self, number: int, coordinates: Array) -> None:
         try:
             atoms = np.column_stack([coordinates, self._frames.charges])
-            found = expectation(atoms, self._points(self._places), self._scheme, self._frames.cells[number])
+            found = self._expected(atoms, self._points(self._places), self._frames.cells[number])
             self._looks[number] = np.array([found.values, found.sizes, found.doubtful, found.counted])
         finally:
             self._waiting.release()
+
+    def _expected(self, atoms: Array, points: Array, cell: Cell | None) -> Expectation:
+        if len(self._frames) == 1:
+            return expectation(atoms, points, self._scheme, cell)
+        from pipeline.workloads import coulomb_definition_compiled  # Numba, which one frame is not worth loading for
+
+        return coulomb_definition_compiled.expectation(atoms, points, self._scheme, cell)
 
     def _end_looking(self) -> None:
         while self._pending:
@@ -124,7 +131,7 @@ class CoulombAudit(AuditedPlaces):
         for number, cell in enumerate(self._frames.cells):
             look = self._looks.get(number)
             if look is None:
-                found.append(expectation(self._frames.atoms(number), points, self._scheme, cell))
+                found.append(self._expected(self._frames.atoms(number), points, cell))
             else:
                 values, sizes, doubtful, counted = look[:, which]
                 found.append(Expectation(values=values, sizes=sizes, doubtful=doubtful, counted=counted))

@@ -1,7 +1,7 @@
 """What the definition says of a few points of a potential map, in float64: what audits compare the map with.
 
 By NumPy alone. It shares neither cells, tiles nor lattice images with the kernels, and a job on a GPU has no use for
-Numba, which takes longer to load than all of this takes.
+Numba, which takes longer to load than all of this takes for one frame. For many there is `coulomb_definition_compiled`.
 """
 
 from __future__ import annotations

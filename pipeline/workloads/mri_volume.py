@@ -299,7 +299,13 @@ class VolumeReconstruction:
         leader: int | None,
     ) -> tuple[Any, Any]:
         """leader: the rank whose iteration all go on with; None: there is none."""
-        asked, kept, total = self._asked, self._kept, self._peers.communicator.allreduce
+        asked, kept = self._asked, self._kept
+
+        def total(part: Any) -> Any:
+            whole = self._peers.communicator.allreduce(part)
+            self._peers.communicator.confirm()  # each iteration is kept for another try
+            return whole
+
         if leader is None:
             right = total(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
             samples.clear()

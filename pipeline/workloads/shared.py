@@ -59,6 +59,8 @@ class Collectives(Protocol):
 
     def broadcast(self, array: Any, /, *, root: int = 0) -> Any: ...
 
+    def confirm(self) -> None: ...
+
 
 class Peers(Protocol):
     """The ranks of a gang, as one of them sees them: `pipeline.cluster.member.Member`."""
@@ -98,6 +100,9 @@ class Alone:
 
     def check(self) -> None:
         """Nobody can be lost."""
+
+    def confirm(self) -> None:
+        """Nor spoil a sum."""
 
     def allreduce(self, array: Any, /) -> Any:
         return array

@@ -128,8 +128,12 @@ def summed_on_gpus(member, folder=None, work=0, rounds=0, elements=16 << 20):
     if folder:
         member.communicator.allreduce(ones[:1])  # no rank is told to be in the reduction before all have joined
         mark(folder, "reduce", member.rank, member.epoch, os.getpid())
-    for _ in range(rounds):
+    for number in range(rounds):
         member.communicator.allreduce(ones, out=total)
+        if number % 2:
+            member.communicator.confirm()
+            if folder and not (total == member.size).all():
+                mark(folder, "spoilt", member.rank, member.epoch, number)
         assert total[0] == total[-1] == member.size
     return member.reduce(deterministic=True).get().tobytes()
 

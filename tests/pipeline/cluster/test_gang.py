@@ -164,6 +164,22 @@ def test_a_collective_that_is_late_twice_is_an_error():
         run_gang(ThreadWorkers(3), gang_functions.never_comes, 3, limits=GangLimits(collective_s=0.2))
 
 
+def test_an_error_beside_a_lost_rank_counts_for_nothing():
+    """A sum that broke off with a rank may be anything, and the function may be the first to notice."""
+    workers = ThreadWorkers(2)
+
+    def notices(each):
+        each.control.barrier()
+        if each.epoch > 1:
+            return "right"
+        if each.rank == 1:
+            workers.kill(sorted(workers.last_heard())[1])
+        raise ValueError("what is this sum?")
+
+    found = run_gang(workers, notices, 2)
+    assert (found.epoch, len(found.lost), set(found.values)) == (2, 1, {"right"})
+
+
 def test_the_whole_has_a_deadline():
     free = threading.Event()
     with pytest.raises(DeadlineExceeded, match="the gang did not come within"):

@@ -78,6 +78,7 @@ def test_kill_9_in_every_phase_leaves_the_same_bits(gpus, expected, tmp_path):
         killed = kill_once(gpus, folder, phase, rng, killable, INIT_SECONDS if phase == "init" else 0.1)
         result = killed["result"]
         assert set(result.values) == {expected}
+        assert not list(folder.glob("spoilt*")), "a sum was confirmed, and wrong"
         in_time += result.epoch > 1
         besides += max(0, len(result.lost) - 1)
         recoveries.append(killed["seconds"])

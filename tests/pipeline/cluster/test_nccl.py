@@ -161,6 +161,36 @@ def test_a_lost_rank_ends_a_collective_and_nccl_is_aborted_first():
             ranks[0].check()
 
 
+def test_a_rank_that_dies_before_it_confirms_spoils_what_was_summed():
+    """A sum is there, and was it right? Only if every rank was alive when all had it."""
+    with faked(3) as ranks, ThreadPoolExecutor(3) as threads:
+
+        def one(each):
+            with fake_device(each):
+                each.allreduce(fake_cupy.on_device(np.ones(4)))
+                if each.rank == 1:
+                    each.barrier()  # it has the sum, and dies before it hears that all have
+                    each._control._mesh.close()
+                    return
+                with pytest.raises((RankLost, Aborted)):
+                    each.confirm()
+
+        list(threads.map(one, ranks, timeout=20))
+
+
+def test_what_was_summed_with_every_rank_alive_is_confirmed():
+    with faked(3) as ranks, ThreadPoolExecutor(3) as threads:
+
+        def one(each):
+            with fake_device(each):
+                each.confirm()
+                found = each.allreduce(fake_cupy.on_device(np.ones(4)))
+                each.confirm()
+                return found.tolist()
+
+        assert list(threads.map(one, ranks, timeout=20)) == [[3.0] * 4] * 3
+
+
 def test_an_error_of_nccl_is_told_as_the_lost_rank_behind_it():
     with faked(2) as ranks, fake_device(ranks[0]):
         ranks[0]._nccl.error = fake_cupy.NcclError("remote process exited")

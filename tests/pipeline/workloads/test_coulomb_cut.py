@@ -16,7 +16,7 @@ from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError
-from pipeline.workloads import coulomb_definition
+from pipeline.workloads import coulomb_definition, coulomb_definition_compiled
 from pipeline.workloads.coulomb import Coulomb
 from pipeline.workloads.coulomb_audit import relative_errors
 from pipeline.workloads.coulomb_combine import combine, scratch_bytes
@@ -242,9 +242,14 @@ def test_a_wrong_map_is_never_published(folder, monkeypatch, change, is_found, o
     assert names_in(folder) == ["a.npz"]
 
 
+# Of one frame, and of many.
+both_audits = pytest.mark.parametrize("expectation", [expectation, coulomb_definition_compiled.expectation])
+
+
+@both_audits
 @pytest.mark.parametrize("by_distance", [False, True])
 @pytest.mark.parametrize(("scheme", "cell"), KINDS)
-def test_the_audit_knows_the_definition(scheme, by_distance, cell):
+def test_the_audit_knows_the_definition(scheme, by_distance, cell, expectation):
     atoms, points = molecule(), np.random.default_rng(1).uniform((-10, 0, 15), (10, 15, 40), (80, 3))
     points[:3] = atoms[:3, :3]
     asked = Scheme(
@@ -281,7 +286,8 @@ def test_the_audit_takes_atoms_a_few_at_a_time(monkeypatch, scheme, cell):
         np.testing.assert_array_equal(one, other, strict=True)
 
 
-def test_what_rounding_decides_is_in_doubt():
+@both_audits
+def test_what_rounding_decides_is_in_doubt(expectation):
     """A charge at the cutoff, one at the edge of what is excluded, and one on either side of each."""
     atoms = np.array([[5.0, 0, 0, 2.0], [0, 100, 0, 3.0], [0, 101, 0, 1.0]])
     points = np.array([[0.0, 0, 0], [1e-4, 0, 0], [-1e-4, 0, 0], [0.5, 100, 0], [0.4999, 100, 0], [0.5001, 100, 0]])
