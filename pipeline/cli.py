@@ -233,7 +233,8 @@ def _run(
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    with workload_named(name).begun(spec), open_place(settings) as place:
+    workload = workload_named(name)
+    with workload.begun(spec), open_place(settings, workload.modules(spec)) as place:
         job = plan_job(spec, place.device, options)
         if dry_run:
             job.workload.discard()

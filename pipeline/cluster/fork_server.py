@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+from collections.abc import Sequence
 
 METHOD = "forkserver"
 
 
-def begin() -> None:
-    """Start it, once a program. Its imports go on beside this process's own: the sooner the better."""
-    multiprocessing.get_context(METHOD).set_forkserver_preload(["pipeline.cluster.preloaded"])
+def begin(modules: Sequence[str] = ()) -> None:
+    """Start it, once a program. Its imports go on beside this process's own: the sooner the better.
+
+    modules : what it imports besides, where it can be imported
+    """
+    multiprocessing.get_context(METHOD).set_forkserver_preload(["pipeline.cluster.preloaded", *modules])
     multiprocessing.forkserver.ensure_running()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,8 +24,10 @@ class Place:
 
 
 @contextmanager
-def open_place(settings: Settings) -> Iterator[Place]:
+def open_place(settings: Settings, modules: Sequence[str] = ()) -> Iterator[Place]:
     """The place that the settings name, for as long as the context lasts.
+
+    modules : what worker processes that are started here will need, for them to have when they start
 
     Dask is started where it is asked for: by `scheduler`, by `workers`, or by the device `all` on a machine with
     several GPUs. ParameterError where settings contradict each other, DeviceUnavailable where there is no such place.
@@ -38,9 +40,10 @@ def open_place(settings: Settings) -> Iterator[Place]:
             workers.gathers_metrics = settings.metrics_port is not None
             yield Place(device=workers, stream=workers.stream)
         return
+    if settings.device == "all" or settings.workers is not None:
+        fork_server.begin(modules)  # before GPUs are looked for, and Dask is imported here, too
     several_gpus = settings.device == "all" and len(all_gpus()) > 1
     if several_gpus or settings.workers is not None:
-        fork_server.begin()  # before Dask is imported here, too
         from pipeline.cluster.worker_processes import local_workers
 
         with local_workers(worker_specs(settings)) as workers:

@@ -138,6 +138,11 @@ class Workload(ABC):
         return nullcontext()
 
     @classmethod
+    def modules(cls, spec: JobSpec) -> Sequence[str]:
+        """What its processes import besides, and takes them long: worker processes may have it when they start."""
+        return ()
+
+    @classmethod
     @abstractmethod
     def refuse_output(cls, output: Path) -> None:
         """OutputError where no result of this kind can be stored under that name, whatever the input will be."""

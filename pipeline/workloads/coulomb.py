@@ -80,6 +80,11 @@ class Coulomb(OneOutput, SharedWorkload):
         return opening_ahead(spec.input, spec.parameters)
 
     @classmethod
+    def modules(cls, spec: JobSpec) -> Sequence[str]:
+        assert isinstance(spec.parameters, CoulombParameters)
+        return () if spec.parameters.trajectory is None else ("MDAnalysis",)
+
+    @classmethod
     def refuse_output(cls, output: Path) -> None:
         map_format_for_output(output)
 

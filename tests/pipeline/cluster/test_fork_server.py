@@ -1,0 +1,61 @@
+"""What the process has loaded that workers are forked from, and when it is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.cluster import place
+from pipeline.config import Settings
+from pipeline.errors import DeviceUnavailable
+from pipeline.workloads import JobSpec, workload_named
+
+LOADED = """
+import multiprocessing
+import sys
+from pipeline.cluster import fork_server
+
+def tell():
+    print(*(name in sys.modules for name in ("pipeline.cluster.preloaded", "colorsys", "pipeline.no_such_module")))
+
+if __name__ == "__main__":
+    fork_server.begin(["colorsys", "pipeline.no_such_module"])
+    child = multiprocessing.get_context(fork_server.METHOD).Process(target=tell)
+    child.start()
+    child.join()
+"""
+
+
+def test_what_is_forked_has_the_modules_asked_for(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOADED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True True False\n"
+    assert done.stderr == ""
+
+
+def test_it_starts_before_gpus_are_looked_for(monkeypatch):
+    done = []
+
+    def all_gpus():
+        done.append("gpus")
+        raise DeviceUnavailable("--device all: no driver")
+
+    monkeypatch.setattr(place.fork_server, "begin", lambda modules: done.append(modules))
+    monkeypatch.setattr(place, "all_gpus", all_gpus)
+    with pytest.raises(DeviceUnavailable), place.open_place(Settings(device="all"), ["heavy"]):
+        pass
+    assert done == [["heavy"], "gpus"]
+
+
+@pytest.mark.parametrize(("trajectory", "modules"), [(None, ()), ("a.xtc", ("MDAnalysis",))])
+def test_trajectories_need_their_reader(tmp_path, trajectory, modules):
+    coulomb = workload_named("coulomb")
+    spec = JobSpec(
+        workload="coulomb", input=tmp_path / "a.pqr", output=tmp_path / "a.npy",
+        parameters=coulomb.Parameters(trajectory=trajectory),
+    )  # fmt: skip
+    assert coulomb.modules(spec) == modules
+    assert workload_named("smooth").modules(spec) == ()
