@@ -43,7 +43,7 @@ def test_it_starts_before_gpus_are_looked_for(monkeypatch):
         done.append("gpus")
         raise DeviceUnavailable("--device all: no driver")
 
-    monkeypatch.setattr(place.fork_server, "begin", lambda modules: done.append(modules))
+    monkeypatch.setattr(place.fork_server, "begin", done.append)
     monkeypatch.setattr(place, "all_gpus", all_gpus)
     with pytest.raises(DeviceUnavailable), place.open_place(Settings(device="all"), ["heavy"]):
         pass

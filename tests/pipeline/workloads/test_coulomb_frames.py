@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from pipeline.errors import InputError
@@ -89,3 +90,16 @@ def test_who_is_stopped_while_waiting_leaves_nothing_open(tmp_path, monkeypatch,
     finally:
         signal.signal(signal.SIGALRM, before)
     assert opened_frames == {"opened": 1, "closed": 1}
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 511, 769])
+def test_the_box_holds_the_outermost_atom_wherever_it_stands(count):
+    points = np.random.default_rng(count).normal(size=(count, 3))
+    for place in {0, count // 2, count - 1}:
+        for axis in range(3):
+            for farthest in (-50.0, 50.0):
+                each = points.copy()
+                each[place, axis] = farthest
+                low, high = coulomb_frames._corners(each)
+                np.testing.assert_array_equal(low, each.min(axis=0))
+                np.testing.assert_array_equal(high, each.max(axis=0))
