@@ -36,7 +36,8 @@ def tree_hash() -> str:
 
 
 class Counts:
-    """A pytest plugin that counts tests by outcome; a failed or skipped fixture counts as its test's outcome."""
+    """A pytest plugin that counts tests by outcome; a failed or skipped fixture counts as its test's outcome. What fails
+    is named at once: device time may end before the tests do."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
@@ -44,6 +45,9 @@ class Counts:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
+        if report.failed:
+            why = str(report.longrepr).strip().splitlines() or [""]
+            print(f"\nfailed: {report.nodeid}: {why[-1]}", flush=True)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
