@@ -36,8 +36,10 @@ def tree_hash() -> str:
 
 
 class Counts:
-    """A pytest plugin that counts tests by outcome; a failed or skipped fixture counts as its test's outcome. What fails
-    is named at once: device time may end before the tests do."""
+    """A pytest plugin that counts tests by outcome; a failed or skipped fixture counts as its test's outcome.
+
+    What fails is named at once: the time on a device may end before the tests do.
+    """
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
