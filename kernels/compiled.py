@@ -50,7 +50,10 @@ def compiled(function: Function) -> Function:
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
-    """Numba's own cache, but files that a crash or a full disk has cut short count as none, and are written anew."""
+    """Numba's own cache, but files that a crash or a full disk has cut short count as none, and are written anew.
+
+    And functions are told apart by the constants that they have from other files, too: they are compiled into them.
+    """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -59,6 +62,25 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
             with suppress(OSError):
                 self.flush()
             return None
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
+
+
+def _constants(function: Any) -> set[tuple[str, str]]:
+    """Names and values of the constants in a function and in the compiled ones that it calls."""
+    found, met, waiting = set(), {function}, [function]
+    while waiting:
+        each = waiting.pop()
+        for name in each.__code__.co_names:
+            value = each.__globals__.get(name)
+            if isinstance(value, (int, float, str, tuple)):
+                found.add((name, repr(value)))
+            called = getattr(value, "py_func", None)
+            if called is not None and called not in met:
+                met.add(called)
+                waiting.append(called)
+    return found
 
 
 @contextmanager

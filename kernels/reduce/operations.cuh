@@ -160,8 +160,9 @@ __constant__ double RECIPROCAL[ROWS] = {1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  
 // Welford's updates along a column, Chan's between columns.
 template <typename T>
 struct Moments : OneByOne<T> {
-    // Left alone the compiler makes do with 48 registers, and loads less at once: 0.73 of reading, and 0.98 with 64 (H200).
-    static constexpr int BLOCKS = 4;
+    // Left alone the compiler makes do with 48 registers, and loads less at once: 0.73 of reading, and 0.98 with 64 (H200,
+    // float32). Columns of smaller values are more: they take more registers, and would go to memory and back.
+    static constexpr int BLOCKS = sizeof(T) < 4 ? 0 : 4;
     struct Column {
         double mean, squares;
     };

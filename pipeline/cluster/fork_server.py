@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import signal
 from collections.abc import Sequence
 
 METHOD = "forkserver"
@@ -16,4 +18,10 @@ def begin(modules: Sequence[str] = ()) -> None:
     modules : what it imports besides, where it can be imported
     """
     multiprocessing.get_context(METHOD).set_forkserver_preload(["pipeline.cluster.preloaded", *modules])
-    multiprocessing.forkserver.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()  # it would let Ctrl-C through again
+    # Ctrl-C comes to every process of a terminal's job: this one answers it and ends the others, which are not told.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -119,9 +119,9 @@ def run_gang(
     check     : called several times a second: what it raises ends the gang
 
     Raises the function's own error, of the lowest rank that has one, with those of the others as notes (where a rank
-    was lost too, errors count for nothing: what is not its doing comes again); ClusterError where another gang does
-    not end in time, no workers are left, or one worker after another is lost;
-    DeadlineExceeded where the whole takes too long, or a collective does so twice with every rank alive.
+    was lost by itself, errors count for nothing: what is not its doing comes again); ClusterError where another gang
+    does not end in time, no workers are left, or one worker after another is lost; DeadlineExceeded where the whole
+    takes too long, or a collective does so twice with every rank alive.
     """
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
@@ -241,11 +241,13 @@ class _Gang:
     def _together(self, epoch: int, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any] | None:
         """One call on each worker, and all results; None where a rank was lost or broken by one that was.
 
-        Raises an error of the calls' own once every rank has come back; but not where one was lost, whose end may lie
-        behind it: until the others hear of it, NCCL may hand them numbers that mean nothing.
+        Raises an error of the calls' own once every rank has come back, or was ended because it did not; but not where
+        one was lost by itself, whose end may lie behind the error: until the others hear of it, NCCL may hand them
+        numbers that mean nothing.
         """
         round_ = _Round(self._workers, calls)
         patience: Deadline | None = None
+        ended: set[str] = set()
         while round_.running:
             round_.collect(LOOK_SECONDS)
             self._check()
@@ -256,12 +258,13 @@ class _Gang:
                 self._give_up(epoch, calls, "rank_lost" if round_.lost else round_.reason)
             if patience is not None and patience.left_s == 0.0:
                 self._workers.tell(sorted(round_.running), end_process, self._session)
-                for address in set(round_.running):
+                ended = set(round_.running)
+                for address in ended:
                     round_.lose(address)
         self._lost += [address for address in calls if address in round_.lost]
         for address in round_.lost:
             self._held.pop(address, None)
-        if not round_.lost:
+        if round_.lost <= ended:
             round_.raise_errors(calls)
         self._total.check("the gang")
         if round_.broken and not round_.lost:

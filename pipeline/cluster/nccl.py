@@ -101,9 +101,11 @@ class NcclCommunicator(Communicator):
         self._control.abort(reason)
 
     def confirm(self) -> None:
-        if self._nccl is not None:
-            self.barrier()  # every rank has its results,
-            self.barrier()  # and every rank was alive when all had theirs
+        if self._nccl is None:  # TCP carried all, which tells of a lost rank itself; or this rank has given up
+            super().confirm()
+            return
+        self.barrier()  # every rank has its results,
+        self.barrier()  # and every rank was alive when all had theirs
 
     def close(self, *, wait: bool = True) -> None:
         if wait and self._nccl is not None and self._given_up is None:

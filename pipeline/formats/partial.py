@@ -41,8 +41,7 @@ class PartialFile(WritableFile):
 
         Also where RESUME or JOIN finds no partial file, or one of another length.
         """
-        # Through a symbolic link the file it names is replaced, never the link.
-        final = Path(os.path.realpath(final)) if final.is_symlink() else final
+        final = _behind_link(final)
         _refuse_unless_file(final)
         path = partial_path(final)
         with writing(final, nbytes):
@@ -107,7 +106,7 @@ class PartialFolder:
         OutputError where it may not, where the parent cannot be written to, or another run is at work on it; also
         where RESUME or JOIN finds no partial folder.
         """
-        self.final = Path(os.path.realpath(final)) if final.is_symlink() else final
+        self.final = _behind_link(final)
         self.path = partial_path(self.final)
         if self.final.exists() and not (self.final.is_dir() and may_replace(self.final)):
             raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
@@ -163,6 +162,12 @@ def partial_path(final: Path) -> Path:
 def samples_path(final: Path) -> Path:
     """Under what name samples gather that can only be encoded when all are there; itself only ever partial."""
     return final.with_name(final.name + ".samples")
+
+
+def _behind_link(final: Path) -> Path:
+    """Through a symbolic link the file it names is replaced, never the link."""
+    with writing(final):
+        return Path(os.path.realpath(final)) if final.is_symlink() else final
 
 
 def _refuse_unless_file(final: Path) -> None:

@@ -35,8 +35,10 @@ class DataRoots:
     def writable(self, name: str) -> Path:
         """The file or folder of an output. OutputError where it lies outside the roots, or is one of them."""
         resolved = self._resolved(name)
-        if resolved is None or resolved in self.roots:
+        if resolved is None:
             raise OutputError(f"{name}: is outside the service's data roots ({self._listed()}); write under them")
+        if resolved in self.roots:
+            raise OutputError(f"{name}: is one of the service's data roots; name a file or folder in it")
         return resolved
 
     def check_further(self, files: Iterable[Path]) -> None:

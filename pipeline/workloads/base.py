@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
 from pipeline.formats.partial import Opening, partial_path, samples_path
+from pipeline.formats.writable import writing
 
 # The x of 3x5, which may stand for a comma; not that of a word, which is told back as it was given.
 BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s*x\s*(?=\d)")
@@ -246,7 +247,15 @@ def version_of(path: Path) -> str:
 
 
 def refuse_same_file(spec: JobSpec) -> None:
-    """OutputError where writing the output, its partial file or its receipt would touch the input, by any name."""
+    """OutputError where writing the output, its partial file or its receipt would touch the input, by any name.
+
+    Also where its folder does not take these names, or does not let this user look.
+    """
+    with writing(spec.output):
+        _refuse_same_file(spec)
+
+
+def _refuse_same_file(spec: JobSpec) -> None:
     source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
     partial = (partial_path(final), partial_path(samples_path(final)))
     for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):
@@ -260,4 +269,5 @@ def refuse_same_file(spec: JobSpec) -> None:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    return one == other or (one.exists() and other.exists() and one.samefile(other))
+    # An input that cannot be looked at is named by whoever opens it.
+    return one == other or (os.path.exists(one) and other.exists() and one.samefile(other))  # noqa: PTH110

@@ -337,11 +337,12 @@ class VolumeReconstruction:
         )
 
     def _follow_leader(self, leader: int) -> None:
-        """The iteration that one rank has come to, on all of them."""
+        """The iteration that one rank has come to, on all of them. Who has got half of it has nothing to go on with."""
         mine, xp, shape = self._kept.progress, self._xp, self._source.grid.shape
+        if self._peers.rank != leader:
+            self._kept.progress = None
         if mine is None:
-            blank = xp.zeros(shape, np.complex64)
-            mine = self._kept.progress = begun(blank, self._asked.iterations)
+            mine = begun(xp.zeros(shape, np.complex64), self._asked.iterations)
         for name in ("solution", "residual", "direction"):
             self._peers.communicator.broadcast(getattr(mine, name), root=leader)
         squares = to_host(mine.squares).copy()
@@ -351,6 +352,8 @@ class VolumeReconstruction:
         mine.now = xp.asarray(scalars[1], mine.now.dtype)
         mine.number = int(scalars[2])
         mine.squares = xp.asarray(scalars[3:])
+        self._peers.communicator.confirm()
+        self._kept.progress = mine
 
     def _agreed(self, residual: float) -> float:
         """Rank 0's: processors may round differently, and all ranks must stop at the same iteration."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import kernels
@@ -40,6 +42,12 @@ def test_every_entry_can_be_assembled(operation: str) -> None:
     assembled = compile_for(operation, "sm_90", chosen, QUICK)
     for expression, name in assembled.lowered.items():
         assert name.encode() in assembled.code, expression
+
+
+def test_columns_of_narrow_values_stay_in_registers() -> None:
+    """Sixteen of bytes, with a mean and a sum of squares each: no number of blocks is worth spilling them."""
+    spilled = compile_for("reduce", "sm_90", ("reduce_tiles<Moments<signed char>>",), ("--ptxas-options=-v",)).log
+    assert set(re.findall(r"(\d+) bytes spill", spilled)) == {"0"}
 
 
 def test_an_entry_that_is_not_there_is_an_error_with_the_log() -> None:

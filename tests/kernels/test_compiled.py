@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from kernels import compiled
 
@@ -40,6 +42,20 @@ def test_scipy_is_not_loaded_with_numba() -> None:
 
 def test_another_thread_finds_the_blas_meanwhile() -> None:
     assert run(BESIDE_SCIPY) == "found\n"
+
+
+def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """Numba dates what it keeps by the function's own file, and has the constants in the code."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    own = "from constants import ONE, TWO\nfrom kernels.compiled import compiled\n"
+    inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
+    (tmp_path / "functions.py").write_text(own + inner + outer)
+    for one, two in ((1, 2), (3, 2), (3, 5), (3, 5)):
+        (tmp_path / "constants.py").write_text(f"ONE, TWO = {one}, {two}\n")
+        told = run("import functions; print(functions.outer(), sum(functions.outer.stats.cache_hits.values()))")
+        assert told.split()[0] == str(one * two)
+    assert told == "15 1\n", "what has not changed is not compiled anew"
 
 
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:

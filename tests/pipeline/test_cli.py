@@ -121,6 +121,10 @@ MISTAKES = [
     (("in.ppm", "out"), "out: the name has no suffix"),
     (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
+    (("in.ppm", "o" * 300 + ".ppm"), "does not take a name this long"),
+    (("in.ppm", "o" * 250 + ".ppm"), "does not take a name this long"),  # that of the partial file is longer
+    (("in.ppm", "out.ppm", "--preview", "p" * 300 + ".png"), "does not take a name this long"),
+    (("i" * 300 + ".ppm", "out.ppm"), "has a name too long for its file system"),
     (("float.npy", "out.png"), "out.png"),
     (("in.ppm", "out.ppm", "--size", "256"), "--size: size must lie in 1 … 255; got 256"),
     (("in.ppm", "out.ppm", "--size", "0"), "--size: size must lie in 1 … 255; got 0"),

@@ -36,6 +36,34 @@ def test_what_is_forked_has_the_modules_asked_for(tmp_path):
     assert done.stderr == ""
 
 
+INTERRUPTED = """
+import multiprocessing
+import os
+import signal
+from pipeline.cluster import fork_server
+
+def stay():
+    signal.raise_signal(signal.SIGINT)
+    print("forked", flush=True)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
+    fork_server.begin()
+    os.killpg(0, signal.SIGINT)
+    child = multiprocessing.get_context(fork_server.METHOD).Process(target=stay)
+    child.start()
+    child.join()
+"""
+
+
+def test_ctrl_c_is_for_the_process_that_started_it_alone(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("told\nforked\n", "")
+
+
 def test_it_starts_before_gpus_are_looked_for(monkeypatch):
     done = []
 

@@ -166,7 +166,7 @@ def test_a_collective_that_is_late_twice_is_an_error():
 
 def test_an_error_beside_a_lost_rank_counts_for_nothing():
     """A sum that broke off with a rank may be anything, and the function may be the first to notice."""
-    workers = ThreadWorkers(2)
+    workers, killed = ThreadWorkers(2), threading.Event()
 
     def notices(each):
         each.control.barrier()
@@ -174,10 +174,30 @@ def test_an_error_beside_a_lost_rank_counts_for_nothing():
             return "right"
         if each.rank == 1:
             workers.kill(sorted(workers.last_heard())[1])
+            killed.set()
+        assert killed.wait(20)
         raise ValueError("what is this sum?")
 
     found = run_gang(workers, notices, 2)
     assert (found.epoch, len(found.lost), set(found.values)) == (2, 1, {"right"})
+
+
+def test_an_error_beside_a_rank_that_is_ended_for_not_coming_back_is_told_at_once():
+    """What was wrong before that rank was ended is not its doing: nobody computes all of it again first."""
+    workers, free, epochs = ThreadWorkers(2), threading.Event(), []
+
+    def computes(each):
+        epochs.append(each.epoch)
+        if each.rank == 0:
+            raise ValueError("this frame is damaged")
+        free.wait(20)
+
+    try:
+        with pytest.raises(ValueError, match="this frame is damaged"):
+            run_gang(workers, computes, 2, limits=GangLimits(stuck_s=0.1))
+    finally:
+        free.set()
+    assert set(epochs) == {1}
 
 
 def test_the_whole_has_a_deadline():

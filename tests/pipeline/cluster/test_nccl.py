@@ -178,6 +178,15 @@ def test_a_rank_that_dies_before_it_confirms_spoils_what_was_summed():
         list(threads.map(one, ranks, timeout=20))
 
 
+def test_who_has_given_up_confirms_nothing():
+    with fake_cupy.fake_cupy(), joined(1) as control:
+        each = NcclCommunicator(control[0])
+        each.confirm()
+        each.abort()
+        with pytest.raises(Aborted):
+            each.confirm()
+
+
 def test_what_was_summed_with_every_rank_alive_is_confirmed():
     with faked(3) as ranks, ThreadPoolExecutor(3) as threads:
 

@@ -353,7 +353,7 @@ class TestDataRoots:
             roots.writable(name)
 
     def test_the_root_itself_is_no_output(self, tmp_path):
-        with pytest.raises(OutputError):
+        with pytest.raises(OutputError, match="is one of the service's data roots"):
             DataRoots([tmp_path]).writable(".")
         assert DataRoots([tmp_path]).readable(".") == tmp_path
 

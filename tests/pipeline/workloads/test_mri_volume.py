@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.cluster import shares
-from pipeline.errors import InputError, OutOfDeviceMemory, ParameterError
+from pipeline.cluster.nccl import NcclCommunicator
+from pipeline.errors import InputError, OutOfDeviceMemory, ParameterError, RankLost
 from pipeline.formats.kspace_npz import NpzKSpace
 from pipeline.workloads import mri, mri_volume
 from tests.images import read_image
@@ -113,6 +114,33 @@ def test_a_rank_lost_on_the_way_costs_an_iteration(tmp_path, monkeypatch, kind):
     assert normalised_error(found, expected) < TOLERANCE
     assert receipt["image"]["split"] == "5 channels over 2 ranks"
     np.testing.assert_allclose(receipt["image"]["convergence"], alone["image"]["convergence"], rtol=0.02, atol=1e-6)
+
+
+def test_half_of_anothers_progress_counts_for_none(tmp_path, monkeypatch):
+    """Who follows a leader that is lost meanwhile begins anew, and does not lead the rest with what it has got."""
+    source = volume(tmp_path / "a.npz")
+    expected, _ = images(source, tmp_path / "one.npy", **EIGHT)
+    workers, sent = ThreadWorkers(3), []
+    leader, _, victim = sorted(workers.last_heard())
+    broadcast = NcclCommunicator.broadcast
+
+    def confirm(communicator):
+        if (communicator.epoch, communicator.rank) == (1, 1):
+            workers.kill(victim)
+            raise RankLost("rank 2 is gone")
+
+    def broadcasts(communicator, array, *, root):
+        if (communicator.epoch, communicator.rank) == (2, 0):
+            sent.append(array.shape)
+            if len(sent) == 2:
+                workers.kill(leader)
+        return broadcast(communicator, array, root=root)
+
+    monkeypatch.setattr(NcclCommunicator, "confirm", confirm)
+    monkeypatch.setattr(NcclCommunicator, "broadcast", broadcasts)
+    found, _ = shared_images(source, tmp_path / "out.npy", workers, 3, **EIGHT)
+    assert len(sent) == 2
+    assert normalised_error(found, expected) < TOLERANCE
 
 
 def test_a_rank_lost_at_the_start_costs_another_try(tmp_path, monkeypatch):
