@@ -148,7 +148,9 @@ class DaskWorkers:
             raise ClusterError(f"{self._where} went away")
         try:
             return self._client.sync(question, callback_timeout=CONNECT_SECONDS)
-        except Exception as error:  # besides OSError, whatever a client raises that is being closed
+        except OSError as error:  # which names a connection of Dask's
+            raise ClusterError(f"{self._where} went away: see its log, and start it again") from error
+        except Exception as error:  # whatever a client raises that is being closed
             raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
 
     def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
