@@ -100,8 +100,12 @@ class Ledger:
 
     @classmethod
     def resumed(cls, output: Path, identity: Mapping[str, Any]) -> Self:
-        """The ledger that an interrupted run of the same job left. ParameterError where it was another job."""
+        """The ledger that an interrupted run of the same job left.
+
+        ParameterError where it was another job, OutputError where it could not be removed in the end.
+        """
         ledger = cls(output, identity)
+        ledger.refuse_others()
         found = _read(ledger.folder / _JOB)
         if found is None:
             raise ParameterError(f"--resume: {ledger.folder} cannot be read; run again without --resume")
@@ -194,12 +198,18 @@ class Ledger:
         """Harmless where there is none. OutputError where something else has its name, which is left alone."""
         if not os.path.lexists(self.folder):
             return
-        ours = self.exists and all(_OURS.fullmatch(path.name) for path in self.folder.iterdir())
-        if not ours:
-            raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
+        self.refuse_others()
         with writing(self.folder):
             (self.folder / _JOB).unlink(missing_ok=True)  # first: a ledger that is removed in part is none
             _remove_tree(self.folder)
+
+    def refuse_others(self) -> None:
+        """OutputError where something else has its name, or lies in its folder."""
+        if not self.exists:
+            raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
+        strange = next((path for path in self.folder.iterdir() if not _OURS.fullmatch(path.name)), None)
+        if strange is not None:
+            raise OutputError(f"{strange}: lies where the ledger belongs and is not of it; remove or rename it")
 
     @property
     def _runs(self) -> list[str]:

@@ -169,9 +169,25 @@ def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):
 def test_a_folder_that_is_no_ledger_is_never_removed(folder):
     (folder / "out.npy.ledger").mkdir()
     (folder / "out.npy.ledger" / "precious").write_text("kept")
-    with pytest.raises(OutputError, match="is none; remove or rename it"):
+    with pytest.raises(
+        OutputError, match=r"precious: lies where the ledger belongs and is not of it; remove or rename"
+    ):
         run_job(*job_in(folder))
     assert (folder / "out.npy.ledger" / "precious").read_text() == "kept"
+
+
+def test_what_lies_in_a_ledger_is_named_before_work_goes_on(folder):
+    """Not when the output is complete and the ledger is to go."""
+    fail(folder, DeviceError("the GPU fell off the bus"))
+    stray = folder / "out.npy.ledger" / "precious"
+    stray.write_text("kept")
+    written = []
+    with pytest.raises(OutputError, match=r"precious: lies where the ledger belongs"):
+        run_job(*job_in(folder, resume=True), events=RunEvents(on_written=written.append))
+    assert not written
+    stray.unlink()
+    run_job(*job_in(folder, resume=True))
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
 
 
 def ledger_of(folder):
