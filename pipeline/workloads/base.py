@@ -251,21 +251,17 @@ def refuse_same_file(spec: JobSpec) -> None:
 
     Also where its folder does not take these names, or does not let this user look.
     """
-    with writing(spec.output):
-        _refuse_same_file(spec)
-
-
-def _refuse_same_file(spec: JobSpec) -> None:
     source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
     partial = (partial_path(final), partial_path(samples_path(final)))
-    for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):
-        if _is_same(source, written):
-            what = "is the input itself" if written == final else f"is written by way of {written}, the input itself"
-            raise OutputError(f"{spec.output} {what}: name another output")
-    if source.is_relative_to(final) or final.is_relative_to(source):
-        raise OutputError(f"{spec.output} and the input {spec.input} lie one within the other: name another output")
-    if receipt_path(spec.output).is_dir():
-        raise OutputError(f"{receipt_path(spec.output)} is a folder where the receipt belongs: name another output")
+    with writing(spec.output):
+        for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):
+            if _is_same(source, written):
+                way = "" if written == final else f"written by way of {written}, "
+                raise OutputError(f"{spec.output} is {way}the input itself: name another output")
+        if source.is_relative_to(final) or final.is_relative_to(source):
+            raise OutputError(f"{spec.output} and the input {spec.input} lie one within the other: name another output")
+        if receipt_path(spec.output).is_dir():
+            raise OutputError(f"{receipt_path(spec.output)} is a folder where the receipt belongs: name another output")
 
 
 def _is_same(one: Path, other: Path) -> bool:
