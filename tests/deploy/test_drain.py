@@ -17,10 +17,9 @@ from distributed import Scheduler
 
 from kernels.smoothing import gaussian
 from pipeline.cluster import worker_processes
-from tests.deploy.scheduler import scheduler
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
-from tests.pipeline.cluster.processes import running
+from tests.pipeline.cluster.processes import running, running_scheduler
 
 SIGMA = 25
 JOB = (
@@ -46,7 +45,7 @@ def entries(folder):
 def test_a_worker_that_leaves_keeps_its_chunks_and_another_goes_on(tmp_path):
     samples = np.random.default_rng(3).integers(0, 65536, (1499, 1201, 3)).astype(np.uint16)
     write_image(tmp_path / "in.npy", samples)
-    with scheduler(tmp_path) as address:
+    with running_scheduler(tmp_path) as (_, address):
         worker = ("worker", address, "--device", "cpu", "--workers", 1, "--threads", 1)
         with running(*worker, cwd=tmp_path) as first, ExitStack() as stack:
             # A job waits seconds for a first worker, and one may take longer on a machine with much else to do.

@@ -19,9 +19,9 @@ import pytest
 from distributed import Client
 
 from kernels.smoothing import box, gaussian
-from tests.deploy.scheduler import scheduler
 from tests.deploy.waiting import wait_until as wait_until_each
 from tests.images import COMMAND, names_in, read_image, write_image
+from tests.pipeline.cluster.processes import running_scheduler
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "millrace.sbatch"
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -176,7 +176,7 @@ def test_a_job_that_runs_out_of_time_keeps_its_chunks_and_is_requeued(node):
 def test_an_allocation_lends_a_worker_for_each_task_and_takes_them_back(node, tmp_path):
     samples = np.random.default_rng(4).integers(0, 65536, (901, 703)).astype(np.uint16)
     write_image(node.work / "in.npy", samples, "YX")
-    with scheduler(tmp_path) as address, Client(address) as client:
+    with running_scheduler(tmp_path) as (_, address), Client(address) as client:
         job = node.submit("workers", address, tasks=2)
         story = partial(node.story, job)
         wait_until(lambda: len(client.scheduler_info()["workers"]) == 2, "that both tasks' workers join", story)

@@ -47,7 +47,10 @@ def running_scheduler(folder):
     command += ["--no-dashboard", "--scheduler-file", str(address_file)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(address_file.exists, "the scheduler's start")
+            # Written bit by bit: it is whole with its last brace.
+            wait_until(
+                lambda: address_file.exists() and address_file.read_text().endswith("}"), "the scheduler's start"
+            )
             address = json.loads(address_file.read_text())["address"]
             address_file.unlink()
             yield process, address
