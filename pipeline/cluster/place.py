@@ -11,7 +11,7 @@ from pipeline.cluster.worker_specs import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
 from pipeline.engine.discovery import all_gpus, usable_gpus
 from pipeline.engine.planned import PlannedDevice
-from pipeline.engine.run import Stream, open_device, stream_on_device
+from pipeline.engine.run import Stream, open_device, stream_on_device, watch
 from pipeline.errors import ParameterError
 
 
@@ -51,7 +51,10 @@ def open_place(settings: Settings, modules: Sequence[str] = ()) -> Iterator[Plac
             yield Place(device=workers, stream=workers.stream)
         return
     name = "auto" if settings.device == "all" else settings.device
-    yield Place(device=open_device(name, settings.threads, settings.overlap), stream=stream_on_device)
+    device = open_device(name, settings.threads, settings.overlap)
+    if settings.metrics_port is not None:
+        watch(device)
+    yield Place(device=device, stream=stream_on_device)
 
 
 def worker_specs(settings: Settings) -> list[WorkerSpec]:

@@ -25,7 +25,7 @@ from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Ledger
 from pipeline.engine.placement import near_cores, stay_on
-from pipeline.engine.run import open_device
+from pipeline.engine.run import open_device, watch
 from pipeline.engine.stages import StageRecord, StagesTold
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.formats.partial import Opening
@@ -264,8 +264,9 @@ opened_device: dict[str, Any] = {}
 def own_device(worker_device: WorkerDevice) -> Device:
     """The device of this process, opened once."""
     device = open_device(worker_device.device, worker_device.threads)
+    watch(device)
     opened_device.update(device.describe())
-    pci_address = device.describe().get("pci")
+    pci_address = opened_device.get("pci")
     if pci_address is not None:
         stay_on(near_cores(pci_address))
     return device

@@ -16,7 +16,7 @@ from pipeline.config import format_bytes
 from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.engine.discovery import cuda_properties, discover, unavailable
+from pipeline.engine.discovery import discover, unavailable
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
 from pipeline.engine.planned import PlannedDevice, PlannedJob
@@ -87,10 +87,15 @@ def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Devi
         return CpuDevice(threads, overlap)
     for report in reports:
         if report.name == name and report.obstacle is None:
-            ordinal = int(name.removeprefix("cuda:"))
-            metrics.gpus.watch(cuda_properties(ordinal)["uuid"])
-            return CudaDevice(ordinal, overlap)
+            return CudaDevice(int(name.removeprefix("cuda:")), overlap)
     raise unavailable(name, reports)
+
+
+def watch(device: Device) -> None:
+    """Have the metrics tell of the device's state, where it is a GPU: for those who serve them."""
+    uuid = device.describe().get("uuid")
+    if uuid is not None:
+        metrics.gpus.watch(uuid)
 
 
 def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:

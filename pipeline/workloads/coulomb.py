@@ -190,6 +190,8 @@ class Coulomb(OneOutput, SharedWorkload):
             shown = replace(shown, atoms=self._frames.first_atoms())
         self._open_output(lambda: create_map(self.spec.output, shown, opening))
         self._audits_here = opening is not Opening.JOIN
+        if self._audits_here and len(self._frames) == 1:
+            self._audit.look(0, self._frames.frame(0).coordinates)  # aside, while the map is computed
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if inputs:

@@ -53,7 +53,7 @@ class CoulombAudit(AuditedPlaces):
         self._waiting = threading.Semaphore(MOST_WAITING)
 
     def look(self, number: int, coordinates: Array) -> None:
-        """Work out what the definition says of one frame while it is there, aside, on threads of the audit's own.
+        """Work out what the definition says of one frame, in angstrom, aside: on threads of the audit's own.
 
         Each frame once, and only as long as all of them together are little; otherwise `verdict` reads it again.
         """
