@@ -118,9 +118,9 @@ __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<CO
 // What the warps of a block share.
 struct TreeWorkspace {
     float *buffers, *stages, *samples, *ring;
-    unsigned* from;         // the input row of each row of the band, from the lead's first on
+    unsigned* from;            // the input row of each row of the band, from the lead's first on
     Signal *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
-    int origin, first;      // words of a buffer's row: of the first column, and where the first run begins
+    int origin, first;         // words of a buffer's row: of the first column, and where the first run begins
 };
 
 // The column warps: sums down the columns from input column `x` on, for `rows` rows from input position `y` on.
@@ -275,7 +275,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
             before = tree.push(quad.w, i + 3);
         }
         from += Shape::GAP;
-        float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, whatever comes next
+        float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, that again: what lies behind is not this warp's
 #pragma unroll
         for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(from + LEAD + 4 * i);
 #pragma unroll 1
@@ -301,9 +301,9 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
                     make_float4(done[0], done[1], done[2], done[3]);
             }
             __syncwarp();
+            const float* ahead = from + LEAD + min(at + CHUNK, Shape::RUN - CHUNK);
 #pragma unroll
-            for (int i = 0; i < CHUNK / 4; ++i)
-                next[i] = *reinterpret_cast<const float4*>(from + LEAD + at + CHUNK + 4 * i);
+            for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(ahead + 4 * i);
             results.store(at);
             __syncwarp();
         }
