@@ -12,6 +12,7 @@ KernelError(RuntimeError)
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -342,7 +343,10 @@ def _newest_supported(capability: int) -> str:
 
 @cache
 def _options(operation: str) -> tuple[str, ...]:
-    return (*LANGUAGE, *import_module(f"kernels.{operation}.cuda").OPTIONS)
+    further = os.environ.get(
+        "MILLRACE_TEST_KERNEL_OPTIONS", ""
+    ).split()  # of tools that watch kernels: scripts/sanitize
+    return (*LANGUAGE, *import_module(f"kernels.{operation}.cuda").OPTIONS, *further)
 
 
 def _nvrtc() -> Any:

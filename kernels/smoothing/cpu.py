@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kernels.smoothing import cpu_float, cpu_integer_box
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu_rows import Axis, Tile, row_pitch
+from kernels.smoothing.settling import settlings
 from kernels.smoothing.window import Window
 from kernels.threads import for_each
 
@@ -89,7 +90,7 @@ def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, 
 
 def _method(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     if windows[0].half_weights is not None:
-        return _gaussian(dtype)
+        return _gaussian(windows, dtype)
     divisor = math.prod(window.taps for window in windows)
     return _float_box(divisor, dtype) if dtype.kind == "f" else _integer_box(divisor, dtype)
 
@@ -125,14 +126,18 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
     )
 
 
-def _gaussian(dtype: np.dtype[Any]) -> Method:
+def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    whole = dtype.kind != "f"
+    by_axis = dict(zip((window.axis for window in windows), settlings(windows, whole=whole), strict=True))
 
     def parameters(sweep: Sweep, _first: bool, last: bool) -> tuple[Any, ...]:
-        by_axis = {True: np.ones(1, precision), False: np.ones(1, precision)}
-        for window in sweep.windows:
-            by_axis[window is sweep.windows[0] and sweep.rows.taps > 1] = np.array(window.half_weights, precision)
-        return by_axis[True], by_axis[False], last and dtype.kind != "f"
+        weights = [np.array(window.half_weights, precision) for window in sweep.windows]
+        if len(weights) == 1:
+            weights.insert(0 if sweep.rows.taps == 1 else 1, np.ones(1, precision))
+        found = [by_axis[window.axis] for window in sweep.windows]
+        between, after = (np.array((each.up, each.down), precision) for each in (found[0], found[-1]))
+        return *weights, between, after, windows[0].exact, whole and last
 
     return Method(
         tile=cpu_float.gaussian_tile,

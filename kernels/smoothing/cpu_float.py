@@ -26,6 +26,7 @@ from kernels.smoothing.cpu_rows import (
     row_start,
     sample,
     scaled,
+    settled,
     triple_sum,
     whole_blocks,
 )
@@ -89,6 +90,9 @@ def gaussian_tile(
     tile: Tile,
     row_weights: Any,
     column_weights: Any,
+    between: Any,
+    after: Any,
+    exact: bool,
     whole: bool,
 ) -> None:
     """image    : any supported dtype, flat [planes, rows.length, columns.length, channels]
@@ -96,6 +100,9 @@ def gaussian_tile(
     out      : the same layout with the axes' out_length
     scratch  : float32 or float64, the precision of the arithmetic: `gaussian_scratch_rows`, `pitch` samples each
     *_weights: at distance 0 … radius, in that precision; a single weight: the axis is not filtered
+    between  : of an exact Gaussian: what sums down the rows become before those along the columns (`settled`)
+    after    : what the result becomes: of an exact Gaussian, and of whole numbers
+    exact    : settle sums
     whole    : round the result to whole numbers
     """
     width = (tile.x1 - tile.x0 + columns.taps - 1) * channels
@@ -120,6 +127,8 @@ def gaussian_tile(
                     above[k] = (oldest + row_weights.size - 1 + k) % rows.taps * pitch
                 _weighted_sum(scratch, below, above, row_weights, down, whole_blocks(width))
                 row = down
+                if exact and column_weights.size > 1:
+                    settled(scratch, between, row, whole_blocks(width))
             if column_weights.size > 1:
                 for k in range(column_weights.size):
                     below[k] = row + (column_weights.size - 1 - k) * channels
@@ -128,8 +137,10 @@ def gaussian_tile(
                 row = across
             at = ((plane * rows.out_length + y) * columns.out_length + tile.x0) * channels
             if whole:
-                rounded(scratch, row, out, at, count)
+                rounded(scratch, row, after, out, at, count)
             else:
+                if exact:
+                    settled(scratch, after, row, whole_blocks(count))
                 convert(scratch, row, out, at, count)
 
 

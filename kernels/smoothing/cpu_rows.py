@@ -109,29 +109,36 @@ def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @generated
-def nearest(_typing: Any, value: Any) -> Any:
-    """The whole number nearest to a float (|value| < 2**22), ties to even: int32 of a float32, int64 of a float64."""
-    return _by_shift(value, (value,), lambda builder, args, shift: builder.fadd(args[0], shift))
+def floats_apart(_typing: Any, a: Any, b: Any) -> Any:
+    """By how many floats `a` lies above `b`: int32 of float32, int64 of float64."""
+
+    def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.IntType(_integer(a).bitwidth)
+        return builder.sub(*(builder.bitcast(each, kind) for each in args))
+
+    return _integer(a)(a, b), code
 
 
 @generated
 def nearest_product(_typing: Any, a: Any, b: Any) -> Any:
-    """`nearest` of the product before it is rounded to a float."""
-    return _by_shift(a, (a, b), lambda builder, args, shift: builder.fma(*args, shift))
+    """The whole number nearest to a product before it is rounded to a float (|a * b| < 2**22), ties to even.
 
-
-def _by_shift(real: Any, parameters: tuple[Any, ...], sum_with: Any) -> Any:
-    """A float of the shift's size has no fraction bits, so that adding it rounds a small number to a whole one, which
-    then stands in the low bits of the sum. One instruction, where converting would take two."""
-    shift, integer = (1.5 * 2**23, types.int32) if real == types.float32 else (1.5 * 2**52, types.int64)
+    A float of the shift's size has no fraction bits, so that adding it rounds a small number to a whole one, which then
+    stands in the low bits of the sum. One instruction, where converting would take two.
+    """
+    shift = 1.5 * 2**23 if a == types.float32 else 1.5 * 2**52
 
     def code(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        kind = ir.IntType(integer.bitwidth)
-        constant = context.get_constant(real, shift)
-        shifted = builder.bitcast(sum_with(builder, args, constant), kind)
+        kind = ir.IntType(_integer(a).bitwidth)
+        constant = context.get_constant(a, shift)
+        shifted = builder.bitcast(builder.fma(*args, constant), kind)
         return builder.sub(shifted, builder.bitcast(constant, kind))
 
-    return integer(*parameters), code
+    return _integer(a)(a, b), code
+
+
+def _integer(real: Any) -> Any:
+    return types.int32 if real == types.float32 else types.int64
 
 
 @generated
@@ -288,10 +295,20 @@ def scaled(array: Any, source: int, factor: Any, out: Any, at: int, count: int) 
 
 
 @compiled
-def rounded(array: Any, source: int, out: Any, at: int, count: int) -> None:
-    """out = array, to the nearest whole number, ties to even (|value| < 2**22)."""
+def settled(array: Any, settling: Any, at: int, count: int) -> None:
+    """The row becomes (row + settling[0]) - settling[1]."""
+    up, down = settling[0], settling[1]
     for i in range(count):
-        store(out, at + i, clipped(out, nearest(load(array, source + i))))
+        store(array, at + i, (reload(array, at + i) + up) - down)
+
+
+@compiled
+def rounded(array: Any, source: int, settling: Any, out: Any, at: int, count: int) -> None:
+    """The same, where settling[0] leaves whole numbers: floats of its size are one apart, and lie as far above
+    settling[1] as the result says."""
+    up, down = settling[0], settling[1]
+    for i in range(count):
+        store(out, at + i, clipped(out, floats_apart(load(array, source + i) + up, down)))
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.ladder import Ladder
 from kernels.launch import Repeat, on_stream, record
-from kernels.smoothing import fused, ladder, passes, running, streamed, tree, wide
+from kernels.smoothing import fused, ladder, passes, running, streamed, tensor, tree, wide
 from kernels.smoothing.window import Window
 
 # The contract fixes every rounding: the compiler must not contract a multiplication and an addition on its own.
@@ -191,6 +191,13 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=fused.ENTRIES,
             run=fused.run,
             applies=fused.applies,
+            repeatable=True,
+        ),
+        "tensor": Variant(
+            summary="Gaussians of bytes, both axes in one kernel, by exact products on tensor cores",
+            entries=tensor.ENTRIES,
+            run=tensor.run,
+            applies=tensor.applies,
             repeatable=True,
         ),
     }

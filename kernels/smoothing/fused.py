@@ -16,7 +16,8 @@ from kernels.smoothing.borders import MODES
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
-# Compiled for these reaches: a shorter window takes the next, but for Gaussians of floats, which need their own.
+# Compiled for these reaches: a shorter window takes the next, but for Gaussians of floats, which need their own. (Those
+# of uint8 that are so short are exact: another arithmetic.)
 BOX_RADII, GAUSS_RADII, FLOAT_GAUSS_RADII = (1, 4), (4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
 SQUARE_RADII = (1, 2, 3, 4)  # boxes over whole numbers that reach equally far in all four directions
 MAX_CHANNELS = 4
@@ -36,7 +37,7 @@ def _radii(kind: str, dtype: str) -> tuple[int, ...]:
         return SQUARE_RADII if dtype != "float32" else ()
     if kind == "BOX":
         return BOX_RADII
-    return FLOAT_GAUSS_RADII if dtype == "float32" else GAUSS_RADII
+    return {"float32": FLOAT_GAUSS_RADII, "uint8": ()}.get(dtype, GAUSS_RADII)
 
 
 ENTRIES = tuple(

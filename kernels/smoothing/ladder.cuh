@@ -4,6 +4,7 @@
 
 #include "borders.cuh"
 #include "samples.cuh"
+#include "settling.cuh"
 
 // All filter both axes of [planes, rows, columns, channels] at once, and see it in vectors: a vector is one sample, or
 // a whole pixel of 2 or 4. The steps differ in where taps are read, and in how pixels and rows lie in memory.
@@ -23,6 +24,7 @@ struct Frame {
     unsigned divisor;
     float scale;                          // 1 / divisor
     float weights_y[128], weights_x[128];  // Gauss: at distance 0 … 127
+    Settling<float> between, after;        // Gauss: of sums down the columns, and of those across them
 };
 
 template <typename T, int N>
@@ -155,7 +157,7 @@ __device__ inline void store(Sample* to, const Vector<Number, N>& sum, const Fra
 #pragma unroll
     for (int c = 0; c < N; ++c) {
         if (N == 4 && c >= frame.channels) return;
-        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(sum.at[c]);
+        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(settled(sum.at[c], frame.after));
         else if constexpr (same<Number, float>) to[c] = to_mean<Sample>(sum.at[c], frame.scale);
         else to[c] = to_mean<Sample>(sum.at[c], frame.divisor);
     }
@@ -264,9 +266,15 @@ tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame 
         }
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < frame.tile_rows * seen; at += THREADS)
-        sums[at] = window_sum<RULE>(frame.taps_y, frame.weights_y,
+    for (int at = threadIdx.x; at < frame.tile_rows * seen; at += THREADS) {
+        auto sum = window_sum<RULE>(frame.taps_y, frame.weights_y,
                                     [&](int tap) { return numbers<Number>(samples[at + tap * seen]); });
+        if constexpr (RULE == GAUSS) {
+#pragma unroll
+            for (int c = 0; c < N; ++c) sum.at[c] = settled(sum.at[c], frame.between);
+        }
+        sums[at] = sum;
+    }
     __syncthreads();
     const int width = min(frame.tile_columns, frame.out_columns - tile.x) * frame.step;
     for (int row = warp; row < min(frame.tile_rows, frame.out_rows - tile.y); row += WARPS) {

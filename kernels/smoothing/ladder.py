@@ -16,6 +16,7 @@ import numpy as np
 from kernels.launch import kernel, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
+from kernels.smoothing.settling import UNSETTLED, settlings
 from kernels.smoothing.window import MAX_TAPS, Window
 
 # Padding and pitching move bits: types of the same width share kernels.
@@ -61,6 +62,7 @@ class Frame(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("weights_y", ctypes.c_float * (MAX_TAPS // 2 + 1)),
         ("weights_x", ctypes.c_float * (MAX_TAPS // 2 + 1)),
+        *((name, ctypes.c_float) for name in ("between_up", "between_down", "after_up", "after_down")),
     )
 
 
@@ -121,6 +123,8 @@ def _launch_tiled(
     assert tile is not None
     blocks = _cut(frame, view, tile)
     rule = RULES[0 if windows[0].half_weights is None else 1]
+    if windows[0].half_weights is not None:
+        _settle(frame, windows, out.dtype)
     entry = f"ladder::tiled<{C_TYPES[out.dtype.name]}, {vector}, {rule}>"
     args = (source, out, frame, _sample(cval, out.dtype))
     shared = _shared_bytes(view, tile, vector * frame.step, itemsize)
@@ -176,6 +180,14 @@ def _frame(view: View, pitch: int, step: int) -> Frame:
     frame.divisor = samples
     frame.scale = float(np.float32(1) / np.float32(samples))
     return frame
+
+
+def _settle(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
+    """What becomes of a Gaussian's sums; those down the columns stay as they are where one axis alone is filtered."""
+    *between, after = settlings(windows, whole=dtype.kind != "f")
+    first = between[0] if between else UNSETTLED
+    frame.between_up, frame.between_down = first.up, first.down
+    frame.after_up, frame.after_down = after.up, after.down
 
 
 def _output_length(window: Window | None, length: int) -> int:

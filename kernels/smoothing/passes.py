@@ -15,6 +15,7 @@ from kernels.launch import kernel
 from kernels.smoothing import streamed
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.constant import filtered_constant
+from kernels.smoothing.settling import UNSETTLED, Settling, settlings
 from kernels.smoothing.window import MAX_TAPS, Window
 
 THREADS = 256
@@ -55,13 +56,13 @@ class Axes(ctypes.Structure):
 class FloatWeights(ctypes.Structure):
     """struct Weights<float> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)),)
+    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_float), ("down", ctypes.c_float))
 
 
 class DoubleWeights(ctypes.Structure):
     """struct Weights<double> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)),)
+    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_double), ("down", ctypes.c_double))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class _Pass:
     source: Any
     target: Any
     fill: Any  # what the pass sees beyond the edge, of the type sums have
+    settling: Settling  # Gaussian: what its sums become
     last: bool
     samples: int  # in the whole window, over all axes
 
@@ -99,7 +101,7 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
     passes = []
     source, shape = image, list(image.shape)
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
-    for window in windows:
+    for window, settling in zip(windows, _settlings(image.dtype, windows), strict=True):
         axis = window.axis
         length, out_length = shape[axis], window.output_length(shape[axis])
         view = Axis(
@@ -111,10 +113,21 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
         target = out if last else type(image)(tuple(shape), sums)  # on the stream that `smooth` made current
         samples = math.prod(each.taps for each in windows)
         passes.append(
-            _Pass(axis=view, window=window, source=source, target=target, fill=fill, last=last, samples=samples)
-        )
+            _Pass(
+                axis=view, window=window, source=source, target=target, fill=fill, settling=settling, last=last,
+                samples=samples,
+            )
+        )  # fmt: skip
         source, fill = target, filtered_constant(window, fill)
+        if window.half_weights is not None:
+            fill = settling.of(fill)
     return passes
+
+
+def _settlings(dtype: np.dtype, windows: Sequence[Window]) -> list[Settling]:
+    if windows[0].half_weights is None:
+        return [UNSETTLED] * len(windows)
+    return settlings(windows, whole=dtype.kind != "f")
 
 
 def _divisor(step: _Pass, sums: str) -> Any:
@@ -124,11 +137,12 @@ def _divisor(step: _Pass, sums: str) -> Any:
     return _CTYPES[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
 
 
-def _weights(window: Window, sums: str) -> Any:
-    assert window.half_weights is not None
+def _weights(step: _Pass, sums: str) -> Any:
+    half = step.window.half_weights
+    assert half is not None
     struct = DoubleWeights if sums == "float64" else FloatWeights
-    weights = struct()
-    weights.half[: len(window.half_weights)] = window.half_weights
+    weights = struct(up=step.settling.up, down=step.settling.down)
+    weights.half[: len(half)] = half
     return weights
 
 
@@ -141,7 +155,7 @@ def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, str
     for step in _passes(image, windows, cval, out, sums):
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_gather" if gaussian else "box_gather", sums)
-        finish = _weights(step.window, sums) if gaussian else _divisor(step, sums)
+        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
         args = (step.source, step.target, step.axis, _CTYPES[sums](step.fill), finish)
         kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
 
@@ -151,7 +165,7 @@ def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, 
     for step in _passes(image, windows, cval, out, sums):
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_separable" if gaussian else "box_separable", sums)
-        finish = _weights(step.window, sums) if gaussian else _divisor(step, sums)
+        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
         axis, size = step.axis, TILE_BYTES // np.dtype(sums).itemsize
         axis.columns = _tile_columns(axis, size)
         outputs = size // axis.columns - axis.taps + 1

@@ -2,7 +2,8 @@
 //
 // Arrays are C-contiguous. A pass filters one axis of an array seen as [outer, length, inner] and writes
 // [outer, out_length, inner]; passes run in ascending order of axes. Between the passes of a box over whole numbers
-// stand the exact sums (32 bits where they fit, else 64), between those of a Gaussian the float sums, unrounded.
+// stand the exact sums (32 bits where they fit, else 64), between those of a Gaussian the float sums, unrounded, or of an
+// exact one (uint8) what they settle to.
 // Border modes are numbered in borders.cuh; `fill` is what a pass sees beyond the edge in mode CONSTANT.
 //
 // Floors of a two-dimensional filter of N samples of b bytes, t taps an axis, on a device with bandwidth B, rate F:
@@ -19,6 +20,7 @@
 //   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running sums
 //   wide (wide.cuh)                 Gaussians of middling reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
+//   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
 #include "borders.cuh"
@@ -26,6 +28,8 @@
 #include "ladder.cuh"
 #include "running.cuh"
 #include "samples.cuh"
+#include "settling.cuh"
+#include "tensor.cuh"
 #include "tree.cuh"
 #include "wide.cuh"
 
@@ -42,6 +46,7 @@ struct Axis {
 template <typename Work>
 struct Weights {
     Work half[MAX_HALF];
+    Settling<Work> settling;
 };
 
 // Input position of the first tap of output 0.
@@ -111,7 +116,7 @@ gauss_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work f
             const Work pair = weighed_tap(line, centre - k, axis, fill) + weighed_tap(line, centre + k, axis, fill);
             sum = fma_rn(weights.half[k], pair, sum);
         }
-        out[i] = to_sample<Out>(sum);
+        out[i] = to_sample<Out>(settled(sum, weights.settling));
     }
 }
 
@@ -236,7 +241,7 @@ gauss_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Wor
             Work sum = weights.half[0] * samples[centre];
             for (int j = 1, reach = axis.columns; j <= axis.before; ++j, reach += axis.columns)
                 sum = fma_rn(weights.half[j], samples[centre - reach] + samples[centre + reach], sum);
-            out[tile.output + row * axis.inner + column] = to_sample<Out>(sum);
+            out[tile.output + row * axis.inner + column] = to_sample<Out>(settled(sum, weights.settling));
         }
     }
 }

@@ -112,8 +112,7 @@ __device__ inline void put_results(unsigned* row, int at, const float (&done)[WI
         for (int i = 0; i < WIDE_RUN; ++i) {
             const unsigned bits = finished<GAUSS, Sample>(done[i], 1.0f);
             if constexpr (sizeof(Sample) == 4) row[at + i * CHANNELS] = bits;
-            else if constexpr (sizeof(Sample) == 2) reinterpret_cast<unsigned short*>(row)[at + i * CHANNELS] = bits;
-            else reinterpret_cast<unsigned char*>(row)[at + i * CHANNELS] = bits;
+            else reinterpret_cast<unsigned short*>(row)[at + i * CHANNELS] = bits;
         }
     }
 }

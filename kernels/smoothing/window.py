@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
 
 MAX_TAPS = 255
-# Integer images take weights in units of 2**-24: each is exact in float32 and together they are exactly one.
-WEIGHT_ONE = 1 << 24
+EXACT_RADIUS = 32  # Gaussians of uint8 that reach no farther along any axis are exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +29,7 @@ class Window:
     after: int
     mode: str
     half_weights: tuple[float, ...] | None = None  # Gaussian: weight at distance 0 … radius; None: a box (all equal)
+    exact: bool = False  # Gaussian of uint8 whose every sum is exact, in any order: see kernels.smoothing
 
     @property
     def taps(self) -> int:
@@ -49,13 +49,29 @@ def box_window(axis: int, size: int, mode: str) -> Window:
     return Window(axis=axis, before=before, after=int(size) - 1 - before, mode=_known(mode))
 
 
-def gaussian_window(
-    axis: int, sigma: float, mode: str, dtype: np.dtype, *, truncate: float = 4.0, radius: int | None = None
-) -> Window:
-    """A Gaussian of standard deviation `sigma` samples, cut at `radius` (default: round(truncate * sigma))."""
-    reach = gaussian_radius(sigma, truncate=truncate, radius=radius)
-    half_weights = _half_weights(float(sigma), reach, np.dtype(dtype))
-    return Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half_weights)
+def gaussian_windows(
+    axes: Sequence[int],
+    sigmas: Sequence[float],
+    modes: Sequence[str],
+    dtype: np.dtype,
+    *,
+    truncate: float = 4.0,
+    radii: Sequence[int | None] | None = None,
+) -> list[Window]:
+    """A Gaussian of standard deviation `sigmas` samples along each of `axes`, cut at `radii` (default, and where None:
+    round(truncate * sigma)). All its axes at once: on all depends whether it is exact, and on their order its weights.
+    """
+    dtype = np.dtype(dtype)
+    asked = zip(sigmas, [None] * len(axes) if radii is None else radii, strict=True)
+    reaches = [gaussian_radius(sigma, truncate=truncate, radius=radius) for sigma, radius in asked]
+    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS
+    first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0), default=None)
+    windows = []
+    for axis, sigma, mode, reach in zip(axes, sigmas, modes, reaches, strict=True):
+        one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
+        half = exact_half_weights(float(sigma), reach, one) if exact else half_weights(float(sigma), reach, dtype)
+        windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half, exact=exact))
+    return windows
 
 
 def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None = None) -> int:
@@ -80,26 +96,6 @@ def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None =
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and math.isfinite(float(value)) and float(value) > 0
-
-
-@functools.lru_cache(maxsize=64)
-def _half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...]:
-    return _quantised(_gaussian_half(sigma, radius), dtype)
-
-
-def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
-    distance = np.arange(radius + 1, dtype=np.float64)
-    half = np.exp(-0.5 * (distance / sigma) ** 2)
-    normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
-    return normalised
-
-
-def _quantised(half: NDArray[np.float64], dtype: np.dtype) -> tuple[float, ...]:
-    if dtype.kind == "f":
-        return tuple(float(weight) for weight in half.astype(dtype))
-    units = np.rint(half * WEIGHT_ONE).astype(np.int64)
-    units[0] = WEIGHT_ONE - 2 * units[1:].sum()  # the centre takes the rounding left over, so that they sum to one
-    return tuple(float(unit) / WEIGHT_ONE for unit in units)
 
 
 def _known(mode: str) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from kernels.smoothing import box, gaussian
-from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_window
+from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
 from pipeline import formats
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
@@ -187,11 +187,10 @@ class Smoothing(OneOutput):
             if asked.filter == "box":
                 sizes = zip(self._axes, self._values("size"), strict=True)
                 return tuple(box_window(axis, size, asked.mode) for axis, size in sizes)
-            shapes = zip(self._axes, self._values("sigma"), self._values("radius"), strict=True)
-            return tuple(
-                gaussian_window(axis, sigma, asked.mode, self.header.dtype, truncate=asked.truncate, radius=radius)
-                for axis, sigma, radius in shapes
-            )
+            sigmas, radii = self._values("sigma"), self._values("radius")
+            modes = (asked.mode,) * len(self._axes)
+            made = gaussian_windows(self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii)
+            return tuple(made)
         except (TypeError, ValueError) as error:
             raise ParameterError(f"--{'size' if asked.filter == 'box' else 'sigma'}: {error}") from error
 

@@ -50,6 +50,12 @@ def test_columns_of_narrow_values_stay_in_registers() -> None:
     assert set(re.findall(r"(\d+) bytes spill", spilled)) == {"0"}
 
 
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
+    entry = "box_running<unsigned char, 3, 15>"
+    assert compile_for("smoothing", architecture, (entry,), ("-DTURNS_BY_SIGNALS",)).lowered
+
+
 def test_an_entry_that_is_not_there_is_an_error_with_the_log() -> None:
     with pytest.raises(KernelCompileError, match=r"smoothing.cu does not compile for sm_90") as caught:
         compile_for("smoothing", "sm_90", ("no_such_kernel<int>",))

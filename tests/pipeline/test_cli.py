@@ -61,6 +61,23 @@ def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.parametrize("axes", ["Z,Y,X", "X,Z", "Y"])
+def test_a_volume_of_bytes_cut_into_chunks_has_the_bits_of_the_whole(folder, millrace, axes):
+    """Which axis is the first decides on an exact Gaussian's weights: chunks must agree with the whole on it."""
+    from kernels.smoothing import gaussian
+
+    samples = np.random.default_rng(5).integers(0, 256, (61, 149, 307)).astype(np.uint8)
+    write_image(folder / "stack.tif", samples, "ZYX")
+    options = ("--filter", "gaussian", "--sigma", "2", "--mode", "constant", "--cval", "200", "--device", "cpu")
+    assert millrace("run", "smooth", "stack.tif", "out.npy", *options, "--axes", axes, "--memory", "1MiB")[0] == 0
+    chosen = tuple("ZYX".index(letter) for letter in axes.split(","))
+    whole = gaussian(samples, 2, mode="constant", cval=200, axes=chosen)
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), whole)
+    audit = json.loads((folder / "out.npy.receipt.json").read_text())["audit"]
+    assert audit["tolerance"] == (1.25 if len(chosen) == 3 else 1.0)
+    assert audit["worst_error"] <= 1.04
+
+
 def test_volumes_pages_and_axes(folder, millrace):
     samples = np.random.default_rng(5).normal(size=(11, 53, 47)).astype(np.float32)
     write_image(folder / "stack.tif", samples, "ZYX")

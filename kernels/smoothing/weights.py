@@ -1,0 +1,72 @@
+"""Weights of a Gaussian along one axis, at distance 0 … radius, in the precision that sums are made in."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Integer images take weights in units of 2**-24: each is exact in float32 and together they are exactly one.
+WEIGHT_ONE = 1 << 24
+# Exact Gaussians: what "one" is in the units of the first filtered axis's weights, and of every later one's. Samples of
+# 8 bits times the first, and quarters of -128 … 128 times the others, add up to 2**24 at most: exact in float32.
+EXACT_FIRST_ONE, EXACT_LATER_ONE = 1 << 16, 1 << 15
+EXACT_BITS = 11  # significant bits of an exact weight, as many as a float16 has
+
+
+@functools.lru_cache(maxsize=64)
+def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...]:
+    """Float images: rounded to their precision. Integer images: whole multiples of 2**-24 that sum to exactly one."""
+    half = _gaussian_half(sigma, radius)
+    if dtype.kind == "f":
+        return tuple(float(weight) for weight in half.astype(dtype))
+    units = np.rint(half * WEIGHT_ONE).astype(np.int64)
+    units[0] = WEIGHT_ONE - 2 * units[1:].sum()  # the centre takes the rounding left over, so that they sum to one
+    return tuple(float(unit) / WEIGHT_ONE for unit in units)
+
+
+@functools.lru_cache(maxsize=64)
+def exact_half_weights(sigma: float, radius: int, one: int) -> tuple[float, ...]:
+    """Whole multiples of 1 / `one` (a power of two) of at most 11 significant bits, none negative, that sum to exactly
+    one. They do not grow with distance, but that the centre may be a step less than its neighbours."""
+    exact = [float(weight) * one for weight in _gaussian_half(sigma, radius)]
+    units = [_nearest(weight) for weight in exact]
+    while missing := one - units[0] - 2 * sum(units[1:]):
+        units = _nearer(units, exact, missing)
+    return tuple(unit / one for unit in units)
+
+
+def _nearer(units: list[int], exact: list[float], missing: int) -> list[int]:
+    """One weight a step up or down, where that costs least: nearer to the sum by at least one, never past it.
+
+    There always is such a step: whatever the smallest change of the sum that a step can make, all weights and so what
+    is missing are multiples of it.
+    """
+    way = 1 if missing > 0 else -1
+    moves = []
+    for distance, unit in enumerate(units):
+        step = _spacing(unit) if way > 0 else _spacing(unit - 1)
+        if (step if distance == 0 else 2 * step) > abs(missing) or (unit == 0 and way < 0):
+            continue
+        moved = [*units[:distance], unit + way * step, *units[distance + 1 :]]
+        cost = step + 2 * way * (unit - exact[distance])  # squared error gained, for each unit of the sum
+        moves.append((moved != sorted(moved, reverse=True), cost, moved))
+    return min(moves)[2]
+
+
+def _nearest(weight: float) -> int:
+    step = _spacing(int(weight))
+    return round(weight / step) * step
+
+
+def _spacing(unit: int) -> int:
+    """From a number of `EXACT_BITS` significant bits, in units, to the next larger."""
+    return 1 << max(unit.bit_length() - EXACT_BITS, 0)
+
+
+def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
+    distance = np.arange(radius + 1, dtype=np.float64)
+    half = np.exp(-0.5 * (distance / sigma) ** 2)
+    normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
+    return normalised
