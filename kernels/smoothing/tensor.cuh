@@ -224,6 +224,7 @@ __device__ inline void put(unsigned char* to, const unsigned (&word)[CHANNELS]) 
     if constexpr (CHANNELS == 4) *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
     else if constexpr (CHANNELS == 2) *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
     else
+#pragma unroll
         for (int i = 0; i < CHANNELS; ++i) reinterpret_cast<unsigned*>(to)[i] = word[i];
 }
 
@@ -295,10 +296,11 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         if (next++ < chunks) input.fetch(x_next, slot);
         x_next += CHUNK, slot = slot == (Shape::SLOTS - 1) * Shape::CHUNK_BYTES ? 0 : slot + Shape::CHUNK_BYTES;
     };
+#pragma unroll
     for (int i = 1; i < Shape::SLOTS; ++i) fetch();
 
-    // Factors: down, weight of row k for result m; across, of position k for result n. Positions alternate between the two
-    // halves of a block, and results lie so that a lane gets four neighbours.
+    // Factors: down, weight of row k for result m; across, of position k for result n. Positions lie in the two halves of a
+    // block by turns, and results so that a lane gets four neighbours.
     const auto weight_of = [&](const unsigned short* half, int distance) {
         return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
     };
