@@ -18,9 +18,10 @@ from pipeline.engine.run import RunEvents, run_job
 from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError
 from pipeline.workloads import coulomb_definition, coulomb_definition_compiled
 from pipeline.workloads.coulomb import Coulomb
-from pipeline.workloads.coulomb_audit import relative_errors
+from pipeline.workloads.coulomb_audit import CoulombAudit, relative_errors
 from pipeline.workloads.coulomb_combine import combine, scratch_bytes
 from pipeline.workloads.coulomb_definition import expectation
+from pipeline.workloads.coulomb_frames import ChosenFrames
 from pipeline.workloads.coulomb_grid import cut_extents, regions
 from pipeline.workloads.index_range import IndexRange
 from tests.images import names_in
@@ -243,6 +244,23 @@ def test_a_wrong_map_is_never_published(folder, monkeypatch, change, is_found, o
 
 
 # Of one frame, and of many.
+def test_one_map_is_audited_by_what_was_worked_out_while_it_was_computed(folder, monkeypatch):
+    looked, look = [], CoulombAudit.look
+
+    def counted(audit, number, coordinates):
+        looked.append(number)
+        look(audit, number, coordinates)
+
+    def read_again(_frames, number):
+        raise AssertionError(f"frame {number} was read again for the audit")
+
+    monkeypatch.setattr(CoulombAudit, "look", counted)
+    monkeypatch.setattr(ChosenFrames, "atoms", read_again)
+    _got, receipt = make_map(folder, **GRID, cutoff=5)
+    assert looked == [0]
+    assert receipt["audit"]["samples"] > 290
+
+
 both_audits = pytest.mark.parametrize("expectation", [expectation, coulomb_definition_compiled.expectation])
 
 
