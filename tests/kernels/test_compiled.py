@@ -48,6 +48,7 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path
     """Numba dates what it keeps by the function's own file, and has the constants in the code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates what it keeps to the second
     own = "from constants import ONE, TWO\nfrom kernels.compiled import compiled\n"
     inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
     (tmp_path / "functions.py").write_text(own + inner + outer)
