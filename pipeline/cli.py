@@ -15,7 +15,7 @@ from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, ParameterError, counted, printable
 from pipeline.kernels_command import kernels_group
-from pipeline.stdout import open_closed_streams, say, watched_stdout
+from pipeline.stdout import open_streams, say, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
 
 FilePath = click.Path(path_type=Path)
@@ -279,28 +279,27 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 def main() -> NoReturn:
     """Run the command; every way out is one line on stderr and a documented exit code."""
     raise_on_signals()
-    open_closed_streams()
+    open_streams()
     try:
         with watched_stdout():
             cli.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        sys.exit(2)
+        _leave(error.format_message(), 2)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "millrace"
-        _leave(f"{error.format_message()} (see {command} --help)", 2)
+        _fail(f"{error.format_message()} (see {command} --help)", 2)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except MillraceError as error:
-        _leave("; ".join([str(error), *_kept]), error.exit_code)
+        _fail("; ".join([str(error), *_kept]), error.exit_code)
     except Stopped as stop:
-        _leave("; ".join([f"stopped by {stop.signal.name}", *_left_behind()]), 128 + stop.signal)
+        _fail("; ".join([f"stopped by {stop.signal.name}", *_left_behind()]), 128 + stop.signal)
     except Exception as error:
         if not _working_folder_is_there():
-            _leave("the folder that this was started in is gone: change to another, and run again", 2)
+            _fail("the folder that this was started in is gone: change to another, and run again", 2)
         if os.environ.get("MILLRACE_DEBUG"):
             raise
-        _leave(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
+        _fail(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
     sys.exit(0)
 
 
@@ -323,7 +322,11 @@ def _left_behind() -> list[str]:
     return [*found, *_kept]
 
 
-def _leave(message: str, code: int) -> NoReturn:
+def _fail(message: str, code: int) -> NoReturn:
+    _leave(f"millrace: {printable(' '.join(message.split()))}", code)
+
+
+def _leave(text: str, code: int) -> NoReturn:
     with suppress(OSError):  # the code says it too
-        click.echo(f"millrace: {printable(' '.join(message.split()))}", err=True)
+        click.echo(text, err=True)
     sys.exit(code)

@@ -1,7 +1,8 @@
-"""What a command says on stdout: whoever reads it may go away, and a file that it goes to may be full."""
+"""What a command says on stdout and stderr: whoever reads it may go away, and a file that it goes to may be full."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -37,10 +38,7 @@ def watched_stdout() -> Iterator[None]:
         try:
             yield
         finally:
-            try:
-                stream.flush()
-            except OSError:  # told already: what is left goes nowhere, lest the interpreter's end complain of it again
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            _settle(stream)
 
 
 class _Watched:
@@ -71,10 +69,22 @@ def _translated() -> Iterator[None]:
         raise StorageError(f"stdout: {error.strerror}") from error
 
 
-def open_closed_streams() -> None:
-    """A stream that the caller has closed leads nowhere: else the next file to be opened would stand in its place."""
+def _settle(stream: TextIO) -> None:
+    """Lets what a stream could not take go nowhere: it is told already, and the interpreter's end would fail again."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def open_streams() -> None:
+    """A stream that the caller has closed leads nowhere: else the next file to be opened would stand in its place.
+
+    And a stderr that takes nothing leaves the exit code as it is, which says it too.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open to the end
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    atexit.register(_settle, sys.stderr)

@@ -346,7 +346,9 @@ def test_an_input_that_changes_is_not_published(folder, millrace, monkeypatch):
     assert names_in(folder) == ["in.ppm"]
 
 
-def test_closed_stderr_and_a_reader_that_goes_away(folder):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_stderr_and_a_reader_that_goes_away(folder, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
     assert subprocess.run(f"{command} 2>&-", shell=True, cwd=folder, check=False).returncode == 0
     piped = f"set -o pipefail; {command} --json | true"
@@ -356,6 +358,8 @@ def test_closed_stderr_and_a_reader_that_goes_away(folder):
     assert "out.ppm is complete" in full.stderr
     for rest, code in (("--bogus 2>/dev/full", 2), ("--json >&- 2>&- <&-", 0)):
         assert subprocess.run(f"{command} {rest}", shell=True, cwd=folder, check=False).returncode == code
+    alone = command.removesuffix(" run smooth in.ppm out.ppm")
+    assert subprocess.run(f"{alone} 2>/dev/full", shell=True, check=False).returncode == 2
 
 
 @pytest.mark.parametrize("arguments", [["devices"], ["--help"], ["--version"], ["run", "smooth", "--help"]])
