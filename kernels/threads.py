@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["for_each"]
+__all__ = ["Interrupted", "check_wanted", "for_each", "interruptible"]
 
 MAX_THREADS = 256
 
@@ -23,16 +25,46 @@ def _threads() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
+class Interrupted(Exception):
+    """What was being computed is not wanted any more."""
+
+
+class _Calling(threading.local):
+    given_up: threading.Event | None = None
+
+
+_calling = _Calling()
+_NEVER = threading.Event()
+
+
+@contextmanager
+def interruptible(given_up: threading.Event) -> Iterator[None]:
+    """What the calling thread computes meanwhile ends, with Interrupted, soon after the event is set."""
+    before, _calling.given_up = _calling.given_up, given_up
+    try:
+        yield
+    finally:
+        _calling.given_up = before
+
+
+def check_wanted() -> None:
+    """Raises Interrupted where what the calling thread computes is not wanted any more: for long work between parts."""
+    if (_calling.given_up or _NEVER).is_set():
+        raise Interrupted
+
+
 def for_each(compute: Callable[[Part], None], parts: Iterable[Part], workers: int) -> None:
     """Computes every part, the calling thread and up to `workers - 1` others each taking the next one.
 
-    Raises what `compute` raises, once all who began are done.
+    Raises what `compute` raises, once all who began are done; Interrupted as `interruptible` says, between parts.
     """
     parts = list(parts)
-    remaining = iter(parts)
+    remaining, given_up = iter(parts), _calling.given_up or _NEVER
 
     def work() -> None:
         for part in remaining:
+            if given_up.is_set():
+                raise Interrupted
             compute(part)
 
     others = [_threads().submit(work) for _ in range(min(workers, len(parts)) - 1)]

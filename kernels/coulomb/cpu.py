@@ -4,6 +4,7 @@ Numba-compiled code. Each point is summed in one block, in an order that only th
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from typing import Any
 
@@ -22,6 +23,7 @@ Array = NDArray[Any]
 CUTOFF_BLOCK_ROWS = (16, 16)
 DIRECT_BLOCK_ROWS = (8, 8)
 DIRECT_BLOCK_POINTS = 512  # along z
+MOST_BLOCK_PAIRS = 1 << 32  # 2 s on a core: work that is not wanted any more ends between blocks
 MIN_BLOCKS_A_WORKER = 12
 POINT = (1, 1, 1)
 
@@ -124,7 +126,8 @@ def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) 
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
         direct_block(kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale)
 
-    for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers), workers)
+    most_points = MOST_BLOCK_PAIRS / max(len(atoms), 1)
+    for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers, most_points), workers)
 
 
 def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Array, workers: int) -> None:
@@ -142,10 +145,13 @@ def _points(block: Block) -> tuple[int, int]:
     return (block.x1 - block.x0) * (block.y1 - block.y0) * pitch, pitch
 
 
-def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int) -> list[Block]:
-    """Blocks that cover the grid once: smaller ones where there would be too few for the workers."""
+def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int, most_points: float = math.inf) -> list[Block]:
+    """Blocks that cover the grid once: smaller ones where there would be too few for the workers, or too large."""
     wide, deep = rows
-    while workers > 1 and wide * deep > 1 and _count(grid, wide, deep, points) < MIN_BLOCKS_A_WORKER * workers:
+    while wide * deep > 1 and (
+        wide * deep * points > most_points
+        or (workers > 1 and _count(grid, wide, deep, points) < MIN_BLOCKS_A_WORKER * workers)
+    ):
         wide, deep = (wide, deep // 2) if deep >= wide else (wide // 2, deep)
     (x, y, z), (nx, ny, nz) = grid.first, grid.shape
     return [

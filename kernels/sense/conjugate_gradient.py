@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kernels.sense.arrays import inner_product, inner_products, namespace
+from kernels.threads import check_wanted
 
 
 def unchanged(value: Any) -> Any:
@@ -99,6 +100,7 @@ def conjugate_gradient(
     if progress is not None and tolerance > 0 and share(at.squares[at.number]) <= tolerance:
         iterations = at.number
     while at.number < iterations:
+        check_wanted()
         image = normal(at.direction)
         if damping:
             image = image + np.float32(damping) * at.direction

@@ -12,6 +12,7 @@ import numpy as np
 
 from kernels.nufft import Nufft
 from kernels.sense.arrays import namespace
+from kernels.threads import check_wanted
 
 # Of the convolutions with the kernel below: weights need no more.
 _EPS = 1e-3
@@ -42,6 +43,7 @@ def pipe_menon(trajectory: Any, shape: tuple[int, ...], *, iterations: int = 10,
     window = _window(xp, grid)
     weights = xp.ones(trajectory.shape[0], np.float32)
     for _ in range(iterations):
+        check_wanted()
         image = transform.adjoint(weights.astype(np.complex64))
         convolved = xp.abs(transform.forward(image * window))
         # Where nothing is near, not even the sample itself: not so, its own kernel is 1 there.

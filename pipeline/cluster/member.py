@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.threads import interruptible
 from pipeline.cluster.communicator import AbortReason, Array, Communicator, Op, SoloCommunicator, combine
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.cluster.mesh import Endpoint, Membership, listen
@@ -153,6 +154,7 @@ class _Part:
     listener: socket.socket | None = None
     communicators: list[Communicator] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
+    unwanted: threading.Event = field(default_factory=threading.Event)  # for good: no later epoch asks for it either
     running: bool = False
 
     def give_up(self, reason: AbortReason) -> None:
@@ -206,7 +208,8 @@ def run_rank(task: RankTask) -> RankOutcome:
             raise RankLost(f"{task.address} knows nothing of epoch {task.membership.epoch} of this gang")
         part.running = True
     try:
-        value = task.function(_member(task, part), *task.arguments)
+        with interruptible(part.unwanted):
+            value = task.function(_member(task, part), *task.arguments)
         for communicator in part.communicators[1:]:
             communicator.close()
         return RankOutcome(value=value)
@@ -235,6 +238,7 @@ def leave_gang(session: str, address: str) -> None:
         if part is None or part.session != session:
             return
         del _parts[address]
+        part.unwanted.set()
         if part.running:
             part.give_up("requested")
         else:

@@ -16,7 +16,8 @@ from pipeline.cluster.segments import ClusterJob, Segment, SegmentReceipt, close
 from pipeline.errors import ClusterError, MillraceError
 
 LIVENESS_SECONDS = 0.5
-# What stops a job waits so long for chunks in hand.
+# A job that is stopped leaves chunks in hand so long to be finished; whoever stops it waits a little longer.
+FINISH_SECONDS = 4.0
 CLOSE_SECONDS = 5.0
 # A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
 MOST_ATTEMPTS = 4
@@ -122,7 +123,7 @@ class SegmentTasks:
 
 async def _close_job(name: str, wait: bool) -> None:
     """On a thread of its own: a worker's event loop must not wait."""
-    closing = asyncio.get_running_loop().run_in_executor(None, close_job, name)
+    closing = asyncio.get_running_loop().run_in_executor(None, close_job, name, FINISH_SECONDS)
     if wait:
         await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
 

@@ -154,10 +154,11 @@ def leave() -> None:
         close_job(name)
 
 
-def close_job(name: str) -> None:
+def close_job(name: str, within_s: float | None = None) -> None:
     """Give back what this process holds for a job; harmless where it holds nothing.
 
-    Segments of it that are under way end after the chunks in hand, which are entered in the ledger.
+    Segments of it that are under way end after the chunks in hand, which are entered in the ledger; those that are not
+    written within so many seconds are given up.
     """
     with _opening:
         opened = _jobs.pop(name, None)
@@ -167,7 +168,7 @@ def close_job(name: str) -> None:
     if idle:
         opened.close()
         return
-    opened.stop(MillraceError("the job was ended"))
+    opened.stop(MillraceError("the job was ended"), within_s)
     opened.closed.wait()
 
 
@@ -208,11 +209,15 @@ class _OpenJob:
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
 
-    def stop(self, error: MillraceError | None = None) -> None:
-        """The pipeline ends: at once, with this error for who streams through it, or after all that it was given."""
+    def stop(self, error: MillraceError | None = None, within_s: float | None = None) -> None:
+        """The pipeline ends: after the chunks in hand, with this error for who streams through it, or after all that it
+        was given."""
         with self._stopping:
             if not self._stopped:
-                self.pipeline.__exit__(type(error) if error else None, error, None)
+                if error is not None:
+                    self.pipeline.end(error, within_s)
+                else:
+                    self.pipeline.__exit__(None, None, None)
                 self._stopped = True
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
+from kernels.threads import Interrupted, interruptible
 from pipeline import metrics
 from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device
@@ -114,6 +115,8 @@ class DevicePipeline:
         self._started: _Line = SimpleQueue()
         self._free = _FreeSlots()
         self._error: BaseException | None = None
+        self._failed = threading.Event()
+        self._is_ending = False
         self._passages: set[_Passage] = set()
         self._lock = threading.Lock()
         for _ in range(slots):
@@ -141,6 +144,22 @@ class DevicePipeline:
         for thread in self._threads:
             thread.join()
         self._device.drain()
+
+    def end(self, error: BaseException, within_s: float | None = None) -> None:
+        """Instead of leaving the context, from another thread than those that stream: chunks that are being read, or
+        have been, are still written; then whoever streams gets the error.
+
+        within_s : what is not written by then is given up; None: all of them are waited for
+        """
+        self._is_ending = True
+        late = threading.Timer(within_s or 0, self._fail, (error,))
+        if within_s is not None:
+            late.start()
+        try:
+            self.__exit__(None, None, None)
+        finally:
+            late.cancel()
+            self._fail(error)
 
     def stream(
         self,
@@ -196,18 +215,22 @@ class DevicePipeline:
         ]
 
     def _fail(self, error: BaseException) -> None:
-        """Keep the first error, and wake who waits for slots or chunks that will never come."""
+        """Keep the first error, give up what is being computed, and wake who waits for slots or chunks that will never
+        come."""
         with self._lock:
             if self._error is None:
                 self._error = error
             for passage in self._passages:
                 passage.ended.set()
+        self._failed.set()
         self._free.end()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
+        except Interrupted:
+            pass  # what has failed is known
         except BaseException as error:
             self._counted.failed()
             self._fail(error)
@@ -223,7 +246,7 @@ class DevicePipeline:
     def _read_chunks(self) -> None:
         batch: list[_Item] = []
         for chunk, passage, is_last in self._going(self._waiting):
-            slot = self._free.get()
+            slot = None if self._is_ending else self._free.get()
             if slot is None:
                 continue
             with self._failing():
@@ -239,10 +262,11 @@ class DevicePipeline:
 
     def _start_chunks(self) -> None:
         self._device.enter()
-        for item in self._going(self._filled):
-            with self._failing():
-                self._device.process(self._workload, item.chunk, item.slot, item.passage.record)
-                self._started.put(item)
+        with interruptible(self._failed):
+            for item in self._going(self._filled):
+                with self._failing():
+                    self._device.process(self._workload, item.chunk, item.slot, item.passage.record)
+                    self._started.put(item)
 
     def _write_chunks(self) -> None:
         self._device.enter()

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.coulomb import Cell, Reach, potential
+from kernels.threads import check_wanted
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.base import Region
@@ -203,6 +204,7 @@ class Coulomb(OneOutput, SharedWorkload):
         room = inputs[0] if inputs else np.empty_like(outputs[0], shape=(self._frames.n_atoms, 4), dtype=ATOM_DTYPE)
 
         def map_of(number: int, out: Any) -> None:
+            check_wanted()
             atoms = room if inputs else self._brought(number, room, stream)
             self._potential(atoms, grid, self._frames.cells[number], out, stream)
 

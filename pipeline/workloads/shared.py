@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, Self
 
 from numpy.typing import NDArray
 
+from kernels.threads import check_wanted
 from pipeline.formats.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Workload
 
@@ -99,7 +100,8 @@ class Alone:
         return self
 
     def check(self) -> None:
-        """Nobody can be lost."""
+        """Nobody can be lost; but what is made may be wanted no more."""
+        check_wanted()
 
     def confirm(self) -> None:
         """Nor spoil a sum."""

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kernels.threads import for_each
+from kernels.threads import Interrupted, check_wanted, for_each, interruptible
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7, 1000])
@@ -31,6 +31,35 @@ def test_an_error_in_one_thread_reaches_the_caller() -> None:
 
     with pytest.raises(MemoryError, match="part 5"):
         for_each(compute, range(8), 3)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_not_wanted_any_more_ends_between_parts(workers: int) -> None:
+    given_up, done = threading.Event(), list[int]()
+
+    def compute(part: int) -> None:
+        done.append(part)
+        if part == 5:
+            given_up.set()
+
+    with interruptible(given_up), pytest.raises(Interrupted):
+        for_each(compute, range(1000), workers)
+    assert 6 <= len(done) <= 6 + workers
+
+
+def test_only_what_a_thread_computes_itself_is_interrupted() -> None:
+    given_up, others = threading.Event(), list[int]()
+    given_up.set()
+    with interruptible(threading.Event()):
+        with interruptible(given_up), pytest.raises(Interrupted):
+            check_wanted()
+        check_wanted()
+        with interruptible(given_up):
+            other = threading.Thread(target=for_each, args=(others.append, range(8), 2))
+            other.start()
+            other.join()
+    check_wanted()
+    assert sorted(others) == [*range(8)]
 
 
 def _in_a_child(results: multiprocessing.Queue[int]) -> None:

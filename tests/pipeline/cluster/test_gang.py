@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from kernels.threads import Interrupted, for_each
 from pipeline import metrics
 from pipeline.cluster import member
 from pipeline.cluster.communicator import SoloCommunicator
@@ -246,6 +247,30 @@ def test_a_gang_that_is_no_longer_wanted_ends():
     with pytest.raises(Enough):
         run_gang(workers, computes, 2, check=check)
     assert len(run_gang(workers, gang_functions.place, 2).values) == 2
+
+
+def test_what_a_gang_that_is_no_longer_wanted_computes_is_left_undone():
+    """In the midst of a shard, that is; for the next epoch of a gang that has lost a rank it is finished."""
+    inside, left = threading.Event(), threading.Event()
+
+    def computes(each):
+        def shard(number):
+            inside.set()
+            try:
+                for_each(lambda part: time.sleep(0.01), range(30_000), 2)
+            except Interrupted:
+                left.set()
+                raise
+
+        each.compute(shard)
+
+    def check():
+        if inside.is_set():
+            raise Enough
+
+    with pytest.raises(Enough):
+        run_gang(ThreadWorkers(1), computes, 1, check=check)
+    assert left.wait(30)
 
 
 def test_a_gang_that_waits_for_workers_and_is_no_longer_wanted_ends():

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from kernels.threads import for_each
 from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
@@ -153,6 +154,59 @@ def test_interruption_stops_every_thread(monkeypatch):
         interrupt_the_next_wait(pipeline, plan, monkeypatch)
     assert len(workload.results) < 500
     assert set(threading.enumerate()) <= before
+
+
+class Slow(Counting):
+    """Its chunks take minutes, in parts of an instant."""
+
+    def __init__(self):
+        super().__init__()
+        self.computing = threading.Event()
+
+    def compute(self, chunk, inputs, outputs, stream):
+        self.computing.set()
+        for_each(lambda part: time.sleep(0.01), range(30_000), 2)
+
+
+def test_chunks_that_are_not_wanted_are_not_computed_to_their_end(monkeypatch):
+    before, plan, began = set(threading.enumerate()), make_plan(5), time.monotonic()
+    with pytest.raises(KeyboardInterrupt), open_pipeline(CpuDevice(2), Slow(), plan) as pipeline:
+        interrupt_the_next_wait(pipeline, plan, monkeypatch)
+    assert time.monotonic() - began < 30
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("cpu")} <= before
+
+
+def ended(workload, plan, **options):
+    """Streams until the workload is computing, then ends the pipeline; returns the error of who streamed."""
+    pipeline = open_pipeline(CpuDevice(2), workload, plan)
+    pipeline.__enter__()
+    with ThreadPoolExecutor(1) as tasks:
+        streaming = tasks.submit(pipeline.stream, plan.chunks)
+        assert workload.computing.wait(60)
+        pipeline.end(ArithmeticError("enough"), **options)
+        return streaming.exception(timeout=60)
+
+
+def test_a_pipeline_that_is_ended_writes_what_it_has_in_hand():
+    class Watched(Counting):
+        computing = threading.Event()
+
+        def compute(self, chunk, *arrays):
+            self.computing.set()
+            super().compute(chunk, *arrays)
+
+    workload, plan = Watched(delay_s=0.05), make_plan(500)
+    assert str(ended(workload, plan)) == "enough"
+    assert workload.in_flight == 0, "what was read is written"
+    assert 0 < len(workload.results) < 100
+    check_results(workload, len(workload.results))
+
+
+def test_what_an_end_cannot_wait_for_is_given_up():
+    workload, began = Slow(), time.monotonic()
+    assert str(ended(workload, make_plan(5), within_s=0.1)) == "enough"
+    assert time.monotonic() - began < 30
+    assert workload.results == {}
 
 
 @pytest.mark.parametrize("segments", [1, 3])

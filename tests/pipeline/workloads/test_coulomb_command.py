@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +54,33 @@ def test_bits_do_not_depend_on_threads_or_memory(folder, coulomb):
         assert coulomb("in.pqr", name, *common, *options) == (0, "", "")
     first, *others = [(folder / f"{name}.npy").read_bytes() for name in "abc"]
     assert others == [first, first]
+
+
+@pytest.mark.parametrize("frames", [1, 2000])
+def test_a_chunk_of_half_an_hour_does_not_keep_a_signal_waiting(folder, frames):
+    """Of a million atoms, or of many frames: what is computed is left between two of its parts."""
+    rng = np.random.default_rng(4)
+    if frames == 1:
+        atoms = np.column_stack((rng.random((1_000_000, 3)) * 99, rng.choice((-1.0, 1.0), 1_000_000)))
+        np.save("long.npy", atoms)
+        job = ("long.npy", "out.npy", "--scheme", "direct", "--origin", "0,0,0", "--shape", "160,160,160")
+    else:
+        write_trajectory(folder, frames)
+        job = ("a.pqr", "out.npy", "--trajectory", "a.dcd", "--spacing", "0.1", "--chunk-bytes", "100MiB")
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "run", "coulomb", *job, "--device", "cpu", "--quiet"],
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while not list(folder.glob("out.npy.partial*")):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        time.sleep(2)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (143, "millrace: stopped by SIGTERM; nothing was published\n")
+    assert time.monotonic() - began < 20  # between parts of two seconds; busy machines take longer
+    assert not list(folder.glob("out.npy*"))
 
 
 def test_dry_run(folder, coulomb):
