@@ -134,13 +134,12 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
                    They are on the interface that leads to the scheduler.
 
     SIGTERM and SIGUSR1 drain: no more tasks, and the chunks in hand are finished and kept, within `drain_s`; a second
-    one ends the workers at once. DeviceUnavailable where no scheduler answers.
+    one ends the workers at once. DeviceUnavailable where no scheduler answers, ClusterError where it goes away.
     """
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
-            scheduler = await connect(address, timeout=CONNECT_SECONDS, **Security().get_connection_args("worker"))
-            await scheduler.close()  # it is there: what fails from now on takes longer
+            await _answers(address)  # what fails from now on takes longer
             told = asyncio.create_task(_told_to_leave())
             await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
             for number, spec in enumerate(specs):
@@ -165,6 +164,10 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
             else:
                 told.cancel()
                 await finished
+                try:
+                    await _answers(address)  # then it has let the workers go
+                except OSError:
+                    raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from None
 
     endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []
@@ -186,6 +189,12 @@ def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: in
     host = get_ip_interface(spec.interface) if spec.interface else get_ip(urlsplit(address).hostname)
     metrics.check_port(host, first_port + number)
     return f"{host}:{first_port + number}"
+
+
+async def _answers(address: str) -> None:
+    """OSError where no scheduler does."""
+    comm = await connect(address, timeout=CONNECT_SECONDS, **Security().get_connection_args("worker"))
+    await comm.close()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ starts, `dask worker --preload pipeline.cluster.worker_states` loads it.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -46,6 +47,8 @@ def dask_setup(worker: Any) -> None:
     from pipeline.cluster.scheduler import forget_keys  # imports Dask, which whoever only asks for states need not
 
     forget_keys(worker)
+    # It tells in a traceback that a scheduler which ends closes its connections.
+    logging.getLogger("distributed.batched").setLevel(logging.WARNING)
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device.startswith(("GPU-", "MIG-")) and "," not in device:
         metrics.gpus.watch(device)  # it has not opened it yet
