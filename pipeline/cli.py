@@ -15,7 +15,7 @@ from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, ParameterError, counted, printable
 from pipeline.kernels_command import kernels_group
-from pipeline.stdout import open_streams, say, watched_stdout
+from pipeline.stdout import open_closed_streams, say, settle, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
 
 FilePath = click.Path(path_type=Path)
@@ -279,7 +279,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 def main() -> NoReturn:
     """Run the command; every way out is one line on stderr and a documented exit code."""
     raise_on_signals()
-    open_streams()
+    open_closed_streams()
     try:
         with watched_stdout():
             cli.main(standalone_mode=False)
@@ -300,6 +300,8 @@ def main() -> NoReturn:
         if os.environ.get("MILLRACE_DEBUG"):
             raise
         _fail(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
+    finally:
+        settle(sys.stderr)
     sys.exit(0)
 
 

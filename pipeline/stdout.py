@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def watched_stdout() -> Iterator[None]:
         try:
             yield
         finally:
-            _settle(stream)
+            settle(stream)
 
 
 class _Watched:
@@ -69,22 +68,19 @@ def _translated() -> Iterator[None]:
         raise StorageError(f"stdout: {error.strerror}") from error
 
 
-def _settle(stream: TextIO) -> None:
-    """Lets what a stream could not take go nowhere: it is told already, and the interpreter's end would fail again."""
+def settle(stream: TextIO) -> None:
+    """Lets what a stream could not take go nowhere: else the interpreter would fail of it at its end, with a code of
+    its own."""
     try:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def open_streams() -> None:
-    """A stream that the caller has closed leads nowhere: else the next file to be opened would stand in its place.
-
-    And a stderr that takes nothing leaves the exit code as it is, which says it too.
-    """
+def open_closed_streams() -> None:
+    """A stream that the caller has closed leads nowhere: else the next file to be opened would stand in its place."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open to the end
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    atexit.register(_settle, sys.stderr)
