@@ -28,6 +28,7 @@ from pipeline.errors import ClusterError, DeviceUnavailable
 # Two segments at a time on each worker: while one is written, the next is read.
 TASKS_A_WORKER = 2
 LOOPBACK = "127.0.0.1"
+LOOK_SECONDS = 2.0  # within which a scheduler answers that is still there
 # Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -139,7 +140,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
-            await _answers(address)  # what fails from now on takes longer
+            await _greet(address, CONNECT_SECONDS)  # it is there: what fails from now on takes longer
             told = asyncio.create_task(_told_to_leave())
             await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
             for number, spec in enumerate(specs):
@@ -164,10 +165,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
             else:
                 told.cancel()
                 await finished
-                try:
-                    await _answers(address)  # then it has let the workers go
-                except OSError:
-                    raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from None
+                await _check_scheduler(address)  # it may have let the workers go
 
     endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []
@@ -179,6 +177,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
         except (OSError, TimeoutError, ValueError) as error:
             raise DeviceUnavailable(f"{address}: no Dask scheduler answers there: {error}; is it running?") from error
         except RuntimeError as error:
+            asyncio.run(_check_scheduler(address))
             raise ClusterError(f"the workers do not start: {error}: {error.__cause__}") from error
 
 
@@ -191,10 +190,16 @@ def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: in
     return f"{host}:{first_port + number}"
 
 
-async def _answers(address: str) -> None:
-    """OSError where no scheduler does."""
-    comm = await connect(address, timeout=CONNECT_SECONDS, **Security().get_connection_args("worker"))
+async def _greet(address: str, within_s: float) -> None:
+    comm = await connect(address, timeout=within_s, **Security().get_connection_args("worker"))
     await comm.close()
+
+
+async def _check_scheduler(address: str) -> None:
+    try:
+        await _greet(address, LOOK_SECONDS)
+    except OSError as error:
+        raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from error
 
 
 @contextmanager

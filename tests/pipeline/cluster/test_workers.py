@@ -142,15 +142,20 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, mi
     np.testing.assert_array_equal(read_image(folder / "out.npy"), expected(folder))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_whose_scheduler_goes_away_says_so(tmp_path, number):
-    with running_scheduler(tmp_path) as (process, address):
-        with running("worker", address, "--device", "cpu", "--workers", 1, cwd=tmp_path) as worker:
-            assert any("Registered to" in line for line in worker.stderr)
-            process.send_signal(number)
-            _, err = worker.communicate(timeout=60)
+@pytest.mark.parametrize(
+    ("number", "moment"), [(signal.SIGKILL, "Registered to"), (signal.SIGTERM, "Starting established connection")]
+)
+def test_a_worker_whose_scheduler_goes_away_says_so(tmp_path, number, moment):
+    """Also where the worker is there, but not yet all that watches over it."""
+    with (
+        running_scheduler(tmp_path) as (process, address),
+        running("worker", address, "--device", "cpu", "--workers", 1, cwd=tmp_path) as worker,
+    ):
+        assert any(moment in line for line in worker.stderr)
+        process.send_signal(number)
+        _, err = worker.communicate(timeout=60)
     assert worker.returncode == 1
-    assert err.endswith(f"\nmillrace: {address}: the scheduler went away; start it, then this again\n")
+    assert err.endswith(f"millrace: {address}: the scheduler went away; start it, then this again\n")
     assert "Traceback" not in err
 
 
