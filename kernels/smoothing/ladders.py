@@ -15,6 +15,7 @@ from kernels.smoothing.cuda import smooth
 
 SHAPE = (8192, 8192, 3)
 CLASSIC_BOX = ("naive", "tiled", "padded", "pitched", "pitched_tiled", "separable", "running")
+CLASSIC_GAUSSIAN = ("naive", "tiled", "pitched_tiled", "separable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,8 @@ class _Filter:
     variants: tuple[str, ...]  # those that apply, on every device
 
 
-def _case(**what: Any) -> Case:
-    return Case(shape=SHAPE, dtype="uint16", axes=(0, 1), modes=("mirror",) * 2, **what)
+def _case(dtype: str = "uint16", **what: Any) -> Case:
+    return Case(shape=SHAPE, dtype=dtype, axes=(0, 1), modes=("mirror",) * 2, **what)
 
 
 _FILTERS = (
@@ -34,13 +35,14 @@ _FILTERS = (
     _Filter(
         name="Gaussian σ=2",
         case=_case(sigmas=(2.0, 2.0)),
-        variants=("naive", "tiled", "pitched_tiled", "separable", "wide", "fused"),
+        variants=(*CLASSIC_GAUSSIAN, "wide", "fused"),
     ),
+    _Filter(name="Gaussian σ=2", case=_case("uint8", sigmas=(2.0, 2.0)), variants=(*CLASSIC_GAUSSIAN, "tensor")),
 )
 
 
 def smoothing_ladders() -> tuple[Ladder, ...]:
-    """uint16 RGB images of 8192 × 8192 pixels, border mode mirror: every variant that applies."""
+    """RGB images of 8192 × 8192 pixels, border mode mirror: every variant that applies."""
     return tuple(_ladder(each) for each in _FILTERS)
 
 
@@ -57,6 +59,6 @@ def _ladder(each: _Filter) -> Ladder:
         return lambda: smooth(image, windows, 0, out, variant=variant)
 
     return Ladder(
-        name=f"{each.name}, uint16 RGB, 8192 × 8192", variants=each.variants, bytes=each.case.bytes(),
+        name=f"{each.name}, {each.case.dtype} RGB, 8192 × 8192", variants=each.variants, bytes=each.case.bytes(),
         flops=each.case.flops(), limit="copy", prepare=prepare, libraries=dict,
     )  # fmt: skip
