@@ -30,7 +30,7 @@ from pipeline.errors import (
     StorageError,
     UserError,
 )
-from pipeline.formats.partial import Opening, PartialFile, partial_path
+from pipeline.formats.partial import Opening, PartialFile, partial_path, samples_path
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workload_named
 from pipeline.workloads.base import receipt_path
 
@@ -150,9 +150,14 @@ def check_preview(spec: JobSpec, preview: Path) -> None:
     """OutputError where the preview could not be written, or would overwrite the input or the result."""
     if preview.suffix.lower() != ".png":
         raise OutputError(f"--preview {preview}: a preview is a PNG; name it with .png")
-    taken = {os.path.realpath(path) for path in (spec.input, spec.output)}
-    if {os.path.realpath(preview), os.path.realpath(partial_path(preview))} & taken:
-        raise OutputError(f"--preview {preview} is also the input or the output: name another file")
+    final, taken = Path(os.path.realpath(preview)), {Path(os.path.realpath(path)) for path in (spec.input, spec.output)}
+    written = (final, partial_path(final), partial_path(samples_path(final)))
+    if not taken.isdisjoint(written):
+        raise OutputError(
+            f"--preview {preview} is also the input or the output, or written by its way: name another file"
+        )
+    if not taken.isdisjoint(final.parents):
+        raise OutputError(f"--preview {preview} lies within the input or the output: name a file elsewhere")
     PartialFile(preview).discard()  # finds out now whether it can be written
 
 

@@ -175,6 +175,10 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
     (("in.ppm", "out.png", "--preview", "out.png"), "is also the input or the output"),
+    (("p.png.partial", "out.ppm", "--preview", "p.png"), "is also the input or the output"),
+    (("p.png.samples.partial", "out.ppm", "--preview", "p.png"), "is also the input or the output"),
+    (("in.ppm", "z.zarr", "--preview", "z.zarr/p.png"), "z.zarr/p.png lies within the input or the output"),
+    (("z.zarr", "out.ppm", "--preview", "z.zarr/0/p.png"), "z.zarr/0/p.png lies within the input or the output"),
     (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
     (("in.ppm", "out.ppm", "--bogus"), "No such option"),
     (("in.ppm",), "Missing argument 'OUTPUT'"),
@@ -194,6 +198,8 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, me
     Path("link.ppm").symlink_to("in.ppm")
     Path("new.ppm.partial").write_bytes(Path("in.ppm").read_bytes())
     Path("loop.ppm").symlink_to("loop.ppm")
+    for name in ("p.png.partial", "p.png.samples.partial"):
+        Path(name).write_bytes(Path("in.ppm").read_bytes())
     Path("old.ppm.receipt.json").mkdir()
     Path("folder.png").mkdir()
     write_image(Path("z.zarr"), np.zeros((5, 7), np.uint8), "YX")
