@@ -238,14 +238,15 @@ def _run(
         job = plan_job(spec, place.device, options)
         if dry_run:
             job.workload.discard()
-            say(to_json(job.describe()) if as_json else "\n".join(plan_lines(job.describe())))
+            plan = job.describe()
+            say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
             serve(settings.metrics_port)
         shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
-        with progress_bar(job.plan, output.name, shown=shown, note=job.workload.progress_note) as written:
+        with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as written:
             events = RunEvents(
                 on_written=written,
                 on_published=lambda: _published.append(output),
@@ -260,7 +261,7 @@ def _run(
         except MillraceError as error:
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json or not quiet:
-        say(to_json(receipt) if as_json else result_line(receipt), besides=f"; {output} is complete")
+        say(to_json(receipt) if as_json else printable(result_line(receipt)), besides=f"; {output} is complete")
 
 
 def _parameters(name: str, given: dict[str, Any]) -> Any:

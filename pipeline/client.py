@@ -9,7 +9,6 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,14 +17,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
 
 from pipeline import archive
-from pipeline.errors import DISK_FAULTS, MillraceError, OutputError, ServiceError, ServiceRefused, StorageError
+from pipeline.client_answers import OF_A_JOB, OF_AN_EVENT, Event, an_object, as_json, checked, json_of, objects, parsed
+from pipeline.errors import (
+    DISK_FAULTS,
+    MillraceError,
+    OutputError,
+    ServiceError,
+    ServiceRefused,
+    StorageError,
+    printable,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 OVER = ("succeeded", "failed", "cancelled")
@@ -39,15 +46,8 @@ MOST_LISTED = 10_000
 MOST_SILENCE_S = 60.0
 # Who waits for a job stays through a restart of the service, but not for ever.
 MOST_OUTAGE_S = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that happened to a job: `kind` is state, log or progress, `data` what the service says of it."""
-
-    kind: str
-    data: Mapping[str, Any]
-    number: int | None
+# Where httpx looks for a proxy and for certificates.
+_ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
 
 
 class Client:
@@ -59,15 +59,21 @@ class Client:
         """
         self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
         token = token or os.environ.get("MILLRACE_TOKEN")
-        if token is not None and not (token.isascii() and token.isprintable()):
+        if token is not None and not re.fullmatch("[!-~]*", token):
             raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.url):
+            if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", self.url):
                 raise ValueError(self.url)
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+            httpx2.URL(self.url)
         except (httpx2.InvalidURL, ValueError) as error:
             raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}") from error
+        try:
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
+            raise ServiceRefused(
+                f"the environment leads to no service ({error}); correct or unset {_ENVIRONMENT}"
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -118,15 +124,16 @@ class Client:
         self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], key: str | None,
         parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ServiceRefused(f"key {key!r}: an idempotency key has printable ASCII characters alone")
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise ServiceRefused(f"key {key!r}: an idempotency key has printable ASCII characters alone, one at least")
         body = {
-            "workload": workload, "input": os.fspath(source), "output": os.fspath(output), "parameters": parameters,
-            "priority": priority, "after": [getattr(each, "id", each) for each in after], "array": array,
+            "workload": workload, "input": os.fspath(source), "output": os.fspath(output),
+            "parameters": as_json(parameters), "priority": priority,
+            "after": [getattr(each, "id", each) for each in after], "array": array,
         }  # fmt: skip
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         answer = self.request("POST", "/v1/jobs", json=body, headers=headers)
-        return [Job(self, found) for found in answer["jobs"]]
+        return [Job(self, found) for found in objects(an_object(answer, {"jobs"})["jobs"])]
 
     def job(self, job: str) -> Job:
         """The job of that id. ServiceRefused where there is none."""
@@ -142,21 +149,20 @@ class Client:
         left, before = limit, None
         while left is None or left > 0:
             size = MOST_LISTED if left is None else min(left, MOST_LISTED)
-            page = self.request(
-                "GET", "/v1/jobs", params=asked | {"limit": size} | ({"before": before} if before else {})
-            )
-            yield from (Job(self, found) for found in page["jobs"])
+            params = asked | {"limit": size} | ({"before": before} if before else {})
+            page = an_object(self.request("GET", "/v1/jobs", params=params), {"jobs", "next"})
+            yield from (Job(self, found) for found in objects(page["jobs"]))
             before, left = page["next"], None if left is None else left - size
             if before is None:
                 return
 
     def workloads(self) -> list[dict[str, Any]]:
         """What can be submitted, with the schema of each one's parameters."""
-        return list(self.request("GET", "/v1/workloads"))
+        return objects(self.request("GET", "/v1/workloads"), {"name"})
 
     def workers(self) -> list[dict[str, Any]]:
         """What jobs run on."""
-        return list(self.request("GET", "/v1/workers"))
+        return objects(self.request("GET", "/v1/workers"), {"name"})
 
     def request(self, method: str, path: str, **options: Any) -> Any:
         """The answer's JSON. Where none comes, the request is sent again, a few times."""
@@ -166,13 +172,15 @@ class Client:
                 response = self._http.request(method, path, **options)
             except UnicodeEncodeError as error:
                 fault = error.object[max(error.start - 40, 0) : error.end + 40]
-                raise ServiceRefused(f"{fault!a}: is no text that can be sent; give the file another name") from error
+                raise ServiceRefused(f"{fault!a}: is no text that can be sent; write it otherwise") from error
+            except UnicodeError as error:
+                raise ServiceRefused(f"{self.url}: names no host; write it like {DEFAULT_URL}") from error
             except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
             else:
                 if response.status_code != 503 or left == 0:
-                    return _json(_checked(response))
+                    return json_of(checked(response))
             time.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
@@ -191,9 +199,9 @@ class Client:
 class Job:
     """A job of a service, as it was when last asked for."""
 
-    def __init__(self, client: Client, view: Mapping[str, Any]) -> None:
+    def __init__(self, client: Client, view: Any) -> None:
         self._client = client
-        self.view = dict(view)
+        self.view = an_object(view, OF_A_JOB)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.state}: {self.view['workload']} {self.view['input']} → {self.view['output']}>"
@@ -215,26 +223,28 @@ class Job:
     @property
     def receipt(self) -> dict[str, Any]:
         """What was made, how fast and how right. ServiceRefused where the job has not succeeded."""
-        return dict(self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        return an_object(self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
 
     def refresh(self) -> Self:
-        self.view = self._client.request("GET", f"/v1/jobs/{self.id}")
+        return self._seen(self._client.request("GET", f"/v1/jobs/{self.id}"))
+
+    def _seen(self, view: Any) -> Self:
+        self.view = an_object(view, OF_A_JOB)
         return self
 
     def cancel(self) -> Self:
         """Stop it, and remove what it has written so far."""
-        self.view = self._client.request("POST", f"/v1/jobs/{self.id}/cancel")
-        return self
+        return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/cancel"))
 
     def retry(self) -> Self:
         """Queue it again, where it failed or was cancelled; finished chunks are kept."""
-        self.view = self._client.request("POST", f"/v1/jobs/{self.id}/retry")
-        return self
+        return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry"))
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """What has happened so far."""
         found: list[dict[str, Any]] = []
-        while page := self._client.request("GET", f"/v1/jobs/{self.id}/log", params={"after": after}):
+        path = f"/v1/jobs/{self.id}/log"
+        while page := objects(self._client.request("GET", path, params={"after": after}), OF_AN_EVENT):
             found.extend(page)
             after = page[-1]["number"]
         return found
@@ -251,13 +261,15 @@ class Job:
             path, headers = f"/v1/jobs/{self.id}/events", {"Last-Event-ID": str(after)}
             try:
                 with self._client.stream(path, silence_s=left, **headers) as response:
-                    _checked(response)
-                    for event in _parsed(response.iter_lines()):
+                    checked(response)
+                    for event in parsed(response.iter_lines()):
                         after, lost_at = event.number or after, None
                         yield event
                         self._check_time(end, timeout_s, event.data.get("state"))
                 if self.refresh().state in OVER:
                     return
+                self._check_time(end, timeout_s, None)  # a proxy may end the stream though the job is not over
+                time.sleep(FIRST_PAUSE_S)
             except (httpx2.RequestError, ServiceError) as error:
                 self._check_time(end, timeout_s, None)
                 lost_at = lost_at or time.monotonic()
@@ -278,12 +290,12 @@ class Job:
 
         Raises TimeoutError where it is not over in time. The job itself goes on whatever happens here.
         """
-        title = Path(self.view["output"]).name
+        title = printable(Path(self.view["output"]).name)
         with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
             for event in self.events(timeout_s=timeout_s):
                 if show is not None and event.kind == "progress":
                     show(event.data)
-        return self.refresh()
+        return self  # as it was asked for when its events came to their end
 
     def result(self, path: str | os.PathLike[str]) -> Path:
         """Fetch the output to a file or folder of this machine, whole or not at all; an older file gives way.
@@ -292,14 +304,14 @@ class Job:
         StorageError where the disk here fails.
         """
         target = Path(path)
-        if target.exists() and not target.is_file():
-            raise OutputError(f"{target}: is there already, and is no file; name another place")
         final = Path(os.path.realpath(target))  # a link goes on leading there
         # A name of its own: OUTPUT.partial may be that of a run which is to go on.
         partial = final.with_name(f".millrace-{secrets.token_hex(8)}.partial")
         try:
+            if target.exists() and not target.is_file():
+                raise OutputError(f"{target}: is there already, and is no file; name another place")
             with self._client.stream(f"/v1/jobs/{self.id}/result") as response:
-                _checked(response)
+                checked(response)
                 if response.headers.get("content-type") == archive.MEDIA_TYPE:
                     if target.exists():
                         raise OutputError(f"{target}: is there already, and the result is a folder; name another place")
@@ -318,41 +330,6 @@ class Job:
             with suppress(OSError):
                 shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         return target
-
-
-def _checked(response: Any) -> Any:
-    """The answer, where it is a success."""
-    if response.is_success:
-        return response
-    response.read()
-    try:
-        detail = str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        detail = f"status {response.status_code} from {response.url}: is that a Millrace service?"
-    if response.status_code == 401:
-        detail = f"{detail}: set MILLRACE_TOKEN to what whoever runs the service has given you"
-    kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
-    raise kind(detail)
-
-
-def _json(response: Any) -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise ServiceError(f"{response.url}: answers no JSON: is that a Millrace service?") from error
-
-
-def _parsed(lines: Iterator[str]) -> Iterator[Event]:
-    """Server-sent events."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        if line and not line.startswith(":"):
-            name, _, value = line.partition(": ")
-            fields[name] = value
-        elif not line and "data" in fields:
-            number = int(fields["id"]) if "id" in fields else None
-            yield Event(kind=fields.get("event", "message"), data=json.loads(fields["data"]), number=number)
-            fields.clear()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.config import format_bytes
-from pipeline.errors import printable
+from pipeline.errors import ServiceRefused, printable
 from pipeline.stdout import say
 
 # What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
@@ -132,10 +132,10 @@ JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
 @JSON
 def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
     """Stop jobs and remove what they have written so far."""
-    from pipeline.client import Client
+    from pipeline.client import Client, Job
 
     with Client() as client:
-        _show([client.job(each).cancel() for each in job_ids], as_json, _line, listed=len(job_ids) > 1)
+        _change([client.job(each) for each in job_ids], Job.cancel, as_json)
 
 
 @click.command()
@@ -143,10 +143,10 @@ def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
 @JSON
 def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
     """Queue failed or cancelled jobs again; finished chunks are kept."""
-    from pipeline.client import Client
+    from pipeline.client import Client, Job
 
     with Client() as client:
-        _show([client.job(each).retry() for each in job_ids], as_json, _line, listed=len(job_ids) > 1)
+        _change([client.job(each) for each in job_ids], Job.retry, as_json)
 
 
 @click.command()
@@ -201,6 +201,20 @@ def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *
     if as_json or not quiet:
         _show(found, as_json, _line, listed=listed)
     raise SystemExit(max(_ENDINGS[job.state] for job in found))
+
+
+def _change(found: list[Any], change: Callable[[Any], Any], as_json: bool) -> None:
+    """Changes every job. What the service says no to keeps the others from nothing, and is told in the end."""
+    changed, refusals = [], []
+    for job in found:
+        try:
+            changed.append(change(job))
+        except ServiceRefused as error:
+            refusals.append(str(error))
+    if changed or len(found) > 1:
+        _show(changed, as_json, _line, listed=len(found) > 1)
+    if refusals:
+        raise ServiceRefused("; ".join(refusals))
 
 
 def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed: bool = False) -> None:

@@ -125,8 +125,13 @@ def explain(fault: Mapping[str, Any]) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
-    given = fault.get("input")
-    return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given!r}"
+    given = brief(repr(fault.get("input")))
+    return message if fault["type"] == "value_error" else f"{message[0].lower()}{message[1:]}; got {given}"
+
+
+def brief(text: str, most: int = 200) -> str:
+    """What somebody has sent, as a message may quote it."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

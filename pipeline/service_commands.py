@@ -32,6 +32,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     settings = load_service_settings(flags, file=config).settings
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("distributed").setLevel(logging.WARNING)
+    logging.getLogger("MDAnalysis").setLevel(logging.ERROR)  # it warns of packages that it can do without
     run_server(settings, on_ready=lambda address: click.echo(f"Millrace serves at {address}"))
 
 

@@ -4,6 +4,7 @@ what is raised there, or be left half-loaded."""
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 from collections.abc import Iterator
@@ -52,8 +53,9 @@ def held() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in SIGNALS:  # a second one must not interrupt the cleaning up
-        signal.signal(each, signal.SIG_IGN)
+    for each in SIGNALS:
+        signal.signal(each, _pass_over)
+    atexit.register(_ignore_all)
     if _State.holding:
         _State.waiting = number
     elif _loading(frame):
@@ -61,6 +63,17 @@ def _stop(number: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:
         raise Stopped(number)
+
+
+def _pass_over(number: int, frame: FrameType | None) -> None:
+    """A second signal must not interrupt the cleaning up. A function, not SIG_IGN: of one that came at the same moment
+    as the first, and then found itself ignored, Python would print a traceback."""
+
+
+def _ignore_all() -> None:
+    """The interpreter ends and takes its own handlers away: one more signal would kill it."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
 
 
 def _loading(frame: FrameType | None) -> bool:

@@ -24,6 +24,7 @@ __all__ += ["create_image", "format_for_output", "open_image"]
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 
 _FIRST_BYTES = 64
+_BEYOND_ANY_FILE_BYTES = 1 << 62
 
 
 def open_image(path: Path) -> ImageReader:
@@ -31,7 +32,12 @@ def open_image(path: Path) -> ImageReader:
     form = _format_of(path)
     if form is None:
         raise InputError(f"{path}: is of no image format known here; Millrace reads {_supported()}")
-    return form.open(path)
+    reader = form.open(path)
+    if reader.header.nbytes >= _BEYOND_ANY_FILE_BYTES:  # what is not stored may be of any size: a TIFF's strips, chunks
+        shape = " × ".join(map(str, reader.header.shape))
+        reader.close()
+        raise InputError(f"{path}: declares an image of {shape}, which is beyond any file; export it again")
+    return reader
 
 
 def format_for_output(path: Path) -> ImageFormat:

@@ -42,7 +42,7 @@ class Cfl:
     """A pair of files, mapped: `array` has the file's dimensions reversed, so that the first is last and fastest."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: of either file. InputError where one is missing, damaged or too short."""
+        """`path`: of either file. InputError where one is missing or damaged, or they do not fit each other."""
         self.path = path.with_suffix(".cfl")
         self.dims = _dims(path.with_suffix(".hdr"))
         file = PositionalFile(self.path)
@@ -55,6 +55,11 @@ class Cfl:
             raise InputError(
                 f"{self.path}: truncated: its .hdr promises {counted(needed, 'byte')}, the file holds {size:,}; "
                 "copy it again"
+            )
+        if size > needed:
+            raise InputError(
+                f"{self.path}: holds {counted(size, 'byte')}, and its .hdr tells of {needed:,}: the two do not belong "
+                "together; write them again"
             )
         with reading(self.path):
             self.array: NDArray[np.complex64] = np.memmap(

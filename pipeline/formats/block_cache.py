@@ -22,16 +22,19 @@ class BlockCache:
     No block is decoded twice at a time: a second thread waits for the first, or takes other blocks meanwhile.
     """
 
-    def __init__(self, row_bytes: int) -> None:
-        """`row_bytes`: decoded size of one row of blocks across the whole image."""
+    def __init__(self, *, row_bytes: int, block_bytes: int) -> None:
+        """Decoded sizes of the largest block, and of one row of blocks across the whole image."""
         self._lock = threading.Lock()
         self._found: OrderedDict[Key, Future[NDArray[Any]]] = OrderedDict()
         self._held_bytes = 0
         self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
+        # A block is in memory while it is read from, whatever the bound. A large one counts, so that nobody gives its
+        # room away, and stays: a whole image in one strip is not decoded anew for every chunk of the job.
+        self._least_bytes = block_bytes if block_bytes > _SMALLEST_BYTES else 0
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        """Lower the bound; returns the bound in force."""
-        self._capacity_bytes = min(self._capacity_bytes, budget_bytes)
+        """Lower the bound; returns the bound in force, which leaves room for one large block."""
+        self._capacity_bytes = max(min(self._capacity_bytes, budget_bytes), self._least_bytes)
         return self._capacity_bytes
 
     def take(self, key: Key, decode: Callable[[], NDArray[Any]], *, wait: bool) -> NDArray[Any] | None:

@@ -79,7 +79,8 @@ def _cell(path: Path, arrays: Mapping[str, Any]) -> Array | None:
 
 
 def _numbers(path: Path, name: str, array: Any) -> Array:
-    return np.array(_real(path, name, array), np.float64)
+    with np.errstate(over="ignore"):  # what only a longer type holds becomes infinite, and is refused as such
+        return np.array(_real(path, name, array), np.float64)
 
 
 def _real(path: Path, name: str, array: Any) -> Any:
@@ -92,7 +93,8 @@ def _real(path: Path, name: str, array: Any) -> Any:
 def _molecule(path: Path, table: Any, cell: Array | None) -> Molecule:
     if len(table) == 0:
         raise InputError(f"{path}: holds no atoms")
-    coordinates, charges = np.array(table[:, :3], np.float64, order="C"), np.array(table[:, 3], np.float64)
+    with np.errstate(over="ignore"):
+        coordinates, charges = np.array(table[:, :3], np.float64, order="C"), np.array(table[:, 3], np.float64)
     require_finite(path, "position", coordinates, "row")
     require_finite(path, "charge", charges, "row")
     return Molecule(coordinates=coordinates, charges=charges, cell=cell)

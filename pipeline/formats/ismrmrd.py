@@ -259,13 +259,15 @@ class Ismrmrd(KSpaceReader):
 
     def noise(self) -> NDArray[np.complex64] | None:
         found = []
+        coils = self.header.coils
         for acquisition, values in zip(self._noise_scans, self._records("data", self._noise_scans), strict=True):
-            if values.size == 0 or values.size % (2 * self.header.coils):
+            told = int(self._heads["active_channels"][acquisition])
+            if told != coils or values.size == 0 or values.size % (2 * coils):
                 raise InputError(
-                    f"{self.path}: the noise scan, acquisition {acquisition}, holds {counted(values.size, 'number')}: "
-                    f"not of {counted(self.header.coils, 'coil')}, as the images have; --prewhiten no does without"
+                    f"{self.path}: the noise scan, acquisition {acquisition}, holds {counted(values.size, 'number')} "
+                    f"of {counted(told, 'coil')}: not of {coils}, as the images have; --prewhiten no does without"
                 )
-            samples = np.asarray(values, np.float32).view(np.complex64).reshape(self.header.coils, -1)
+            samples = np.asarray(values, np.float32).view(np.complex64).reshape(coils, -1)
             if not np.isfinite(samples).all():
                 raise InputError(
                     f"{self.path}: the noise scan, acquisition {acquisition}, is not finite; --prewhiten no does "

@@ -48,7 +48,7 @@ def read_xml(path: Path, text: bytes) -> XmlHeader:
     """InputError where it is no XML, or a matrix or field of view is missing or makes no sense."""
     try:
         root = ElementTree.fromstring(text.strip(b"\0 \r\n\t"))
-    except ElementTree.ParseError as exc:
+    except (ElementTree.ParseError, LookupError, ValueError) as exc:  # the last two of an encoding that it knows not
         raise InputError(f"{path}: its XML header is damaged: {exc}") from exc
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]  # the name space tells nothing here
@@ -90,7 +90,7 @@ def _encoding(path: Path, element: ElementTree.Element, number: int) -> Encoding
 
 def _matrix(where: str, element: ElementTree.Element, space: str) -> Matrix:
     x, y, z = (_number(where, element, f"{space}/matrixSize/{axis}") for axis in "xyz")
-    if not all(number == int(number) and 1 <= number <= _LARGEST for number in (x, y, z)):
+    if not all(1 <= number <= _LARGEST and number == int(number) for number in (x, y, z)):  # in this order: NaN
         raise InputError(f"{where}: the matrix {x:g} × {y:g} × {z:g} of {space} makes no image")
     return int(x), int(y), int(z)
 

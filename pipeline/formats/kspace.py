@@ -138,11 +138,17 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
     Raises InputError in one line that names the file and the fault.
     """
     suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{path}: is no raw data that Millrace reads: ISMRMRD (.h5, .mrd), BART (.cfl with .hdr), NumPy (.npz)"
+        )
     if suffix in (".cfl", ".hdr"):
         from pipeline.formats.bart import BartKSpace
 
         if trajectory is None:
             raise InputError(f"{path}: BART keeps the trajectory in a file of its own: name it with --trajectory")
+        if trajectory.suffix.lower() not in ("", ".cfl", ".hdr"):
+            raise InputError(f"--trajectory {trajectory}: is no .cfl with its .hdr, as {path} needs: convert it")
         return BartKSpace(path, trajectory)
     if trajectory is not None:
         raise InputError(f"--trajectory {trajectory}: {path} holds its own; only BART's .cfl needs a second file")
@@ -150,13 +156,9 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
         from pipeline.formats.kspace_npz import NpzKSpace
 
         return NpzKSpace(path)
-    if suffix in SUFFIXES:
-        from pipeline.formats.ismrmrd import Ismrmrd
+    from pipeline.formats.ismrmrd import Ismrmrd
 
-        return Ismrmrd(path)
-    raise InputError(
-        f"{path}: is no raw data that Millrace reads: ISMRMRD (.h5, .mrd), BART (.cfl with .hdr), NumPy (.npz)"
-    )
+    return Ismrmrd(path)
 
 
 def require_finite_samples(path: Path, samples: NDArray[Any], record: Callable[[int], str]) -> None:

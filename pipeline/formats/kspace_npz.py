@@ -59,8 +59,11 @@ class NpzKSpace(KSpaceReader):
             raise InputError(f"{path}: {slices} slices with a trajectory in three dimensions; make them times instead")
         self._noise, self._density = arrays.get("noise"), arrays.get("dcf")
         self._check_noise(coils)
-        if self._density is not None and self._density.shape != (spokes, samples):
-            raise InputError(f"{path}: dcf has the shape {self._density.shape}; (spoke, sample) = {(spokes, samples)}")
+        dcf = self._density
+        if dcf is not None and (dcf.dtype.kind not in "iuf" or dcf.shape != (spokes, samples)):
+            raise InputError(
+                f"{path}: dcf is {dcf.dtype} {dcf.shape}; real (spoke, sample) = {(spokes, samples)} is needed"
+            )
         self.header = KSpaceHeader(
             coils=coils,
             dimensions=dimensions,
@@ -83,16 +86,19 @@ class NpzKSpace(KSpaceReader):
         return np.asarray(points)
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
-        out[...] = self._kspace[readouts.time, readouts.slice, :, readouts.first : readouts.stop]
+        with np.errstate(over="ignore"):  # what only a longer type holds becomes infinite, and is refused as such
+            out[...] = self._kspace[readouts.time, readouts.slice, :, readouts.first : readouts.stop]
         require_finite_samples(self.path, out, _named(readouts))
 
     def noise(self) -> NDArray[np.complex64] | None:
-        return None if self._noise is None else self._noise.astype(COMPLEX)
+        with np.errstate(over="ignore"):
+            return None if self._noise is None else self._noise.astype(COMPLEX)
 
     def density(self, readouts: Readouts) -> NDArray[np.float32] | None:
         if self._density is None:
             return None
-        return np.asarray(self._density[readouts.first : readouts.stop], np.float32)
+        with np.errstate(over="ignore"):
+            return np.asarray(self._density[readouts.first : readouts.stop], np.float32)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return int(self._kspace.nbytes + self._trajectory.nbytes)
@@ -117,7 +123,8 @@ class NpzKSpace(KSpaceReader):
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
-    first_bytes(path)  # says what is wrong with a path
+    if first_bytes(path, 2) != b"PK":
+        raise InputError(f"{path}: is no .npz file of plain numbers; save it with np.savez(file, kspace=…, traj=…)")
     try:
         with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files if name in _NAMES}

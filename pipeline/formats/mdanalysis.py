@@ -1,9 +1,9 @@
 """Topologies and trajectories of molecular dynamics, through MDAnalysis: the only place that imports it.
 
 Charges come from the topology (PSF, TPR, PRMTOP, MOL2, PQR …), coordinates and cell from the trajectory (DCD, XTC, TRR,
-or a single GRO, PDB, CRD …). Of XTC and TRR, MDAnalysis first finds where each frame begins, and would keep that in a
-hidden file beside the trajectory: it is handed a link in a temporary folder instead, with a copy of that file where
-there is one already. Nothing is written beside the input.
+or a single GRO, PDB, CRD …); the cell of a PQR, which MDAnalysis leaves out, is read here. Of XTC and TRR, MDAnalysis
+first finds where each frame begins, and would keep that in a hidden file beside the trajectory: it is handed a link in
+a temporary folder instead, with a copy of that file where there is one already. Nothing is written beside the input.
 """
 
 from __future__ import annotations
@@ -22,16 +22,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import InputError, ParameterError, StorageError, counted
 from pipeline.formats.molecule import Array, Frame, Trajectory, cell_vectors, require_finite
 from pipeline.formats.positional import first_bytes, reason
+from pipeline.formats.pqr import stated_cell
 
 _WITH_CHARGES = ".psf, .tpr, .prmtop, .parm7, .mol2 and .pqr"
 _INDEXED = (".xtc", ".trr")
 _LINKS = "millrace-trajectory-"
 _WITH_COORDINATES = ".dcd, .xtc, .trr, .nc or .mdcrd, or a single frame to .gro, .pdb, .crd or .inpcrd"
 _NO_COORDINATES = "holds no coordinates; name the file that does with --trajectory"
+
+
+def chosen_atoms(path: Path, select: str, count: int) -> NDArray[np.intp]:
+    """The numbers of the atoms that `select` chooses from a file of `count` atoms. Errors as `UniverseTrajectory`'s."""
+    with UniverseTrajectory(path, None, select) as found:
+        if found.universe_atoms != count:
+            raise InputError(
+                f"{path}: --select goes by MDAnalysis, which finds {counted(found.universe_atoms, 'atom')} where there "
+                f"are {count:,}; write each atom's line as PDB2PQR does, or leave --select out"
+            )
+        return np.arange(count)[found.chosen]
 
 
 class UniverseTrajectory(Trajectory):
@@ -42,8 +55,9 @@ class UniverseTrajectory(Trajectory):
     def __init__(self, topology: Path, trajectory: Path | None = None, select: str | None = None) -> None:
         """`select`: MDAnalysis's selection language, evaluated once, at the first frame.
 
-        Raises ParameterError where MDAnalysis is not installed, or the selection is malformed or empty; InputError
-        where a file cannot be read, the two do not fit each other, or there are no charges.
+        Raises ParameterError where MDAnalysis is not installed, or the selection is malformed, empty or asks for what
+        the topology does not state; InputError where a file cannot be read, the two do not fit each other, or there
+        are no charges.
         """
         self.path = topology
         self._source = trajectory or topology
@@ -53,19 +67,22 @@ class UniverseTrajectory(Trajectory):
         self._universe: Any = None
         try:
             self._universe = _universe(topology, trajectory, self._links)
+            if not hasattr(self._universe, "trajectory"):
+                raise InputError(f"{topology}: {_NO_COORDINATES}")
             atoms = self._selected(select)
             self.charges = _charges(topology, atoms)
             self.radii = None
             # All of them in their order, as a rule: nothing is then to be picked out.
-            is_whole = np.array_equal(atoms.indices, np.arange(len(self._universe.atoms)))
-            self._atoms = slice(None) if is_whole else atoms.indices
+            self.universe_atoms = len(self._universe.atoms)
+            is_whole = np.array_equal(atoms.indices, np.arange(self.universe_atoms))
+            self.chosen: slice | NDArray[np.intp] = slice(None) if is_whole else atoms.indices
             with _translated(self._source):
-                self.n_frames = len(self._universe.trajectory)
+                self._whole_frames = len(self._universe.trajectory)
+            # One that is cut short counts, so that it is missed where it is asked for.
+            self.n_frames = self._whole_frames + _ends_within_a_frame(self._universe.trajectory)
             if self.n_frames < 1:
                 raise InputError(f"{self._source}: has no frames")
-        except AttributeError as exc:  # what MDAnalysis says of a universe without coordinates
-            self.close()
-            raise InputError(f"{topology}: {_NO_COORDINATES}") from exc
+            self._stated_cell = _cell_of_pqr(self._source)
         except BaseException:
             self.close()
             raise
@@ -73,9 +90,16 @@ class UniverseTrajectory(Trajectory):
     def frame(self, index: int) -> Frame:
         if not 0 <= index < self.n_frames:
             raise IndexError(f"{self._source}: frame {index} of {self.n_frames}")
+        if index == self._whole_frames:
+            raise InputError(
+                f"{self._source}: truncated: the file ends within frame {index}; copy it again, or choose those before "
+                f"it with --frames ::{index}"
+            )
         with self._reading, _translated(self._source, f", frame {index}"):
             step = self._universe.trajectory[index]
-            coordinates = np.ascontiguousarray(step.positions[self._atoms], np.float64)
+            if not step.has_positions:  # a TRR may hold velocities alone
+                raise InputError(f"{self._source}, frame {index}: has no positions; leave it out with --frames")
+            coordinates = np.ascontiguousarray(step.positions[self.chosen], np.float64)
             dimensions = None if step.dimensions is None else np.array(step.dimensions, np.float64)
         require_finite(self._source, "position", coordinates, f"frame {index}, atom")
         return Frame(coordinates=coordinates, cell=self._cell(index, dimensions))
@@ -88,12 +112,10 @@ class UniverseTrajectory(Trajectory):
     def _selected(self, select: str | None) -> Any:
         if select is None:
             return self._universe.atoms
-        from MDAnalysis.exceptions import NoDataError, SelectionError
-
         try:
             with _quiet():
                 atoms = self._universe.select_atoms(select)
-        except (SelectionError, NoDataError, ValueError, TypeError) as exc:
+        except Exception as exc:  # a wrong word, an attribute that the topology lacks, a package that is not there
             raise ParameterError(
                 f"--select '{select}': {_one_line(exc)}; write it as MDAnalysis has it: protein and not name H*"
             ) from exc
@@ -103,7 +125,7 @@ class UniverseTrajectory(Trajectory):
 
     def _cell(self, index: int, dimensions: Array | None) -> Array | None:
         if dimensions is None or not dimensions[:3].any():
-            return None
+            return self._stated_cell
         try:
             return cell_vectors(dimensions[:3], dimensions[3:])
         except ValueError as exc:
@@ -137,6 +159,30 @@ def _linked(path: Path, links: Path) -> Path:
     with suppress(OSError):  # none, or not to be read: it is made anew
         shutil.copyfile(path.with_name(index), links / index)
     return link
+
+
+def _ends_within_a_frame(frames: Any) -> bool:
+    """Whether some bytes of one more frame stand behind the last whole one. In these formats MDAnalysis passes over
+    them."""
+    dcd: Any = getattr(frames, "_file", None)
+    xdr: Any = getattr(frames, "_xdr", None)
+    if hasattr(dcd, "_framesize"):
+        behind_the_first = Path(frames.filename).stat().st_size - dcd._header_size - dcd._firstframesize
+        return bool(behind_the_first % dcd._framesize)
+    if xdr is not None:
+        with suppress(Exception), _quiet():  # the last frame is damaged: who asks for it is told
+            frames[len(frames) - 1]
+            return bool(xdr._bytes_tell() < Path(frames.filename).stat().st_size)
+    return False
+
+
+def _cell_of_pqr(source: Path) -> Array | None:
+    if ".pqr" not in [suffix.lower() for suffix in source.suffixes[-2:]]:
+        return None
+    from MDAnalysis.lib.util import anyopen  # compressed or not
+
+    with _translated(source), anyopen(str(source), "rb") as opened:
+        return stated_cell(source, opened.read())
 
 
 def _charges(topology: Path, atoms: Any) -> Array:

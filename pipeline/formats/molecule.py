@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,15 @@ class Molecule(Frame):
 
     charges: Array
     radii: Array | None = None
+
+    def only(self, atoms: NDArray[np.intp]) -> Molecule:
+        """Some of the atoms, by their numbers from 0."""
+        return replace(
+            self,
+            coordinates=np.ascontiguousarray(self.coordinates[atoms]),
+            charges=self.charges[atoms],
+            radii=None if self.radii is None else self.radii[atoms],
+        )
 
 
 class Trajectory(ABC):
@@ -130,8 +139,9 @@ def cell_from(values: Array) -> Array | None:
 
 def require_finite(path: Path, what: str, values: Array, record: str) -> None:
     """InputError naming the first record of `values` (one a row) that is NaN or infinite."""
-    if np.isfinite(values.sum()):  # as a rule; a sum of finite numbers may overflow
-        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):  # as a rule; a sum of finite numbers may overflow
+            return
     finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not finite.all():
         first = int(np.argmin(finite))

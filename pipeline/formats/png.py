@@ -23,6 +23,7 @@ from pipeline.formats.deflate import deflated_bands
 from pipeline.formats.gathered_writer import GatheredWriter
 from pipeline.formats.partial import Opening
 from pipeline.formats.positional import PositionalFile, memory_of
+from pipeline.formats.remarks import hush
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _IHDR = struct.Struct(">IIBBBBB")
@@ -30,7 +31,8 @@ _LONGEST_SIDE = 1_000_000  # what libpng decodes as commonly built; the format i
 _LONGEST_CARRIED = 4 << 20
 # What says how samples are to be shown is carried over to a new PNG: colour space, gamma, resolution.
 _CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"pHYs")
-_NEEDED = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # besides any number of IDAT, what can make up samples
+_COLOUR_AT = 25  # the byte of the file that names the colour type
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 3, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
 _DEPTHS = {_GRAY: (1, 2, 4, 8, 16), _RGB: (8, 16), _PALETTE: (1, 2, 4, 8), _GRAY_ALPHA: (8, 16), _RGB_ALPHA: (8, 16)}
@@ -161,10 +163,15 @@ def _read_header(file: PositionalFile) -> ImageHeader:
             f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {_LONGEST_SIDE:,} a side can be read; "
             "export it as .tif"
         )
-    if depth not in _DEPTHS.get(colour, ()) or methods[:2] != [0, 0] or methods[2] > 1:
+    if depth not in _DEPTHS.get(colour, ()):
         raise InputError(
             f"{file.path}: its header names colour type {colour} of {counted(depth, 'bit')}, which PNG lacks; "
             "export it again"
+        )
+    if methods[:2] != [0, 0] or methods[2] > 1:
+        raise InputError(
+            f"{file.path}: its header names methods (compression {methods[0]}, filter {methods[1]}, interlace "
+            f"{methods[2]}) that PNG lacks; export it again"
         )
     row_bytes = (width * depth * (1 if colour == _PALETTE else _CHANNELS[colour]) + 7) // 8
     if row_bytes * height > _LARGEST_EXPANSION * file.size:
@@ -176,7 +183,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
     for chunk in chunks:
         if chunk.kind in (b"IDAT", b"IEND"):
             break
-        transparent = transparent or (chunk.kind == b"tRNS" and colour in (_GRAY, _RGB, _PALETTE))
+        transparent = transparent or (chunk.kind == b"tRNS" and b"tRNS" in _wanted(colour))
         if chunk.kind in _CARRIED and chunk.length <= _LONGEST_CARRIED:
             carried.append((chunk.kind, bytes(_data_of(file, chunk))))
     channels = _CHANNELS[colour] + transparent
@@ -188,23 +195,39 @@ def _read_header(file: PositionalFile) -> ImageHeader:
     )
 
 
+def _wanted(colour: int) -> frozenset[bytes]:
+    """The chunks besides IDAT that can make up samples of this colour type: of each counts the first, before IDAT."""
+    idle = (() if colour == _PALETTE else (b"PLTE",)) + (() if colour in (_GRAY, _RGB, _PALETTE) else (b"tRNS",))
+    return _ONCE.difference(idle)
+
+
 def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
     """The whole image. Every chunk is checked first; only those that make up samples reach the decoder."""
     import imagecodecs
 
-    stream = bytearray(_SIGNATURE)
+    hush()
+    stream, wanted, samples = bytearray(_SIGNATURE), _wanted(file.head(1, _COLOUR_AT)[0]), False
     for chunk in _chunks(file):
         data = _data_of(file, chunk)
-        if chunk.kind in _NEEDED:
-            stream += _chunk(chunk.kind, data)
-        elif not chunk.kind[0] & 0x20:  # a capital letter: the image cannot be understood without it
-            raise InputError(f"{file.path}: holds a chunk {chunk.kind!r} that PNG lacks; export it again")
+        if chunk.kind == b"IDAT":
+            samples, wanted = True, frozenset({b"IEND"})
+        elif chunk.kind not in wanted:
+            # A capital letter: the image cannot be understood without it.
+            if not chunk.kind[0] & 0x20 and chunk.kind not in _ONCE:
+                raise InputError(f"{file.path}: holds a chunk {chunk.kind!r} that PNG lacks; export it again")
+            continue
+        stream += _chunk(chunk.kind, data)
+        wanted = wanted - {chunk.kind}
+    if not samples:
+        raise InputError(f"{file.path}: corrupt: holds no samples (no IDAT chunk); copy or export it again")
     try:
         image: NDArray[Any] = imagecodecs.png_decode(stream)
     except (imagecodecs.PngError, ValueError, RuntimeError) as exc:
-        raise InputError(f"{file.path}: corrupt: its samples cannot be decoded ({exc}); export it again") from exc
+        words = str(exc) or type(exc).__name__
+        raise InputError(f"{file.path}: corrupt: its samples cannot be decoded ({words}); export it again") from exc
     if image.shape != header.shape or image.dtype != header.dtype:
         raise InputError(
-            f"{file.path}: decoded to {image.dtype} {image.shape}, not {header.dtype} {header.shape} as its header says"
+            f"{file.path}: decoded to {image.dtype} {image.shape}, not {header.dtype} {header.shape} as its header "
+            "says; export it again"
         )
     return image

@@ -5,7 +5,9 @@ Source: https://netpbm.sourceforge.net/doc/ (pgm.html, ppm.html, pam.html). Samp
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ _CHANNELS = {b"P2": 1, b"P3": 3, b"P5": 1, b"P6": 3}
 _BLANK = rb"(?:\s|#[^\r\n]*[\r\n])"
 _HEADER = re.compile(rb"P[2356]" + (_BLANK + rb"+(\d{1,18})") * 3 + _BLANK)
 _COMMENT = re.compile(rb"#[^\r\n]*")
+_LINE_END = re.compile(rb"[\r\n]")
+_BLANKS = tuple(bytes([blank]) for blank in b" \t\n\v\f\r")
+_DIGITS = b"0123456789"
+_NO_NUMBER = re.compile(rb"[^\d\s]")
+_LONGEST_NUMBER = 4096  # digits, nearly all of them leading zeros
+# Of plain text, read and made numbers at a time: an image takes no more memory than its samples and a few of these.
+_TEXT_BYTES = 1 << 20
 _PAM_FIELDS = (b"WIDTH", b"HEIGHT", b"DEPTH", b"MAXVAL")
 _TUPLE_TYPES = {1: "GRAYSCALE", 2: "GRAYSCALE_ALPHA", 3: "RGB", 4: "RGB_ALPHA"}
 _TUPLE_DEPTHS = {**{name: depth for depth, name in _TUPLE_TYPES.items()}, "BLACKANDWHITE": 1}
@@ -133,7 +142,7 @@ def _read_pam_header(path: Path, head: bytes) -> tuple[ImageHeader, int]:
         end = head.find(b"\n", position)
         if position == 0 or end < 0:
             raise InputError(f"{path}: the PAM header has no ENDHDR line; copy or export the file again")
-        key, _, value = head[position:end].strip().partition(b" ")
+        key, value = [*head[position:end].split(None, 1), b"", b""][:2]
         position, value = end + 1, value.strip()
         if key == b"ENDHDR":
             break
@@ -156,7 +165,8 @@ def _checked_header(
 ) -> ImageHeader:
     width, height, depth = size
     if 0 in (width, height, depth):
-        raise InputError(f"{path}: the header says {width} × {height} pixels of {depth} channels; nothing to read")
+        channels = counted(depth, "channel")
+        raise InputError(f"{path}: the header says {width} × {height} pixels of {channels}; nothing to read")
     if not 1 <= maxval <= 65535:
         raise InputError(f"{path}: MAXVAL is {maxval}; it must lie in 1 … 65535; export the file again")
     shape, axes = ((height, width), "YX") if depth == 1 else ((height, width, depth), "YXC")
@@ -174,21 +184,47 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
         )
 
     def decode() -> NDArray[Any]:
-        text = bytearray(text_bytes)
-        file.read_at(offset, memoryview(text))
-        words = _COMMENT.sub(b" ", bytes(text)).split(maxsplit=count)[:count]
-        try:
-            values = np.array(words, dtype=np.bytes_).astype(np.uint64) if len(words) == count else None
-        except (ValueError, OverflowError):
-            values = None
-        if values is None:
-            promised = counted(count, "number")
-            raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
-        if int(values.max()) > _maxval(header):
-            raise InputError(f"{file.path}: a sample is {values.max()}, above MAXVAL {header.maxval}; export it again")
-        return values.astype(header.dtype).reshape(header.shape)
+        samples, done = np.empty(count, header.dtype), 0
+        for numbers in _numbers(file, offset):
+            wanted = numbers[: count - done]
+            if wanted.max(initial=0) > _maxval(header):
+                raise InputError(
+                    f"{file.path}: a sample is {wanted.max():.0f}, above MAXVAL {header.maxval}; export it again"
+                )
+            samples[done : done + len(wanted)] = wanted
+            done += len(wanted)
+            if done == count:
+                return samples.reshape(header.shape)
+        promised = counted(count, "number")
+        raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
 
     return DecodedReader(file, header, decode)
+
+
+def _numbers(file: PositionalFile, offset: int) -> Iterator[NDArray[np.float64]]:
+    """The numbers of plain text from `offset`, block by block, up to the first word that is none."""
+    blocks = (file.head(_TEXT_BYTES, start) for start in range(offset, file.size, _TEXT_BYTES))
+    begun, in_comment = b"", False
+    for block in itertools.chain(blocks, (b"\n",)):
+        if in_comment:
+            block = block[_end_of_line(block) :]
+        text = begun + block
+        in_comment = b"#" in text[max(map(text.rfind, (b"\r", b"\n"))) + 1 :] or (in_comment and not block)
+        text = _COMMENT.sub(b" ", text)
+        whole = max(map(text.rfind, _BLANKS)) + 1  # what follows the last blank may go on in the next block
+        text, begun = text[:whole], text[whole:]
+        other = _NO_NUMBER.search(text)
+        if other is not None:
+            text = text[: other.start()].rstrip(_DIGITS)
+        if text.strip():
+            yield np.fromstring(text, np.float64, sep=" ")
+        if other is not None or len(begun) > _LONGEST_NUMBER:
+            return
+
+
+def _end_of_line(text: bytes) -> int:
+    found = _LINE_END.search(text)
+    return found.start() if found else len(text)
 
 
 def _head_of(header: ImageHeader, suffix: str) -> bytes:

@@ -39,10 +39,15 @@ def _opened(path: Path, trajectory: Path | None, select: str | None) -> Trajecto
         from pipeline.formats.charge_arrays import read_charge_array
 
         return Still(path, read_charge_array(path))
-    if suffix == ".pqr" and trajectory is None and select is None:
+    if suffix == ".pqr" and trajectory is None:
         from pipeline.formats.pqr import read_pqr
 
-        return Still(path, read_pqr(path))
+        molecule = read_pqr(path)
+        if select is not None:
+            from pipeline.formats.mdanalysis import chosen_atoms
+
+            molecule = molecule.only(chosen_atoms(path, select, len(molecule.charges)))
+        return Still(path, molecule)
     if suffix in _TRAJECTORIES:
         raise InputError(
             f"{path}: is a trajectory and states no charges; name the topology (.psf, .tpr …) as the input, "

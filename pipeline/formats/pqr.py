@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ _COORDINATE = re.compile(r" *-?\d*\.\d{3}")
 _CHARGE_COLUMN = 54
 # PDB2PQR writes the charge as %8.4f and the radius as %7.4f: "-0.834010.0000" where they touch.
 _TOUCHING = re.compile(r" *(-?\d*\.\d{4})(\d+\.\d{4})(?= |$)")
+# As many programs take it: indented, or in small letters.
+_LOOSE_ATOM = re.compile(r"\s*(ATOM|HETATM)\s", re.IGNORECASE)
 _LONGEST_QUOTE = 40
 
 Five = tuple[float, float, float, float, float]
@@ -37,16 +40,14 @@ def read_pqr(path: Path) -> Molecule:
     """Every ATOM and HETATM of the file, and the cell where a CRYST1 line states one.
 
     Raises InputError, with the number of the line, where a line cannot be read or a value is not finite; and where
-    there are no atoms, or several models.
+    there are no atoms, or several models, or the file is no text.
     """
     file = PositionalFile(path)
     try:
         data = file.head(file.size)
     finally:
         file.close()
-    # Every byte is a character of Latin-1; the fields that matter are ASCII.
-    text = data.decode("latin-1")
-    values, cell = _Lines(path).read(text if "\n" in text else text.replace("\r", "\n"))
+    values, cell = _Lines(path).read(_text(path, data))
     if len(values) == 0:
         raise InputError(f"{path}: has no ATOM or HETATM line; a PQR file has one for each atom")
     table = np.array(values, np.float64).reshape(-1, 5)
@@ -56,6 +57,20 @@ def read_pqr(path: Path) -> Molecule:
         charges=np.ascontiguousarray(table[:, 3]),
         radii=np.ascontiguousarray(table[:, 4]),
     )
+
+
+def stated_cell(path: Path, data: bytes) -> Array | None:
+    """The cell alone, of the content of a PQR file. InputError where its line cannot be read."""
+    lines = (line if line.startswith("CRYST1") else "" for line in _text(path, data).split("\n"))
+    return _Lines(path).read("\n".join(lines))[1]
+
+
+def _text(path: Path, data: bytes) -> str:
+    """Its lines, each ended by a line feed. Every byte is a character of Latin-1; the fields that matter are ASCII."""
+    if b"\0" in data:
+        raise InputError(f"{path}: holds NUL bytes: is it compressed, in UTF-16 or damaged? Save it as plain text")
+    text = data.removeprefix(BOM_UTF8).decode("latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class _Lines:
@@ -71,7 +86,7 @@ class _Lines:
         values = array("d")
         append, finite = values.extend, math.isfinite
         for number, line in enumerate(text.split("\n"), 1):
-            if line.startswith(("ATOM", "HETATM")):
+            if line.startswith(("ATOM", "HETATM")) or _LOOSE_ATOM.match(line):
                 if self._ended is not None:
                     raise self._second_model(number)
                 five = _by_spaces(line) or _by_spaces(line.rstrip().rpartition(" ")[0])
@@ -81,7 +96,7 @@ class _Lines:
                 append(five)
             elif line.startswith("CRYST1"):
                 self._cell = self._cell_of(number, line)
-            elif line.startswith("END") and self._ended is None:
+            elif self._ended is None and (line.startswith("END") or (values and line.startswith("MODEL"))):
                 self._ended = number, _quoted(line.split()[0])
         return values, self._cell
 
@@ -99,7 +114,8 @@ class _Lines:
         return x, y, z, q, r
 
     def _cell_of(self, number: int, line: str) -> Array | None:
-        fields = line.split()[1:7]
+        name, *fields = line.split()[:7]
+        fields = fields if name == "CRYST1" else []  # "CRYST1100.000": a length touches it
         columns = ((6, 15), (15, 24), (24, 33), (33, 40), (40, 47), (47, 54))
         for six in (fields, [line[start:stop].strip() for start, stop in columns]):
             if len(six) == 6 and all(map(_NUMBER.fullmatch, six)):
@@ -147,7 +163,10 @@ def _by_spaces(line: str) -> Five | None:
     except ValueError:
         return None
     # A residue's name or a chain there means that a field is missing. float() takes 1_000 for a thousand.
-    if not (residue.isdigit() or _RESIDUE.fullmatch(residue)) or len(before.split(None, 3)) < 3:
+    names = before.split()
+    if not (residue.isdigit() or _RESIDUE.fullmatch(residue)) or len(names) < 3:
+        return None
+    if len(names) > 5 and names[-1].isdigit():  # that is the residue's number, and x a whole one: a column follows
         return None
     return None if "_" in line and any("_" in field for field in fields[2:]) else found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,11 @@ from pipeline import formats
 from pipeline.formats.base import ImageHeader, ImageReader, Region
 
 LONGEST_SIDE = 1024
-BAND_BYTES = 16 << 20
+# What is worked on at a time, 8 MiB of float64, and what of decoded blocks stays in memory besides.
+TILE_SAMPLES = 1 << 20
+BLOCKS_BYTES = 32 << 20
+
+Span = tuple[int, int]  # start, stop
 
 
 def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) -> None:
@@ -22,6 +28,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     white, alpha (a second or fourth channel) excepted. More than four channels: the first is shown.
     """
     with formats.open_image(image) as reader:
+        reader.hold_at_most(BLOCKS_BYTES)
         small = _averaged(reader, longest_side)
         pixels = _as_bytes(small, reader.header)
     write_pixels(preview, pixels)
@@ -42,45 +49,55 @@ def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
 def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
     """Rows × columns (× channels): the mean of each `step` × `step` block, NaN left out."""
     header = reader.header
-    rows, columns = (header.shape[header.axes.index(letter)] for letter in "YX")
-    step = math.ceil(max(rows, columns) / longest_side)
-    row_bytes = header.nbytes // math.prod(header.shape[: header.axes.index("X")])
-    band_rows = max(1, BAND_BYTES // row_bytes // step) * step
-    bands = [
-        _block_means(_plane_rows(reader, top, min(top + band_rows, rows)), step) for top in range(0, rows, band_rows)
-    ]
-    return np.concatenate(bands)
-
-
-def _plane_rows(reader: ImageReader, top: int, bottom: int) -> NDArray[np.float64]:
-    header = reader.header
-    start, stop = [0] * len(header.shape), list(header.shape)
-    for axis, letter in enumerate(header.axes):
-        if letter == "Z":
-            start[axis], stop[axis] = header.shape[axis] // 2, header.shape[axis] // 2 + 1
-        if letter == "Y":
-            start[axis], stop[axis] = top, bottom
-    region = Region(tuple(start), tuple(stop))
-    samples = np.empty(region.shape, header.dtype)
-    reader.read(region, samples)
-    plane = samples[0] if "Z" in header.axes else samples
-    return plane.astype(np.float64)
-
-
-def _block_means(rows: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-    missing = np.isnan(rows)
-    sums, counts = np.where(missing, 0.0, rows), (~missing).astype(np.float64)
-    for axis in (0, 1):
-        edges = np.arange(0, rows.shape[axis], step)
-        sums, counts = np.add.reduceat(sums, edges, axis), np.add.reduceat(counts, edges, axis)
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    step = math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
+    # Of more channels than a PNG has, the first alone is looked at.
+    channels = sizes.get("C", 1) if sizes.get("C", 1) <= 4 else 1
+    sums = np.zeros((-(-sizes["Y"] // step), -(-sizes["X"] // step), channels))
+    counts = np.zeros_like(sums)
+    for rows, columns in _tiles(reader, sizes["Y"], sizes["X"], channels):
+        samples = _tile(reader, rows, columns, channels)
+        present = ~np.isnan(samples)
+        blocks = tuple(slice(start // step, -(-stop // step)) for start, stop in (rows, columns))
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums[blocks] += _block_sums(np.where(present, samples, 0.0), rows, columns, step)
+            counts[blocks] += _block_sums(present, rows, columns, step)
     with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = sums / counts
-    return means
+    return means if "C" in header.axes else means[..., 0]
+
+
+def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Iterator[tuple[Span, Span]]:
+    """The plane in pieces of `TILE_SAMPLES` or fewer: bands of whole blocks of the file, from left to right."""
+    at_once = TILE_SAMPLES // channels
+    block_rows = 1 if reader.block_shape is None else reader.block_shape[reader.header.axes.index("Y")]
+    width = min(columns, max(1, at_once // block_rows))
+    height = max(1, at_once // width // block_rows * block_rows)
+    for top in range(0, rows, height):
+        for left in range(0, columns, width):
+            yield (top, min(top + height, rows)), (left, min(left + width, columns))
+
+
+def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int) -> NDArray[np.float64]:
+    """Rows × columns × channels of the image, or of a volume's middle plane."""
+    depth = reader.header.shape[0] if "Z" in reader.header.axes else 1
+    spans = {"Z": (depth // 2, depth // 2 + 1), "Y": rows, "X": columns, "C": (0, channels)}
+    region = Region(*zip(*(spans[letter] for letter in reader.header.axes), strict=True))
+    samples = np.empty(region.shape, reader.header.dtype)
+    reader.read(region, samples)
+    return samples.astype(np.float64).reshape(rows[1] - rows[0], columns[1] - columns[0], channels)
+
+
+def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDArray[np.float64]:
+    """The sum of what the tile has of each block; blocks begin at the image's multiples of `step`."""
+    sums = tile
+    for axis, (start, stop) in enumerate((rows, columns)):
+        edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
+        sums = np.add.reduceat(sums, edges, axis, dtype=np.float64)
+    return sums
 
 
 def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.uint8]:
-    if pixels.ndim == 3 and not 1 <= pixels.shape[2] <= 4:
-        pixels = pixels[..., :1]
     if header.dtype == np.uint8 and header.maxval in (None, 255):
         return np.rint(pixels).astype(np.uint8)
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
@@ -98,5 +115,7 @@ def _opaque(header: ImageHeader) -> float:
 
 
 def _stretched(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
-    scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / ((high - low) or 1))
-    return np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
+    largest = max(abs(low), abs(high)) or 1.0  # in its units no difference overflows, nor is one lost below the normal
+    low, high = low / largest, high / largest
+    shown = np.nan_to_num(values / largest, nan=low, posinf=high, neginf=low)
+    return np.rint(np.clip((shown - low) * (255 / ((high - low) or 1)), 0, 255)).astype(np.uint8)

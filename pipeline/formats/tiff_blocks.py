@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError
 from pipeline.formats.block_cache import BlockCache
 from pipeline.formats.positional import PositionalFile
+from pipeline.formats.remarks import hush
 from pipeline.formats.tiff_page import COMPRESSIONS, Page
 
 
@@ -23,10 +24,11 @@ class DecodedBlocks:
         self._file = file
         encoded = {_coding(page): page for page in pages if not page.raw}
         self._decoders = _decoders(file.path, encoded)
-        row_bytes = max(
-            (page.offsets.shape[2] * page.block[0] * page.block_row_bytes for page in encoded.values()), default=0
+        blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
+        self._cache = BlockCache(
+            row_bytes=max((across * nbytes for across, nbytes in blocks), default=0),
+            block_bytes=max((nbytes for _, nbytes in blocks), default=0),
         )
-        self._cache = BlockCache(row_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         """Bound the decoded bytes kept between calls; returns the bound in force."""
@@ -83,6 +85,7 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
         return {}
     import tifffile
 
+    hush()
     try:
         with tifffile.TiffFile(path, _multifile=False) as tiff:
             return {coding: tiff.pages[page.index].decode for coding, page in encoded.items()}

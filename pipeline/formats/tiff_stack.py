@@ -159,7 +159,7 @@ def _shaped(description: str, page: Page, page_count: int) -> _Declared | None:
         fields = json.loads(description)
         shape = [int(size) for size in fields["shape"]]
         axes = str(fields.get("axes", ""))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None  # free text after all
     planes, rest = divmod(math.prod(shape), math.prod(page.shape))
     if rest or planes <= 1 or min(shape) < 1:

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -68,7 +67,7 @@ class WritableFile(PositionalFile):
         with self._in_use() as descriptor, writing(self.final, nbytes):
             disk = os.fstatvfs(descriptor)
             # Asked first: an allocation that fails late would fill the disk for everybody else meanwhile.
-            if disk.f_blocks and nbytes > disk.f_bfree * disk.f_frsize:
+            if disk.f_blocks and nbytes > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, nbytes)
             if nbytes == 0:
@@ -78,6 +77,7 @@ class WritableFile(PositionalFile):
                 self._reserved_bytes = nbytes
             except OSError as exc:
                 if exc.errno not in _CANNOT_RESERVE:
+                    os.ftruncate(descriptor, 0)  # what was got so far: others may need it, and the message tells of it
                     raise
 
     def write_at(self, offset: int, data: memoryview | bytes) -> None:
@@ -133,11 +133,13 @@ class ScratchFile(WritableFile):
 
 def _no_space(final: Path, needed_bytes: int | None, exc: OSError) -> str:
     needed = "" if needed_bytes is None else f"{needed_bytes:,} bytes are needed"
-    free = ""
+    free = files = ""
     with suppress(OSError):
-        free = f"{shutil.disk_usage(final.parent).free:,} bytes are free in {final.parent}"
+        disk = os.statvfs(final.parent)
+        free = f"{disk.f_bavail * disk.f_frsize:,} bytes are free in {final.parent}"
+        files = "it takes no further files (no inodes are left)" if disk.f_files and not disk.f_favail else ""
     quota = "the user's quota is used up" if exc.errno == errno.EDQUOT else ""
-    found = ", ".join(part for part in (needed, free, quota) if part)
+    found = ", ".join(part for part in (needed, free, files, quota) if part)
     return f"{final}: no space: {found}; free some, or choose another folder"
 
 

@@ -80,7 +80,7 @@ class ZarrReader(ImageReader):
         across = math.prod(
             -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"
         )
-        self._cache = BlockCache(across * chunk_bytes)
+        self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -131,6 +131,8 @@ class ZarrReader(ImageReader):
 
 def _open(path: Path) -> tuple[Any, Layout]:
     """The image's array, opened; nothing but metadata is read."""
+    if path.is_file():
+        raise InputError(f"{path}: is a file, and a Zarr image is a folder; unpack it, or name a folder")
     with reading(path):
         names = {entry.name for entry in path.iterdir()}
     mark = next((mark for mark in _MARKS if mark in names), None)

@@ -59,8 +59,9 @@ def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
     members = sorted(arrays) or sorted(name for name, _ in node.groups())
     if not members:
         raise InputError(f"{path}: a Zarr group without any array; check the path")
+    kind = "several arrays" if arrays else "further groups"
     named = ", ".join(members[:5])
-    raise InputError(f"{path}: a Zarr group of several ({named}); name the one to read, as in {path / members[0]}")
+    raise InputError(f"{path}: a Zarr group of {kind} ({named}); name the one to read, as in {path / members[0]}")
 
 
 def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
@@ -104,7 +105,7 @@ def _scale(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> lis
                 continue
             if all(isinstance(factor, int | float) and math.isfinite(factor) for factor in factors):
                 total = [float(factor) * so_far for factor, so_far in zip(factors, total or [1.0] * ndim, strict=True)]
-    return total
+    return total if total is not None and all(map(math.isfinite, total)) else None
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:

@@ -19,9 +19,11 @@ from pipeline.formats.writable import writing
 
 _ARRAY = "0"
 _STORED_ORDER = "CZYX"
-# Low chunks: the bands of rows in which wide images are worked on shall hold whole ones. 2 MiB each.
+# Low chunks: the bands of rows in which wide images are worked on shall hold whole ones. 2 MiB each; of a narrow image
+# as many rows as make a file worth its while.
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
+_SMALLEST_BYTES = 64 << 10
 _TYPES = {"C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
@@ -130,7 +132,8 @@ def chunk_shape(header: ImageHeader) -> tuple[int, ...]:
     """The chunks of such an image, in the image's axes."""
     sizes = dict(zip(header.axes, header.shape, strict=True))
     columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
-    chunk = {"C": 1, "Z": 1, "Y": min(_CHUNK_ROWS, sizes["Y"]), "X": columns}
+    rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))
+    chunk = {"C": 1, "Z": 1, "Y": min(rows, sizes["Y"]), "X": columns}
     return tuple(chunk[letter] for letter in header.axes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -11,10 +12,12 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeline.errors import printable
 from pipeline.service.problems import problem
 from pipeline.service.settings import LOOPBACKS
 from pipeline.service.tokens import Tokens
 
+LOG = logging.getLogger("millrace.service")
 MOST_BODY_BYTES = 1 << 20
 LOCAL_OWNER = "local"
 COOKIE = "millrace_token"
@@ -36,7 +39,7 @@ class Gate:
         if refusal is not None:
             await problem(*refusal)(scope, receive, send)
             return
-        taken = 0
+        taken, begun = 0, False
 
         async def counted() -> Message:
             nonlocal taken
@@ -47,11 +50,20 @@ class Gate:
             return message
 
         async def guarded(message: Message) -> None:
+            nonlocal begun
+            begun = True
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
 
-        await self._app(scope, counted, guarded)
+        try:
+            await self._app(scope, counted, guarded)
+        except RuntimeError as error:
+            # Starlette's and uvicorn's, where a file fails or shrinks while it is sent: the connection is closed, and
+            # by that the reader knows.
+            if not begun:
+                raise
+            LOG.error("%s: broken off: %s", printable(scope["path"]), printable(str(error.__cause__ or error)))
 
     def _refusal(self, request: Request) -> tuple[int, str] | None:
         headers = request.headers

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from pipeline import __version__, archive
-from pipeline.config import explain
+from pipeline.config import brief, explain
 from pipeline.errors import ParameterError
 from pipeline.service.access import Gate, owner_of
 from pipeline.service.jobs import TERMINAL, CancelRequested, State
@@ -101,9 +102,7 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
 
         With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
         """
-        new = request.jobs(owner, secrets.token_hex(6))
-        for each in new:
-            _check(each, service.roots)
+        new = [_checked(each, service.roots) for each in request.jobs(owner, secrets.token_hex(6))]
         body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
         ids = store.accept(
             new, now=time.time(), key=idempotency_key, body_sha256=body,
@@ -190,10 +189,11 @@ def _add_results(app: FastAPI, service: Service) -> None:
     store = service.store
     owner_needed = Depends(owner_of(service.tokens))
 
-    @app.get("/v1/jobs/{job}/receipt", tags=["results"], dependencies=[owner_needed])
-    def receipt(job: str) -> JSONResponse:
+    @app.get("/v1/jobs/{job}/receipt", tags=["results"], dependencies=[owner_needed], response_class=JSONResponse)
+    def receipt(job: str) -> Response:
         """What was made, from what, how fast and how right."""
-        return JSONResponse(_succeeded(store, job).receipt)
+        found = json.dumps(_succeeded(store, job).receipt)  # in ASCII: a path in it may be no text
+        return Response(found, media_type="application/json")
 
     @app.get(
         "/v1/jobs/{job}/result", tags=["results"], dependencies=[owner_needed], response_class=FileResponse,
@@ -225,8 +225,8 @@ def _add_results(app: FastAPI, service: Service) -> None:
 
 def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/livez", tags=["probes"], response_class=PlainTextResponse)
-    def livez() -> str:
-        """The process answers."""
+    async def livez() -> str:
+        """The process answers, however many others wait for the store."""
         return "ok\n"
 
     @app.get("/readyz", tags=["probes"], response_class=PlainTextResponse)
@@ -254,13 +254,16 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
         while not await request.is_disconnected():
             news.clear()
             stored = await run_in_threadpool(store.job, job)
-            for event in await run_in_threadpool(partial(store.events, job, after=after)):
+            page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
+            for event in page:
                 after, quiet = event.number, time.monotonic()
                 yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
             progress = ProgressView.of(stored, service.runner.under_way(job))
             if progress != said:
                 said, quiet = progress, time.monotonic()
                 yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"
+            if len(page) == MOST_EVENTS:
+                continue
             if stored.job.state in TERMINAL:
                 return
             if time.monotonic() - quiet > HEARTBEAT_S:
@@ -270,21 +273,23 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
                 await asyncio.wait_for(news.wait(), EVENTS_POLL_S)
 
 
-def _check(new: NewJob, roots: DataRoots) -> None:
-    """Refuses what could never run. The input itself may still be on its way."""
+def _checked(new: NewJob, roots: DataRoots) -> NewJob:
+    """Refuses what could never run, and says where it writes. The input itself may still be on its way."""
     refuse_unknown(new.workload, list(workloads()))
     roots.readable(new.input)
-    roots.writable(new.output)
+    written = roots.writable(new.output)
     kind = workloads()[new.workload]
     try:
         parameters = kind.Parameters(**new.parameters)
     except ValidationError as error:
         fault = error.errors()[0]
-        where = f"parameters.{fault['loc'][0]}: " if fault["loc"] else "parameters: "
+        where = f"parameters.{brief(str(fault['loc'][0]))}: " if fault["loc"] else "parameters: "
         said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
         raise ParameterError(f"{where}{said}") from error
     roots.check_further(parameters.further_files)
     kind.refuse_output(Path(new.output))
+    # A link may lead to a folder whose name is no text.
+    return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))
 
 
 def _refuse_others(stored: StoredJob, owner: str) -> None:

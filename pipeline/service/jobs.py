@@ -70,7 +70,7 @@ class Job:
     id: str
     state: State = State.QUEUED
     epoch: int = 0  # of the newest claim; 0 before the first
-    attempts: int = 0  # claims since it was submitted or retried
+    attempts: int = 0  # claims since it was submitted or retried; those that ended with their server do not count
     waiting_for: frozenset[str] = frozenset()  # jobs that have to succeed first
     cancelling: bool = False  # the run has been asked to stop for good
     chunks: int | None = None  # once planned
@@ -300,7 +300,9 @@ def _of_a_run(job: Job, event: Planned | Progressed | Computed | Published | Fai
         case _, Failed(error=error, transient=transient):
             return _failed(job, event, error, transient)
         case _, Stopped() | LeaseLost():
-            return _cancelled(job, event) if job.cancelling else (_told(job, event, State.QUEUED), ())
+            if job.cancelling:
+                return _cancelled(job, event)
+            return _told(job, event, State.QUEUED, attempts=job.attempts - 1), ()  # it has not failed
     raise IllegalTransition(job, event)
 
 

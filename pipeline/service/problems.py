@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from pipeline.config import explain
+from pipeline.config import brief, explain
 from pipeline.errors import MillraceError, StorageError, UserError
 from pipeline.service.jobs import IllegalTransition
 from pipeline.service.store import NoSuchJob, OutputTaken
@@ -53,6 +53,8 @@ def install(app: FastAPI) -> None:
         if status >= 400 and for_people and hasattr(app.state, "error_page"):
             page: Response = app.state.error_page(status, detail)
             return page
+        if (status, detail) == (404, HTTPStatus(404).phrase):
+            detail = f"there is nothing at {brief(request.url.path)}; /openapi.json lists what there is"
         return problem(status, detail, headers)
 
     @app.exception_handler(MillraceError)
@@ -90,7 +92,7 @@ def _fault(fault: Mapping[str, Any]) -> str:
     """One fault of a request in one line, with where it is."""
     if fault["type"] == "json_invalid":
         return f"the body is no JSON: {fault['ctx']['error']}"
-    where = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path", "header"))
+    where = brief(".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path", "header")))
     if fault["type"] == "extra_forbidden":
         return f"{where}: there is no such field"
     if fault["type"] == "missing":

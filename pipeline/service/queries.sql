@@ -1,10 +1,10 @@
 -- Every statement of the store, each under its name; {name} stands for another one as a part of it.
 
 -- name: add_job
-INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, array_id, array_index, state, epoch, attempts,
-                  cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
-VALUES (:id, :owner, :workload, :input, :output, :parameters, :priority, :array_id, :array_index, :state, 0, 0,
-        0, NULL, 0, :error, :story, :at, :at);
+INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
+                  attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
+VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
+        0, 0, NULL, 0, :error, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);
@@ -113,8 +113,8 @@ ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
 -- Without what is long: a list shows neither receipts nor stories.
-SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, epoch, attempts,
-    cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
+SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
+    attempts, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
     device_seconds, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
@@ -131,6 +131,10 @@ FROM (
       cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds
   FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
 );
+
+-- name: lately_cancelled
+SELECT id FROM jobs
+WHERE finished_at >= (SELECT at FROM events ORDER BY number DESC LIMIT 1) - :within AND state = 'cancelled';
 
 -- name: prune_jobs
 -- Their events and dependencies go with them.
@@ -160,4 +164,5 @@ INSERT INTO events (job, at, kind, message) VALUES (:job, :at, :kind, :message);
 SELECT number, at, kind, message FROM events WHERE job = :job AND number > :after ORDER BY number LIMIT :limit;
 
 -- name: output_in_use
-SELECT id FROM jobs WHERE output = :output AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT id, state FROM jobs
+WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled');

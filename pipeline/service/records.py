@@ -13,7 +13,11 @@ from pipeline.service.jobs import Job, State
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What a user submits. `after`: ids of jobs that have to succeed first."""
+    """What a user submits.
+
+    after   : ids of jobs that have to succeed first
+    written : the output's path with links and dots resolved, by which two names of one file are known; None: `output`
+    """
 
     owner: str
     workload: str
@@ -24,6 +28,7 @@ class NewJob:
     after: frozenset[str] = frozenset()
     array_id: str | None = None
     array_index: int | None = None
+    written: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"],
+        array_index=row["array_index"], written=row["written"],
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],

@@ -20,6 +20,11 @@ class DataRoots:
             if not root.is_dir():
                 raise ParameterError(f"data_roots: {root} is no folder; create it, or name another")
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
+        for root in self.roots:
+            if not _is_text(root):
+                raise ParameterError(
+                    f"data_roots: the name {str(root)!a} is no UTF-8, and no answer can tell it; rename it"
+                )
 
     def readable(self, name: str) -> Path:
         """The file or folder of an input. InputError where it lies outside the roots, by any link.
@@ -58,3 +63,11 @@ class DataRoots:
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.roots))
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -35,6 +35,7 @@ from pipeline.service.jobs import (
     Planned,
     Progressed,
     Published,
+    State,
     Stop,
     Stopped,
 )
@@ -48,6 +49,8 @@ LEASE_S = 30.0
 PROGRESS_S = 0.5
 POLL_S = 1.0
 PRUNE_S = 600.0
+# Before a server was killed: of jobs cancelled in this time it may not have removed everything.
+LATELY_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +116,30 @@ class Runner:
         self._previews = previews
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
+        self._clearing: set[Path] = set()  # outputs of which leftovers are being removed
+        self._cleared = threading.Condition(self._lock)
         self._news = threading.Event()
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
 
     def start(self) -> None:
         """Takes over what a server that was killed had begun. No other runner may be alive on this store."""
+        cancelled = self._store.lately_cancelled(LATELY_S)
         for job, epoch in self._store.lost(self.name, now=time.time(), others_too=True):
-            self._tell(job, LeaseLost(epoch))
+            self._take_over(job, epoch)
+        for job in cancelled:  # it may have been killed before it had removed all
+            self.act(job, (Discard(),))
         self._dispatcher.start()
+
+    def _take_over(self, job: str, epoch: int) -> None:
+        receipt, found = None, self._store.job(job)
+        if found.job.state is State.PUBLISHING and found.job.cancelling:
+            with suppress(MillraceError):
+                receipt = finished_before(self._roots.writable(found.asked.output), job)
+        if receipt is not None:  # too late for the cancellation: the result stands under its name
+            self._tell(job, Published(epoch), Facts(receipt=receipt))
+        else:
+            self._tell(job, LeaseLost(epoch))
 
     def wake(self) -> None:
         """Something may have become claimable."""
@@ -137,7 +155,7 @@ class Runner:
                     run.stopping.set()
             elif isinstance(action, Discard):
                 with suppress(MillraceError):
-                    remove_leftovers(Path(self._store.job(job).asked.output))
+                    self._discard(job)
         self.wake()
 
     def drain(self, timeout_s: float) -> bool:
@@ -169,6 +187,20 @@ class Runner:
     def running(self) -> int:
         with self._lock:
             return len(self._runs)
+
+    def _discard(self, job: str) -> None:
+        """Removes what a cancelled job has kept, unless by now a retry goes on with it or another job's run has it."""
+        output = self._roots.writable(self._store.job(job).asked.output)
+        with self._lock:
+            self._cleared.wait_for(lambda: output not in self._clearing)
+            self._clearing.add(output)
+        try:
+            if self._store.abandoned(job):
+                remove_leftovers(output)
+        finally:
+            with self._lock:
+                self._clearing.remove(output)
+                self._cleared.notify_all()
 
     # The dispatcher
 
@@ -236,14 +268,18 @@ class Runner:
             metrics.count_error(error)
         finally:
             with self._lock:
-                del self._runs[job]
+                if self._runs.get(job) is run:  # and not a run that a retry has begun meanwhile
+                    del self._runs[job]
             self.wake()
 
     def _outcome(self, run: _Run) -> tuple[Event, Facts]:
         """What became of the run; never raises but for the store."""
         epoch = run.epoch
         try:
-            receipt = self._finished_before(run) or self._carry_out(run)
+            output = self._roots.writable(run.claimed.asked.output)
+            with self._lock:  # since its claim nobody begins to remove anything
+                self._cleared.wait_for(lambda: output not in self._clearing)
+            receipt = self._finished_before(run, output) or self._carry_out(run)
             return Published(epoch), Facts(receipt=receipt)
         except _StopRequested:
             return Stopped(epoch), Facts()
@@ -279,11 +315,11 @@ class Runner:
         )
         return run_job(planned, options, events=events, stream=self._place.stream)
 
-    def _finished_before(self, run: _Run) -> Mapping[str, Any] | None:
+    def _finished_before(self, run: _Run, output: Path) -> Mapping[str, Any] | None:
         """The receipt of an earlier run of this job that was killed after it had published."""
         if run.epoch == 1:
             return None
-        receipt = finished_before(self._roots.writable(run.claimed.asked.output), run.claimed.job.id)
+        receipt = finished_before(output, run.claimed.job.id)
         if receipt is not None:
             self._tell_own(run, Planned(run.epoch, receipt["chunks"]))
             self._tell_own(run, Computed(run.epoch))

@@ -87,3 +87,16 @@ CREATE INDEX jobs_by_active_owner ON jobs (owner, state)
   WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
 CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX requests_by_time ON requests (at);
+
+-- version 4
+
+-- A file may be named in several ways: jobs must not write one at once, whatever they call it.
+ALTER TABLE jobs ADD COLUMN written TEXT;             -- the output, links and dots resolved; NULL in older rows
+DROP INDEX jobs_by_active_output;
+CREATE UNIQUE INDEX jobs_by_active_output ON jobs (COALESCE(written, output))
+  WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- Python reads and writes NaN and Infinity as JSON, SQLite and everybody else does not.
+UPDATE jobs SET parameters =
+  replace(replace(replace(parameters, '-Infinity', '"-inf"'), 'Infinity', '"inf"'), 'NaN', '"nan"')
+  WHERE NOT json_valid(parameters);

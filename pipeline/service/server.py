@@ -6,6 +6,8 @@ import fcntl
 import gc
 import logging
 import os
+import resource
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -33,10 +35,14 @@ from pipeline.service.tokens import Tokens
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
 CLOSE_S = 2
+# Connections that wait to be taken, while the service starts too.
+BACKLOG = 2048
+# Each client that waits for a job keeps a connection open; the usual limit of 1,024 files would not last.
+MOST_FILES = 65_536
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains: no new claims, chunks in hand are finished and kept.
+    """Serves until SIGTERM, SIGINT or SIGHUP, then drains: no new claims, chunks in hand are finished and kept.
 
     on_ready : called with the address once jobs are taken
 
@@ -44,6 +50,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     where the disk under the state folder fails.
     """
     roots, tokens = DataRoots(settings.data_roots), _tokens(settings)
+    _allow_files()
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
         listener = stack.enter_context(_listening(settings))
@@ -67,7 +74,12 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
             workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=tokens,
         )  # fmt: skip
-        server = _Server(uvicorn.Config(make_app(service), log_level="warning", timeout_graceful_shutdown=CLOSE_S))
+        # Without a lifespan, of which nothing here makes use: a second signal would leave its traceback in the log.
+        server = _Server(
+            uvicorn.Config(
+                make_app(service), log_level="warning", lifespan="off", timeout_graceful_shutdown=CLOSE_S
+            )
+        )  # fmt: skip
         server.stopping, server.heartbeat = stopping, notify.Heartbeat()
         runner.start()
         host, port = listener.getsockname()[:2]
@@ -85,6 +97,20 @@ class _Server(uvicorn.Server):
     on_stop: Callable[[], None]
     status: Callable[[], str]
     heartbeat: notify.Heartbeat
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGHUP too, of a terminal that is closed: raised in the event loop, it would be swallowed there."""
+        with super().capture_signals():
+            earlier = signal.getsignal(signal.SIGHUP)
+            if threading.current_thread() is not threading.main_thread() or earlier is signal.SIG_IGN:  # as under nohup
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, earlier)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -169,24 +195,44 @@ def _missing(store: Store, workers: Callable[[], list[dict[str, Any]]], stopping
 
 
 def _tokens(settings: ServiceSettings) -> Callable[[], Tokens | None]:
-    """The tokens, read again whenever the file has changed; a damaged file leaves those that were there."""
+    """The tokens, read again whenever the file has changed; a damaged file leaves those that were there, and the log
+    says so once. Where the last line was removed nobody is let in."""
     path = settings.tokens_file
     if path is None:
         return lambda: None
-    held, stamp, lock = Tokens(path), path.stat().st_mtime_ns, threading.Lock()
+    stamp, held, told, lock = _stamp(path), Tokens(path), "", threading.Lock()
 
     def tokens() -> Tokens:
-        nonlocal held, stamp
+        nonlocal held, stamp, told
         with lock:
-            try:
-                found = path.stat().st_mtime_ns
-                if found != stamp:
-                    stamp, held = found, Tokens(path)
-            except (OSError, ParameterError) as error:
-                LOG.error("%s; the tokens read before stay in force", error)
+            found = _stamp(path)
+            if found != stamp:
+                try:
+                    held, stamp, told = Tokens(path, none_allowed=True), found, ""
+                except ParameterError as error:
+                    if str(error) != told:
+                        told = str(error)
+                        LOG.error("%s; the tokens read before stay in force", error)
             return held
 
     return tokens
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What a file that is changed or replaced has another one of; None where there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _allow_files() -> None:
+    """As many open files as this process may allow itself, workers included."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager
@@ -219,10 +265,13 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ParameterError(f"host {settings.host}: {error.strerror}; choose another") from error
+    except UnicodeError as error:
+        raise ParameterError(f"host {settings.host!a}: is no name of a host; choose another") from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
+            listener.listen(BACKLOG)  # two that start at once may both bind, and uvloop would not say that it failed
         except OSError as error:
             raise ParameterError(
                 f"host {settings.host}, port {settings.port}: {error.strerror}; choose another"

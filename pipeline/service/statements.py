@@ -31,8 +31,7 @@ def sql(name: str) -> str:
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring a database to the newest version, in the caller's transaction. ParameterError: a newer Millrace made it."""
-    parts = _VERSION.split((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
-    steps = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+    steps = _versions()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > max(steps):
         raise ParameterError(f"{path}: was written by a newer Millrace (version {version}); use that one")
@@ -40,6 +39,12 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         for statement in _statements(steps[step]):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {step}")
+
+
+def _versions() -> Mapping[int, str]:
+    """For each version the script that leads to it."""
+    parts = _VERSION.split((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
+    return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,9 @@ class Store:
                     return list(json.loads(found["jobs"]))
             if most_of_an_owner is not None:
                 self._refuse_too_many(connection, new[0].owner, len(new), most_of_an_owner)
-            ids = [self._add(connection, each, now) for each in new]
+            befores = frozenset().union(*(each.after for each in new))
+            states = {before: self._job(connection, before).job.state for before in befores}
+            ids = [self._add(connection, each, states, now) for each in new]
             if key is not None:
                 values = {"owner": new[0].owner, "key": key, "body_sha256": body_sha256, "jobs": json.dumps(ids)}
                 connection.execute(sql("add_request"), {**values, "at": now})
@@ -115,29 +118,38 @@ class Store:
                 f"{owner} has {counted(waiting, 'unfinished job')}, of {most:,} allowed: wait for some, or cancel some"
             )
 
-    def _add(self, connection: sqlite3.Connection, new: NewJob, now: float) -> str:
-        using = connection.execute(sql("output_in_use"), {"output": new.output}).fetchone()
+    def _add(self, connection: sqlite3.Connection, new: NewJob, states: Mapping[str, State], now: float) -> str:
+        """`states`: of the jobs that it comes after, at least."""
+        using = self._writer(connection, new)
         if using is not None:
             raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         number = secrets.token_hex(6)
-        ended = {after: self._job(connection, after).job.state for after in new.after}
+        ended = {after: states[after] for after in new.after}
         waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
         job = submitted(number, after=waiting)
         values = {
             "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
-            "parameters": json.dumps(new.parameters), "priority": new.priority, "array_id": new.array_id,
-            "array_index": new.array_index, "state": job.state, "error": job.error, "story": json.dumps(job.story),
-            "at": now,
+            "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
+            "array_id": new.array_id, "array_index": new.array_index, "state": job.state, "error": job.error,
+            "story": json.dumps(job.story), "at": now,
         }  # fmt: skip
         connection.execute(sql("add_job"), values)
-        for after, state in ended.items():
-            held = "succeeded" if state is State.SUCCEEDED else "waiting"
-            connection.execute(sql("add_dependency"), {"job": job.id, "after": after, "state": held})
+        held = [
+            {"job": job.id, "after": after, "state": "succeeded" if state is State.SUCCEEDED else "waiting"}
+            for after, state in ended.items()
+        ]
+        connection.executemany(sql("add_dependency"), held)
         self._note(connection, job.id, now, "state", str(job.state))
         for after, state in ended.items():
             if state in (State.FAILED, State.CANCELLED):
                 self._apply(connection, job.id, DependencyFailed(after, state), now, Facts())
         return job.id
+
+    def _writer(self, connection: sqlite3.Connection, asked: NewJob) -> sqlite3.Row | None:
+        """The job, not over, that writes to the same place, whatever it calls it."""
+        values = {"written": asked.written or asked.output}
+        row: sqlite3.Row | None = connection.execute(sql("output_in_use"), values).fetchone()
+        return row
 
     # Changing
 
@@ -157,6 +169,21 @@ class Store:
     def _apply(
         self, connection: sqlite3.Connection, number: str, event: Event, now: float, facts: Facts
     ) -> tuple[Job, tuple[Action, ...]]:
+        """Of this job and of all that come after it, one by one: a chain of them may be of any length."""
+        result = self._apply_alone(connection, number, event, now, facts)
+        untold = deque((number, action) for action in result[1])
+        while untold:
+            ended, action = untold.popleft()
+            if isinstance(action, TellDependents):
+                told = _told_dependents(ended, action.state)
+                for row in connection.execute(sql("dependents"), {"after": ended}).fetchall():
+                    _, actions = self._apply_alone(connection, row["job"], told, now, Facts())
+                    untold.extend((row["job"], each) for each in actions)
+        return result[0], tuple(action for action in result[1] if not isinstance(action, TellDependents))
+
+    def _apply_alone(
+        self, connection: sqlite3.Connection, number: str, event: Event, now: float, facts: Facts
+    ) -> tuple[Job, tuple[Action, ...]]:
         before = self._job(connection, number)
         job, actions = handle(before.job, event)
         if job is before.job:
@@ -167,15 +194,7 @@ class Store:
             connection.execute(sql("set_dependency"), {"job": number, "after": after, "state": "succeeded"})
         if job.state is not before.job.state:
             self._note(connection, number, now, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
-        for action in actions:
-            if isinstance(action, TellDependents):
-                self._tell_dependents(connection, number, action.state, now)
-        return job, tuple(action for action in actions if not isinstance(action, TellDependents))
-
-    def _tell_dependents(self, connection: sqlite3.Connection, number: str, state: State, now: float) -> None:
-        event = DependencySucceeded(number) if state is State.SUCCEEDED else DependencyFailed(number, state)
-        for row in connection.execute(sql("dependents"), {"after": number}).fetchall():
-            self._apply(connection, row["job"], event, now, Facts())
+        return job, actions
 
     def _change(self, connection: sqlite3.Connection, before: StoredJob, job: Job, now: float, facts: Facts) -> None:
         held = job.state in ACTIVE
@@ -185,8 +204,8 @@ class Store:
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
             "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
-            "chunks_done": job.chunks_done, "error": job.error, "story": json.dumps(job.story), "at": now,
-            "started_at": started,
+            "chunks_done": job.chunks_done, "error": job.error and _storable(job.error),
+            "story": json.dumps(job.story), "at": now, "started_at": started,
             "finished_at": now if job.state in TERMINAL else None,
             "runner": (facts.runner or before.runner) if held else None,
             "lease_until": (facts.lease_until or before.lease_until) if held else None,
@@ -200,7 +219,7 @@ class Store:
             self._ended.append(_Ended(before.asked.workload, job.state, lasted))
 
     def _note(self, connection: sqlite3.Connection, job: str, at: float, kind: str, message: str) -> None:
-        connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": message})
+        connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": _storable(message)})
         self._changed.add(job)
 
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
@@ -209,10 +228,10 @@ class Store:
         Raises OutputTaken where another job has meanwhile begun to write the output.
         """
         with storing(self.path), self._write() as connection:
-            output = self._job(connection, job).asked.output
-            using = connection.execute(sql("output_in_use"), {"output": output}).fetchone()
+            asked = self._job(connection, job).asked
+            using = self._writer(connection, asked)
             if using is not None and using["id"] != job:
-                raise OutputTaken(f"{output}: job {using['id']} writes it; wait for it, then retry")
+                raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
             connection.execute(sql("reset_dependencies"), {"job": job})
             waiting = self._waiting_for(connection, job)
             result = self._apply(connection, job, jobs.RetryRequested(waiting), now, Facts())
@@ -251,6 +270,18 @@ class Store:
         query, values = ("leases_of_others", {"runner": runner}) if others_too else ("expired_leases", {"now": now})
         with storing(self.path), self._read() as connection:
             return [(row["id"], row["epoch"]) for row in connection.execute(sql(query), values)]
+
+    def abandoned(self, job: str) -> bool:
+        """Whether a job is cancelled and no run, of whichever job, is at work on its output."""
+        with storing(self.path), self._read() as connection:
+            found = self._job(connection, job)
+            using = self._writer(connection, found.asked)
+        return found.job.state is State.CANCELLED and (using is None or using["state"] not in ACTIVE)
+
+    def lately_cancelled(self, within_s: float) -> list[str]:
+        """Jobs that were cancelled so shortly before the last thing that happened to any."""
+        with storing(self.path), self._read() as connection:
+            return [row["id"] for row in connection.execute(sql("lately_cancelled"), {"within": within_s})]
 
     def log(self, job: str, message: str, *, now: float) -> None:
         """A line in the job's log."""
@@ -342,9 +373,11 @@ class Store:
             return found
 
     def check(self) -> None:
-        """StorageError where nothing can be written."""
+        """StorageError where nothing can be written. Only what is written shows whether there is room: the version is,
+        as it stands."""
         with storing(self.path), self._write() as connection:
-            connection.execute("PRAGMA user_version").fetchone()
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute(f"PRAGMA user_version = {version}")
 
     def _read(self) -> AbstractContextManager[sqlite3.Connection]:
         return self._database.reading()
@@ -373,6 +406,16 @@ class _Ended:
         metrics.jobs_finished.labels(self.workload, self.state).inc()
         if self.lasted_s is not None:
             metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
+
+
+def _told_dependents(job: str, state: State) -> DependencySucceeded | DependencyFailed:
+    """What those that come after a job hear of its end."""
+    return DependencySucceeded(job) if state is State.SUCCEEDED else DependencyFailed(job, state)
+
+
+def _storable(text: str) -> str:
+    """Text as SQLite takes it: a file's name in it may have bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _halved(amount: float | None, age_s: float | None) -> float | None:

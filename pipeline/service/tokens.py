@@ -29,8 +29,8 @@ def token_line(name: str, token: str) -> str:
 class Tokens:
     """The tokens of a file, as it stood when it was read."""
 
-    def __init__(self, path: Path) -> None:
-        """ParameterError names the line that is wrong; also where there is no token at all."""
+    def __init__(self, path: Path, *, none_allowed: bool = False) -> None:
+        """ParameterError names the line that is wrong; also where there is no token at all, unless that is allowed."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
@@ -47,7 +47,7 @@ class Tokens:
                     f"tokens_file {path}, line {number}: is not NAME sha256:HEX, as `millrace token` prints"
                 )
             self._owners[found["digest"]] = found["name"]
-        if not self._owners:
+        if not self._owners and not none_allowed:
             raise ParameterError(f"tokens_file {path}: holds no token; add a line that `millrace token NAME` prints")
 
     def owner(self, token: str) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES, StageTotals
@@ -16,6 +17,8 @@ from pipeline.service.runner import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
 MOST_OF_AN_ARRAY = 10_000
+# Of all jobs of a request together: while they are put on disk, which takes a second, nobody else's can be.
+MOST_DEPENDENCIES = 100_000
 INDEX = "{index}"
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
@@ -29,6 +32,17 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
+def _no_nan(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Python's parser takes NaN and Infinity, which JSON has not: whoever reads the job would stumble over them."""
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except ValueError as error:
+        raise ValueError('holds NaN or Infinity, which are no JSON; write them as text, such as "nan"') from error
+    except RecursionError as error:
+        raise ValueError("are nested too deep") from error
+    return parameters
+
+
 class Submission(BaseModel):
     """A job, or with `array` as many jobs as its range has numbers."""
 
@@ -39,7 +53,9 @@ class Submission(BaseModel):
     output: Path_ = Field(
         description="a path under the data roots; in an array with {index} in it", examples=["smooth-{index}.tif"]
     )
-    parameters: dict[str, Any] = Field({}, description="as `GET /v1/workloads` describes them")
+    parameters: Annotated[dict[str, Any], AfterValidator(_no_nan)] = Field(
+        {}, description="as `GET /v1/workloads` describes them"
+    )
     priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
     array: str | None = Field(None, pattern=r"^\d{1,9}-\d{1,9}$", examples=["1-3"])
@@ -49,6 +65,11 @@ class Submission(BaseModel):
         numbers = self.numbers()
         if numbers is not None and not 1 <= len(numbers) <= MOST_OF_AN_ARRAY:
             raise ValueError(f"array {self.array} has {len(numbers)} jobs; 1 to {MOST_OF_AN_ARRAY} are allowed")
+        if numbers is not None and len(numbers) * len(self.after) > MOST_DEPENDENCIES:
+            raise ValueError(
+                f"{len(numbers):,} jobs that come after {len(self.after):,} each are more than {MOST_DEPENDENCIES:,} "
+                "dependencies; submit smaller arrays"
+            )
         if numbers is not None and INDEX not in self.output:
             raise ValueError(f"output has to hold {INDEX}: else all jobs of the array write one file")
         return self

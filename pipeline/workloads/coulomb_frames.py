@@ -25,8 +25,8 @@ from pipeline.workloads.shared import Rank, Room
 from pipeline.workloads.units import per_e_per_angstrom
 
 ATOM_BYTES = 4 * np.dtype(np.float64).itemsize
-# Some terms of larger ones leave the range of float32.
-LARGEST_CHARGE = 1e12
+# Some terms of larger ones leave the range of float32, as do all terms where every charge is far below the smaller.
+LARGEST_CHARGE, SMALLEST_CHARGE = 1e12, 1e-12
 # Rooms for frames: one is computed from, one on its way, one or two read ahead.
 _AHEAD = 4
 
@@ -68,8 +68,14 @@ class ChosenFrames:
             factor = per_e_per_angstrom(parameters.units, parameters.temperature_kelvin)
             # As the files' units are to be: the kernels then need no constant.
             self._charges: Array = self._trajectory.charges * factor
-            if np.abs(self._trajectory.charges).max() > LARGEST_CHARGE:
+            largest = np.abs(self._trajectory.charges).max()
+            if largest > LARGEST_CHARGE:
                 raise InputError(f"{path}: a charge passes {LARGEST_CHARGE:g} e; check the file")
+            if largest < SMALLEST_CHARGE:
+                raise InputError(
+                    f"{path}: its largest charge is {largest:.3g} e; charges are counted in elementary charges "
+                    "(1.6e-19 C): convert them"
+                )
             self.survey = survey or self._surveyed(parameters)
         except BaseException:
             self._trajectory.close()

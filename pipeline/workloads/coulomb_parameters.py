@@ -23,6 +23,7 @@ DEFAULT_PADDING_ANGSTROM = 5.0
 DEFAULT_SPACING_ANGSTROM = 0.5
 # In angstrom. Beyond this, positions leave the range in which float32 sums can be trusted.
 FARTHEST_ANGSTROM = 1e6
+LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
 
 
 class CoulombParameters(Parameters):
@@ -134,7 +135,10 @@ class CoulombParameters(Parameters):
         try:
             _scheme_with(text)
         except ValueError:
-            raise ValueError(f"a number from 1e-6 to 1e12, or one and r for so much times r; got {text!r}") from None
+            raise ValueError(
+                f"a number from {LEAST_PERMITTIVITY:g} to {LARGEST_PERMITTIVITY:g}, or one and r for so much times r; "
+                f"got {text!r}"
+            ) from None
         return text
 
     @field_validator("cell")
@@ -226,7 +230,7 @@ def _scheme_with(dielectric: str) -> tuple[float, bool]:
     """The permittivity, or its factor, and whether it grows with the distance. ValueError where it is neither."""
     by_distance = dielectric.endswith("r")
     factor = float(dielectric.removesuffix("r") or 1) if by_distance else float(dielectric)
-    if not 1e-6 <= factor <= 1e12:
+    if not LEAST_PERMITTIVITY <= factor <= LARGEST_PERMITTIVITY:
         raise ValueError(f"a permittivity of {factor:g}")
     return factor, by_distance
 

@@ -31,7 +31,7 @@ from pipeline.workloads.mri_images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri_parameters import MriParameters
 from pipeline.workloads.mri_preview import packed, shades, unpacked
 from pipeline.workloads.mri_reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
-from pipeline.workloads.mri_series import series_header, uneven
+from pipeline.workloads.mri_series import misplaced, series_header
 from pipeline.workloads.mri_volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.one_output import OneOutput
 from pipeline.workloads.shared import Alone, JointWorkload, Peers, Rank
@@ -331,8 +331,8 @@ class Mri(OneOutput, JointWorkload):
         }
         if self.header.voxel_mm is not None:
             found["voxel_mm"] = [round(length, 6) for length in self.header.voxel_mm]
-        if uneven(source):
-            found["slices"] = "not evenly apart: the affine is a mean one"
+        if why := misplaced(source):
+            found["slices"] = why
         if source.frames > 1:
             found["frames"] = source.frames
         if header.times > 1:

@@ -137,6 +137,8 @@ def _refuse_misfit(
         problem = f"--matrix {','.join(map(str, parameters.matrix))}: {said}, for which {fitting} pixels are right"
     else:
         problem = f"{_OPTION} {grid.units}: {said}, where its matrix {pixels} resolves {n / 2:g}"
+        if header.units is not None and grid.units == "cycles/fov":
+            problem += f"; give --matrix {fitting}"
     suggested = _suggested(_free(header, reach))
     if header.units is None and suggested != grid.units:
         problem += f"; its range in the file, {_free(header, reach):.4g}, suggests {_OPTION} {suggested}"

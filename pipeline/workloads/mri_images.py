@@ -22,6 +22,9 @@ from pipeline.workloads.mri_parameters import DENSITIES, SENSITIVITIES, MriParam
 
 T = TypeVar("T")
 
+# Off resonance beyond all scanners' (1 MHz is 0.3 % of 7 T's 300 MHz), and its phase still has digits in float64.
+FARTHEST_HERTZ = 1e6
+
 
 @dataclass(frozen=True)
 class Image:
@@ -122,9 +125,11 @@ class ImageSource:
         shape = (self.header.slices, self.coils, *planes)
         name = Path(self._parameters.sensitivities)
         array = read_array(name, shape, "--sensitivities", "(slice, coil, [z,] y, x)")[slice_]
-        if not np.isfinite(array).all() or not array.any():
+        with np.errstate(over="ignore"):
+            maps = np.ascontiguousarray(array.transpose(0, *range(len(planes), 0, -1)), np.complex64)
+        if not np.isfinite(maps).all() or not maps.any():
             raise InputError(f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0")
-        return np.ascontiguousarray(array.transpose(0, *range(len(planes), 0, -1)), np.complex64)
+        return maps
 
     def field_map(self, slice_: int) -> NDArray[np.float64] | None:
         """(*matrix) in hertz, where --field-map names a file."""
@@ -139,6 +144,9 @@ class ImageSource:
             raise InputError(
                 f"--field-map {name}: holds values that are not finite; set them to 0 where nothing is known"
             )
+        farthest = float(np.abs(array).max(initial=0))
+        if farthest > FARTHEST_HERTZ:
+            raise InputError(f"--field-map {name}: reaches {farthest:.3g} Hz; it must be in hertz: convert it")
         return np.ascontiguousarray(array.T, np.float64)
 
     def sample_times_s(self, samples: int) -> NDArray[np.float64]:
@@ -211,7 +219,8 @@ class ImageSource:
             return np.ascontiguousarray(found, np.float32).reshape(-1)
         whole = self._reader.extent(readouts.time, readouts.slice)
         array = read_array(Path(name), whole, "--density", "(readout, sample)").real
-        chosen = np.ascontiguousarray(array[readouts.first : readouts.stop], np.float32).reshape(-1)
+        with np.errstate(over="ignore"):
+            chosen = np.ascontiguousarray(array[readouts.first : readouts.stop], np.float32).reshape(-1)
         if not np.isfinite(chosen).all() or (chosen < 0).any() or not (chosen > 0).any():
             raise InputError(f"--density {name}: weights must be finite and at least 0, and some above 0")
         return chosen

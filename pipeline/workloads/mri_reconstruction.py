@@ -34,6 +34,8 @@ from pipeline.workloads.mri_parameters import MriParameters
 _KEPT_2D, _KEPT_3D = 16, 2
 # Of all coils together, from which on threads gain more than waiting for each other costs.
 _SHARED_PIXELS = 1 << 18
+# Of the off-resonance phase: past it the image is none, and the audit, which allows for it, would let anything pass.
+_WORST_SEGMENTS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,6 +187,11 @@ class Reconstruction:
                 segments = Segments(field, sample_times(self._source, trajectory), segments=self._parameters.segments)
             except ValueError as error:
                 raise InputError(f"--field-map {self._parameters.field_map}: slice {slice_}: {error}") from error
+            if segments.error > _WORST_SEGMENTS:
+                raise ParameterError(
+                    f"--segments {self._parameters.segments}: so few leave an error of {segments.error:.2g} in slice "
+                    f"{slice_} (tolerated: {_WORST_SEGMENTS:g}); give more, or leave it out for as many as are needed"
+                )
             return OffResonance(geometry.transform, _beside(field, like), segments), segments.error
 
         return self._segments.get((trajectory.digest, slice_), make)

@@ -51,14 +51,17 @@ def affine_of(
     """(4, 4), from voxel indices to mm, axes right, anterior, superior. Pixel n // 2 is the middle of the
     field of view.
 
-    placements : of each slice, or of the volume; none: the axes are the patient's, around the middle of the scanner
+    placements : of each slice, or of the volume; none: the axes are the patient's, around the middle of the scanner.
+                 Slices that end where they began lie a thickness apart along z: an affine needs a third direction
     """
     directions, position = np.eye(3), np.zeros(3)
     if placements:
         directions, position = np.array(placements[0].directions), np.array(placements[0].position)
     columns = directions.T * np.array(voxel)
     if len(shape) == 2 and len(placements) > 1:
-        columns[:, 2] = (np.array(placements[-1].position) - position) / (len(placements) - 1)
+        step = (np.array(placements[-1].position) - position) / (len(placements) - 1)
+        if np.linalg.norm(step) > _UNEVEN_MM:
+            columns[:, 2] = step
     centre = np.array([*(n // 2 for n in shape), *([0] if len(shape) == 2 else [])])
     affine = np.eye(4)
     affine[:3, :3] = _TO_RAS @ columns
@@ -66,12 +69,16 @@ def affine_of(
     return affine
 
 
-def uneven(source: ImageSource) -> bool:
-    """Whether the slices do not follow one another at one distance in one direction: no affine then fits them all."""
+def misplaced(source: ImageSource) -> str:
+    """For the receipt: why no affine fits all slices; empty where one does."""
     found = [source.header.placements[slice_] for slice_ in source.slices if source.header.placements]
     positions = np.array([each.position for each in found])
     directions = np.array([each.directions for each in found])
     if len(found) < 2:
-        return False
+        return ""
+    if np.abs(positions - positions[0]).max() <= _UNEVEN_MM:
+        return "all in one place by the header: the affine puts them a thickness apart"
     line = np.linspace(positions[0], positions[-1], len(positions))
-    return bool(np.abs(positions - line).max() > _UNEVEN_MM or np.abs(directions - directions[0]).max() > 1e-3)
+    if np.abs(positions - line).max() > _UNEVEN_MM or np.abs(directions - directions[0]).max() > 1e-3:
+        return "not evenly apart: the affine is a mean one"
+    return ""

@@ -27,6 +27,8 @@ from pipeline.workloads.statistics import ImageStatistics
 from pipeline.workloads.tiling import best_tiling
 
 DEFAULT_SIZE = (3,)
+# Each chunk of a plan takes 700 bytes of memory and 10 µs: of more, chunks are made larger.
+MOST_CHUNKS = 1 << 18
 
 
 class SmoothingParameters(Parameters):
@@ -192,11 +194,19 @@ class Smoothing(OneOutput):
             made = gaussian_windows(self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii)
             return tuple(made)
         except (TypeError, ValueError) as error:
-            raise ParameterError(f"--{'size' if asked.filter == 'box' else 'sigma'}: {error}") from error
+            named = next((name for name in ("truncate", "radius") if str(error).startswith(name)), None)
+            raise ParameterError(f"--{named or ('size' if asked.filter == 'box' else 'sigma')}: {error}") from error
 
     def _check_cval(self) -> None:
         dtype, cval = self.header.dtype, self.parameters.cval
         if dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                stored = float(dtype.type(cval))
+            if math.isinf(stored) and not math.isinf(cval):
+                raise ParameterError(
+                    f"--cval {cval:g} is beyond the {dtype.name} of {self.spec.input}, which ends at "
+                    f"{np.finfo(dtype).max:g}: give less, or inf"
+                )
             return
         low, high = np.iinfo(dtype).min, self.header.maxval or np.iinfo(dtype).max
         if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
@@ -215,6 +225,15 @@ class Smoothing(OneOutput):
         channel_axis, grain = self.header.channel_axis, self._grain()
         tilings = partial(best_tiling, shape, halo, dtype.itemsize, channel_axis=channel_axis, grain=grain)
         tiling = tilings(budget_bytes=budget_bytes, target_bytes=target_bytes)
+        while tiling is not None and tiling.count > MOST_CHUNKS:
+            if target_bytes >= budget_bytes:
+                too_many = math.ceil(tiling.count / MOST_CHUNKS)
+                raise ParameterError(
+                    f"--memory is too small for {self.spec.input}, which would be cut into {tiling.count:,} chunks, "
+                    f"more than {MOST_CHUNKS:,}: raise it to {too_many} times as much"
+                )
+            target_bytes = min(2 * target_bytes, budget_bytes)
+            tiling = tilings(budget_bytes=budget_bytes, target_bytes=target_bytes)
         if tiling is None:
             needed = max(budget_bytes, 1)
             while tilings(budget_bytes=needed, target_bytes=needed) is None:

@@ -46,6 +46,11 @@ class Tiling:
         return math.prod(self.extents)
 
     @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return math.prod(-(-length // extent) for length, extent in zip(self.shape, self.extents, strict=True))
+
+    @property
     def cost(self) -> float:
         """Re-reading, and what short rows and parted blocks cost besides."""
         inner_cuts = sum(self.is_cut(axis) for axis in range(1, len(self.shape)))

@@ -157,16 +157,24 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "inf"), "--sigma: sigma must be a positive number"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "50"), "at most 127 are supported"),
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "nan"), "--truncate"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "inf"), "millrace: --truncate: "),
     (("in.ppm", "out.ppm", "--truncate", "3"), "--truncate belongs to --filter gaussian"),
     (
         ("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "3", "--radius", "5"),
         "--truncate and --radius both cut the kernel",
     ),
     (("in.ppm", "out.ppm", "--cval", "7"), "--cval belongs to --mode constant, and the mode is reflect"),
-    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "-1"), "radius must be a whole number"),
+    (
+        ("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "-1"),
+        "--radius: radius must be a whole number",
+    ),
     (("in.ppm", "out.ppm", "--filter", "median"), "'median' is not one of"),
     (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "70000"), "--cval must be a whole number in 0 … 65535"),
     (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "nan"), "--cval must be a whole number"),
+    (
+        ("float.npy", "out.npy", "--mode", "constant", "--cval", "-1e39"),
+        "--cval -1e+39 is beyond the float32 of float.npy",
+    ),
     (("in.ppm", "out.ppm", "--axes", "Z"), "--axes Z: name each axis once, of those in.ppm has: Y (0), X (1)"),
     (("in.ppm", "out.ppm", "--axes", "C"), "--axes C"),
     (("in.ppm", "out.ppm", "--axes", "Y,0"), "--axes Y,0: name each axis once"),
@@ -410,6 +418,14 @@ def test_a_folder_that_is_gone_is_said(folder, monkeypatch, millrace):
 def test_messages_do_not_act_on_the_terminal(folder, millrace):
     _, _, err = millrace("run", "smooth", "red\x1b[31m.ppm", "out.ppm")
     assert err == "millrace: red\\x1b[31m.ppm: no such file; check the path\n"
+    for name in ("red\x1b[31m.ppm", "two\nlines.ppm", "no\udcfftext.ppm"):
+        shown = ascii(name)[1:-1]
+        code, out, err = millrace("run", "smooth", "in.ppm", name, "--dry-run")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0] == f"smooth in.ppm → {shown}"
+        code, out, err = millrace("run", "smooth", "in.ppm", name)
+        assert (code, err, out.count("\n")) == (0, "", 1)
+        assert f"{shown}: 1 chunk on " in out
 
 
 def test_no_arguments_show_the_help(millrace):
@@ -423,6 +439,22 @@ def test_a_private_result_stays_private(folder, millrace):
     (folder / "out.ppm").touch(mode=0o600)
     assert millrace("run", "smooth", "in.ppm", "out.ppm", "--quiet")[0] == 0
     assert (folder / "out.ppm").stat().st_mode & 0o777 == 0o600
+
+
+def test_chunks_are_made_larger_rather_than_too_many(folder, millrace, monkeypatch):
+    """A plan of millions of chunks would itself take gigabytes."""
+    from pipeline.workloads import smoothing
+
+    np.save(folder / "long.npy", np.zeros((1000, 2000), np.uint8))
+    monkeypatch.setattr(smoothing, "MOST_CHUNKS", 10)
+    arguments = ("run", "smooth", "long.npy", "out.npy", "--dry-run")
+    code, out, _ = millrace(*arguments, "--json", "--chunk-bytes", "1")
+    assert (code, 1 < json.loads(out)["chunks"] <= 10) == (0, True)
+    code, _, err = millrace(*arguments, "--memory", "1MiB")
+    assert code == 2
+    times = re.search(r"--memory is too small for long.npy, .* chunks, more than 10: raise it to (\d+) times", err)
+    assert times, err
+    assert millrace(*arguments, "--memory", f"{times[1]}MiB")[0] == 0
 
 
 def test_too_little_memory_says_how_much_is_enough(folder, millrace):

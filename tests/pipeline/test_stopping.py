@@ -35,6 +35,44 @@ def test_at_once():
     os.kill(os.getpid(), signal.SIGINT)  # nor does a second one interrupt what cleans up
 
 
+def test_two_at_the_same_moment(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def both():
+        signal.pthread_sigmask(signal.SIG_BLOCK, stopping.SIGNALS)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.pthread_kill(threading.get_ident(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping.SIGNALS)
+
+    with pytest.raises(stopping.Stopped):
+        both()
+    os.kill(os.getpid(), signal.SIGHUP)  # by now every one that is waiting has been looked at
+    assert unraisable == []
+
+
+@pytest.mark.parametrize("second", stopping.SIGNALS)
+def test_a_second_one_does_not_kill_the_interpreter_at_its_end(second):
+    program = """
+import os, signal, sys
+from pipeline import stopping
+class Ended:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=int(sys.argv[1]), write=os.write):
+        kill(process, number)
+        write(1, b"ended")
+kept = Ended()  # goes as the interpreter takes modules apart, which is after its handlers
+stopping.raise_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except stopping.Stopped:
+    sys.exit(130)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(int(second))], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "ended", "")
+
+
 def test_what_is_held_is_done_first():
     done = []
 

@@ -86,6 +86,8 @@ def bart_files(folder):
     [
         ("k.cfl", b"x" * 479, "truncated: its .hdr promises 480 bytes, the file holds 479"),
         ("t.cfl", b"", "truncated"),
+        ("k.cfl", b"x" * 488, "holds 488 bytes, and its .hdr tells of 480: the two do not belong together"),
+        ("k.hdr", b"# Dimensions\n1 5 4 2\n", "holds 480 bytes, and its .hdr tells of 320"),
         ("k.hdr", b"", "the file is empty"),
         ("k.hdr", b"# Dimensions\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 four 3\n", "has no line of whole numbers"),
@@ -93,7 +95,7 @@ def bart_files(folder):
         ("k.hdr", b"# Dimensions\n" + b"1 " * 17, "1 to 16 numbers"),
         ("k.hdr", b"# Dimensions\n5 4 1 3\n", "of no non-Cartesian k-space"),
         ("k.hdr", b"# Dimensions\n1 4 5 3\n", "of no trajectory for the k-space (1, 4, 5, 3)"),
-        ("t.hdr", b"# Dimensions\n1 5 4 1\n", "of no trajectory for the k-space"),
+        ("t.hdr", b"# Dimensions\n1 5 4 3\n", "of no trajectory for the k-space"),
     ],
 )
 def test_damaged_pairs_are_one_line(tmp_path, name, content, message):
@@ -187,7 +189,9 @@ def test_npz_with_a_trajectory_a_time(tmp_path):
         ({"units": "1/m"}, "units is '1/m'; known are cycles/pixel"),
         ({"dwell_us": -1.0}, "dwell_us is -1.0"),
         ({"noise": random_complex((COILS + 1, 50))}, "noise is complex64 (4, 50); complex (3 coils, n)"),
-        ({"dcf": np.ones(7)}, "dcf has the shape (7,)"),
+        ({"dcf": np.ones(7)}, "dcf is float64 (7,)"),
+        ({"dcf": np.ones((SPOKES, SAMPLES), complex)}, "dcf is complex128 (4, 5); real (spoke, sample) = (4, 5)"),
+        ({"dcf": np.full((SPOKES, SAMPLES), "1")}, "dcf is <U1"),
         ({"kspace": np.array([{}], object)}, "is no .npz file of plain numbers"),
     ],
 )
@@ -196,6 +200,17 @@ def test_npz_of_something_else_is_one_line(tmp_path, arrays, message):
         open_kspace(npz(tmp_path / "a.npz", **arrays))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_npz_with_numbers_beyond_single_precision(tmp_path):
+    """Infinite, and without a warning; whoever needs them finite says which are not."""
+    shape = (COILS, SPOKES, SAMPLES)
+    arrays = {"kspace": np.full(shape, 1e300 + 0j), "noise": np.full((COILS, 9), 1e300 + 0j)}
+    with open_kspace(npz(tmp_path / "a.npz", dcf=np.full((SPOKES, SAMPLES), 1e300), **arrays)) as reader:
+        assert np.isinf(reader.noise()).all()
+        assert np.isinf(reader.density(Readouts(0, 0, 0, SPOKES))).all()
+        with pytest.raises(InputError, match=r"spoke 0, sample 0 of coil 0 is \(inf"):
+            read(reader, Readouts(0, 0, 0, SPOKES))
 
 
 def test_npz_that_is_damaged(tmp_path):
@@ -216,6 +231,8 @@ def test_which_files_are_raw_data(tmp_path):
         ("a.dcm", {}, "is no raw data that Millrace reads"),
         ("k.cfl", {}, "name it with --trajectory"),
         ("a.npz", {"trajectory": tmp_path / "t.cfl"}, "holds its own"),
+        ("k", {"trajectory": tmp_path / "t.cfl"}, "k: is no raw data that Millrace reads"),
+        ("k.cfl", {"trajectory": tmp_path / "t.npy"}, r"--trajectory \S*t.npy: is no .cfl with its .hdr"),
     ):
         with pytest.raises(InputError, match=message):
             open_kspace(tmp_path / path, **extra)

@@ -69,12 +69,18 @@ def broken(value: float, column: int) -> NDArray[np.float64]:
         (broken(-np.inf, 2), ("row 5", "position", "finite")),
         (broken(np.nan, 3), ("row 5", "charge", "finite")),
         (np.array([[None] * 4], object), ("plain numbers",)),
+        (np.array([[np.longdouble("1e400"), 0, 0, 1]]), ("row 1", "position", "finite")),
     ],
 )
 def test_arrays_that_are_no_charges(tmp_path: Path, table: NDArray[Any], words: tuple[str, ...]) -> None:
     np.save(tmp_path / "a.npy", table, allow_pickle=True)
     with input_error(tmp_path / "a.npy", *words):
         read_charge_array(tmp_path / "a.npy")
+
+
+def test_a_sum_that_overflows_says_nothing_of_its_terms(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", [[1e308, 1e308, 0, 1]])
+    assert read_charge_array(tmp_path / "a.npy").coordinates.max() == 1e308
 
 
 @pytest.mark.parametrize(
@@ -91,6 +97,7 @@ def test_arrays_that_are_no_charges(tmp_path: Path, table: NDArray[Any], words: 
         ({"xyz": TABLE[:, :3], "q": TABLE[:, 3], "cell": [1, 2]}, ("cell", "3 lengths")),
         ({"xyz": TABLE[:, :3], "q": TABLE[:, 3], "cell": [1, 2, "x"]}, ("cell holds",)),
         ({"xyz": TABLE[:, :3], "q": np.array([None] * 7)}, ("plain numbers",)),
+        ({"xyz": TABLE[:, :3], "q": np.full(7, np.longdouble("1e400"))}, ("row 1", "charge", "finite")),
     ],
 )
 def test_archives_that_are_no_charges(tmp_path: Path, arrays: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -115,6 +115,15 @@ def test_a_third_column_of_two_dimensions_is_density(tmp_path):
         np.testing.assert_array_equal(reader.density(Readouts(0, 0, 1, 3)), traj[1:3, :, 2])
 
 
+def test_noise_of_other_coils_is_no_noise_of_these(tmp_path):
+    """Even where its numbers could be cut into as many coils."""
+    noise = acquisition(np.ones((COILS - 1, 4 * COILS)), None, flags=NOISE_FLAG)
+    path = write_ismrmrd(tmp_path / "a.h5", HEADER, [noise, *readouts(*scan(0))])
+    said = "acquisition 0, holds 48 numbers of 2 coils: not of 3, as the images have; --prewhiten no"
+    with open_kspace(path) as reader, pytest.raises(InputError, match=said):
+        reader.noise()
+
+
 def test_where_slices_lie(tmp_path):
     records = []
     directions = {"read_dir": (0, 1, 0), "phase_dir": (0, 0, 1), "slice_dir": (1, 0, 0)}
@@ -195,6 +204,10 @@ def test_a_damaged_scan_is_one_line(tmp_path, records, message):
         (HEADER.replace("<x>32</x>", "<x>many</x>", 1), "has 'many' as encodedSpace/matrixSize/x"),
         (HEADER.replace("<x>32</x>", "", 1), "has no encodedSpace/matrixSize/x"),
         (HEADER.replace("<x>32</x>", "<x>0</x>", 1), "makes no image"),
+        (HEADER.replace("<x>32</x>", "<x>nan</x>", 1), "makes no image"),
+        (HEADER.replace("<x>32</x>", "<x>inf</x>", 1), "makes no image"),
+        (HEADER.replace('"1.0"', '"1.0" encoding="euc-jp"'), "its XML header is damaged: multi-byte encodings"),
+        (HEADER.replace('"1.0"', '"1.0" encoding="none"'), "its XML header is damaged: unknown encoding: none"),
         (HEADER.replace("<x>320.0</x>", "<x>-1</x>", 1), "makes no image"),
     ],
 )

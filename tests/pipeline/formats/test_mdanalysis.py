@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,16 @@ def test_a_selection_that_is_empty_or_malformed(psf: Path, tmp_path: Path, selec
     one_line(caught.value, "--select", word)
 
 
+@pytest.mark.parametrize("select", ["element C", "chainID A", "smarts C"])
+def test_a_selection_of_what_is_not_there(
+    psf: Path, tmp_path: Path, select: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rdkit", None)  # which smarts asks for
+    with pytest.raises(ParameterError, match=f"--select '{select}': ") as caught:
+        open_point_charges(psf, trajectory=written(tmp_path / "a.dcd"), select=select)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_topology_alone_that_holds_no_coordinates(psf: Path) -> None:
     with input_error(psf, "no coordinates", "--trajectory"):
         open_point_charges(psf)
@@ -127,6 +138,33 @@ def test_a_pqr_may_be_a_topology(tmp_path: Path) -> None:
     with open_point_charges(path, trajectory=written(tmp_path / "a.dcd"), select="resid 1 2") as found:
         np.testing.assert_array_equal(found.charges, CHARGES[1:3])
         np.testing.assert_array_equal(found.frame(2).coordinates, FRAMES[2, 1:3])
+
+
+CRYST1 = "CRYST1   30.000   40.000   50.000  90.00  90.00  90.00 P 1           1\n"
+TWO = "ATOM 1 CA MET A 1 1.001 2.0 3.0 0.5 1.5\nATOM 2 CB MET A 1 4.0 2.0 3.0 -0.25 1.25\n"
+
+
+def test_the_cell_of_a_pqr_counts_however_it_is_read(tmp_path: Path) -> None:
+    path, packed = tmp_path / "a.pqr", tmp_path / "b.pqr.gz"
+    path.write_text(CRYST1 + TWO)
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for source, options in ((path, {"select": "name CB"}), (path, {"trajectory": path}), (packed, {})):
+        with open_point_charges(source, **options) as found:  # type: ignore[arg-type]
+            np.testing.assert_array_equal(found.frame(0).cell, np.diag([30.0, 40.0, 50.0]))
+
+
+def test_a_selection_of_a_pqr_has_its_numbers_to_the_last_bit(tmp_path: Path) -> None:
+    path = tmp_path / "a.pqr"
+    path.write_text(TWO)
+    with open_point_charges(path, select="name CA") as found:
+        assert found.frame(0).coordinates.tolist() == [[1.001, 2.0, 3.0]]
+        assert (found.charges.tolist(), found.radii) == ([0.5], [1.5])
+    path.write_text("MODEL 1\n" + TWO + "MODEL 2\n" + TWO)
+    with input_error(path, "second model"):
+        open_point_charges(path, select="name CA")
+    path.write_bytes(b"\xef\xbb\xbf" + TWO.encode())  # MDAnalysis would lose the first atom
+    with input_error(path, "MDAnalysis", "finds 1 atom where there are 2"):
+        open_point_charges(path, select="name CB")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -160,6 +198,36 @@ def test_damaged_trajectories(psf: Path, tmp_path: Path, suffix: str) -> None:
                     found.frame(index)
         except InputError as error:
             one_line(error, path.name)
+
+
+@pytest.mark.parametrize("suffix", [".dcd", ".xtc", ".trr"])
+def test_a_frame_that_is_cut_short_is_told_where_it_is_asked_for(psf: Path, tmp_path: Path, suffix: str) -> None:
+    three, four = (len(written(tmp_path / f"{count}{suffix}", FRAMES[:count]).read_bytes()) for count in (3, 4))
+    path = written(tmp_path / f"a{suffix}")
+    whole = path.read_bytes()
+    for length in (three + 4, three + 60, four - 1):
+        path.write_bytes(whole[:length])
+        with open_point_charges(psf, trajectory=path) as found:
+            assert found.n_frames == 4
+            np.testing.assert_allclose(found.frame(2).coordinates, FRAMES[2], atol=6e-3)
+            with input_error(path, "frame 3"):
+                found.frame(3)
+    path.write_bytes(whole[:three])
+    with open_point_charges(psf, trajectory=path) as found:
+        assert found.n_frames == 3
+
+
+def test_a_frame_without_positions(psf: Path, tmp_path: Path) -> None:
+    from MDAnalysis.lib.formats.libmdaxdr import TRRFile
+
+    path, box = tmp_path / "a.trr", np.eye(3, dtype=np.float32)
+    with TRRFile(str(path), "w") as file:
+        for number, places in enumerate((FRAMES[0], None)):
+            file.write(places, FRAMES[1], None, box, number, float(number), 0.0, len(CHARGES))
+    with open_point_charges(psf, trajectory=path) as found:
+        assert found.frame(0).coordinates.shape == (5, 3)
+        with input_error(path, "frame 1: has no positions", "--frames"):
+            found.frame(1)
 
 
 @pytest.mark.parametrize("suffix", [".xtc", ".trr"])

@@ -214,6 +214,55 @@ def test_a_disk_known_to_be_too_small_is_not_filled_first(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_others_may_not_use_is_not_counted_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system keeps a part back, for itself or for root."""
+    fstatvfs = os.fstatvfs
+
+    def with_all_kept_back(descriptor: int) -> os.statvfs_result:
+        fields = list(fstatvfs(descriptor))
+        fields[4] = 1  # f_bavail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr("os.fstatvfs", with_all_kept_back)
+    monkeypatch.setattr("os.posix_fallocate", lambda *_: pytest.fail("asked for more than is free"))
+    with fails(StorageError, "no space"):
+        PartialFile(tmp_path / "a", 1 << 20)
+
+
+def test_an_allocation_that_fails_late_gives_back_what_it_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the message says how much is free."""
+    allocate, statvfs, lengths = os.posix_fallocate, os.statvfs, []
+
+    def short(descriptor: int, start: int, nbytes: int) -> None:
+        allocate(descriptor, start, nbytes // 2)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def noted(folder: Path) -> os.statvfs_result:
+        lengths.append((tmp_path / "a.partial").stat().st_blocks)
+        return statvfs(folder)
+
+    monkeypatch.setattr("os.posix_fallocate", short)
+    monkeypatch.setattr("os.statvfs", noted)
+    with fails(StorageError, "no space", "1,048,576 bytes are needed"):
+        PartialFile(tmp_path / "a", 1 << 20)
+    assert lengths == [0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_room_for_one_more_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statvfs = os.statvfs
+
+    def without_inodes(folder: Path) -> os.statvfs_result:
+        fields = list(statvfs(folder))
+        fields[5:8] = 1000, 0, 0  # f_files, f_ffree, f_favail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr("os.statvfs", without_inodes)
+    monkeypatch.setattr("os.open", failing_with(errno.ENOSPC))
+    with fails(StorageError, "no space", "no inodes are left"):
+        PartialFile(tmp_path / "a", 4)
+
+
 @pytest.mark.parametrize("make", [PartialFile, ScratchFile])
 def test_the_users_limit_on_file_sizes(make: type[PartialFile], tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -5,6 +5,7 @@ import itertools
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,62 @@ def test_every_damaged_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory,
         one_line(error, "a.png")
     else:
         raise AssertionError(f"byte {position} changed unnoticed: {image.shape}")
+
+
+# A transparent colour as grey samples have it.
+_CLEAR = chunk(b"tRNS", b"\0a")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda data: data.replace(_CLEAR, _CLEAR + chunk(b"tRNS", b"\0b")),
+        lambda data: data.replace(_CLEAR, chunk(b"PLTE", b"abc") + _CLEAR),
+        lambda data: data.replace(_CLEAR, data[8:33] + _CLEAR),
+        lambda data: data[:-12] + chunk(b"PLTE", b"abc") + _CLEAR + data[-12:],
+    ],
+)
+def test_chunks_that_do_not_belong_are_left_out(
+    changed: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(changed(png_of(width=3, height=1, depth=8, colour=0, raw=b"\0abc", between=_CLEAR)))
+    assert_same_bits(read_whole(FORM, path), np.array([[[97, 0], [98, 255], [99, 255]]], np.uint8))
+    assert caplog.records == []
+
+
+def test_interlaced_files_are_read_without_a_remark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (tmp_path / "a.png").open("wb") as file:
+        pypng.Writer(3, 1, greyscale=True, interlace=True).write(file, [[1, 2, 3]])
+    assert_same_bits(read_whole(FORM, tmp_path / "a.png"), np.array([[1, 2, 3]], np.uint8))
+    assert caplog.records == []
+
+
+def png_without_samples(filtering: int = 0) -> bytes:
+    ihdr = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, filtering, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", ihdr) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            png_of(width=1, height=1, depth=8, colour=0, raw=b"\0a", between=chunk(b"tRNS", b"\0a\0\0")),
+            "as its header says",
+        ),
+        (png_of(width=3, height=1, depth=8, colour=3, raw=b"\0\1\1\1"), "cannot be decoded (PngError)"),
+        (png_without_samples(), "no IDAT"),
+        (png_without_samples(filtering=1), "methods (compression 0, filter 1, interlace 0)"),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_line(
+    data: bytes, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    with input_error(path, words, "export it again"):
+        read_whole(FORM, path)
+    assert caplog.records == []
 
 
 # Writing

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import tracemalloc
 from pathlib import Path
 
 import cv2
@@ -79,7 +80,16 @@ def test_comments_and_blanks_may_stand_anywhere(head: bytes, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("order", range(6))
 def test_pam_fields_may_stand_in_any_order(order: int, tmp_path: Path) -> None:
-    fields = [b"WIDTH 3", b"# a comment", b"HEIGHT  2", b"DEPTH 2", b"", b"MAXVAL 256", b"TUPLTYPE A", b"TUPLTYPE B"]
+    fields = [
+        b"WIDTH 3",
+        b"# a comment",
+        b" HEIGHT \t2 ",
+        b"DEPTH\t2",
+        b"",
+        b"MAXVAL 256",
+        b"TUPLTYPE A",
+        b"TUPLTYPE B",
+    ]
     fields = fields[order:] + fields[:order]
     data = np.arange(12, dtype=">u2")
     path = written(tmp_path / "a.pam", b"\n".join([b"P7", *fields, b"ENDHDR", b""]) + data.tobytes())
@@ -97,7 +107,7 @@ def test_pam_fields_may_stand_in_any_order(order: int, tmp_path: Path) -> None:
         (b"P1\n1 1\n1", "bitmap"),
         (b"P5\n3 2\n", "header"),
         (b"P5\n3 x 255\n123456", "header"),
-        (b"P5\n0 2 255\n", "nothing"),
+        (b"P5\n0 2 255\n", "0 × 2 pixels of 1 channel; nothing"),
         (b"P5\n3 2 0\n123456", "MAXVAL"),
         (b"P5\n3 2 65536\n" + bytes(12), "MAXVAL"),
         (b"P5\n1000000000000 1000000000000 255\n123", "truncated"),
@@ -113,7 +123,12 @@ def test_pam_fields_may_stand_in_any_order(order: int, tmp_path: Path) -> None:
         (b"P2\n3 2\n255\n1 2 3 4 5          ", "numbers"),
         (b"P2\n3 2\n255\n1 2 3 4 5 x       ", "numbers"),
         (b"P2\n3 2\n255\n1 2 3 4 5 -6      ", "numbers"),
-        (b"P2\n3 2\n255\n1 2 3 4 5 " + b"9" * 30, "numbers"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 +6      ", "numbers"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 1_0     ", "numbers"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 6\0     ", "numbers"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 " + b"9" * 30, "MAXVAL"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 " + b"9" * 4000, "MAXVAL"),
+        (b"P2\n3 2\n255\n1 2 3 4 5 # 6", "numbers"),
         (b"P2\n3 2\n255\n1 2 3 4 5 256     ", "256"),
     ],
 )
@@ -199,6 +214,39 @@ def test_plain_text_images(tmp_path_factory: pytest.TempPathFactory, maxval: int
     path.write_text(head + blank.join(map(str, image.ravel())) + "\n")
     expected = image.astype(np.uint8 if maxval < 256 else np.uint16)
     assert_same_bits(read_whole(FORM, path), expected[..., 0] if channels == 1 else expected)
+
+
+@QUICK
+@given(st.data())
+def test_plain_text_is_the_same_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Read in blocks of so many bytes, which part numbers and comments anywhere."""
+    words = data.draw(st.lists(st.sampled_from([b"7", b"0012", b"255", b"#", b"# 1 2", b"#3\r4", b"##5\n"])))
+    blanks = data.draw(st.lists(st.sampled_from([b" ", b"\n", b"\r\n", b"\t"]), min_size=len(words)))
+    text = b"".join(word + blank for word, blank in zip(words, blanks, strict=False))
+    expected = [int(word) for word in re.sub(rb"#[^\r\n]*", b" ", text).split()]
+    path = tmp_path_factory.mktemp("cut") / "a.pgm"
+    path.write_bytes(b"P2 %d 1 255\n" % max(1, len(expected)) + text + b"x 8")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipeline.formats.pnm._TEXT_BYTES", data.draw(st.integers(1, 9)))
+        if expected:
+            assert_same_bits(read_whole(FORM, path), np.array([expected], np.uint8))
+        else:
+            with input_error(path, "does not hold 1 number"):
+                read_whole(FORM, path)
+
+
+def test_plain_text_takes_little_more_memory_than_its_samples(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pgm", b"P2 2000 2000 255\n" + b"137 " * 4_000_000)
+    tracemalloc.start()
+    try:
+        image = read_whole(FORM, path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.all(image == 137)
+    assert peak_bytes < 2 * image.nbytes + (16 << 20)
 
 
 def test_the_tuple_type_fits_the_channels(tmp_path: Path) -> None:

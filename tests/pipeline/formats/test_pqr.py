@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.formats.molecule import Molecule
-from pipeline.formats.pqr import read_pqr
+from pipeline.formats.pqr import read_pqr, stated_cell
 from tests.pipeline.formats.contract import QUICK, input_error, one_line
 from tests.pipeline.formats.real_molecules import real_molecule
 
@@ -55,6 +55,14 @@ PLACE = "ATOM      1  N   MET A   1    "
         (f"{PLACE}1167.8251100.8261912.300 -0.834010.0000", [1167.825, 1100.826, 1912.3, -0.834, 10]),
         (f"{PLACE}-167.825-100.826-912.300 -0.834 1.7683 N", [-167.825, -100.826, -912.3, -0.834, 1.7683]),
         (pdb2pqr_line(99999, -999.999, -999.999, -999.999, -0.5, 1.5), [-999.999, -999.999, -999.999, -0.5, 1.5]),
+        # Serials of six digits, in hex and where the columns were too few.
+        ("HETATM100000 N MET A 1 1.5 2.5 3.5 .5 1", [1.5, 2.5, 3.5, 0.5, 1]),
+        ("ATOM  186a0  N   MET A   1       1.500   2.500   3.500  0.5000 1.0000", [1.5, 2.5, 3.5, 0.5, 1]),
+        ("ATOM  *****  N   MET A   1       1.500   2.500   3.500  0.5000 1.0000", [1.5, 2.5, 3.5, 0.5, 1]),
+        ("  ATOM 1 N MET 1 1.5 2.5 3.5 .5 1", [1.5, 2.5, 3.5, 0.5, 1]),
+        ("hetatm 1 N MET 1 1.5 2.5 3.5 .5 1", [1.5, 2.5, 3.5, 0.5, 1]),
+        # A column behind the radius is passed over, also where x could be the residue's number.
+        ("ATOM 1 N MET A 1 11 6 -6 -0.3 1.85 0.5", [11, 6, -6, -0.3, 1.85]),
     ],
 )
 def test_one_atom(tmp_path: Path, line: str, expected: list[float]) -> None:
@@ -91,6 +99,35 @@ def test_a_cell_whose_numbers_touch(tmp_path: Path) -> None:
     assert cell is not None
     np.testing.assert_allclose(np.linalg.norm(cell, axis=1), 10_000, rtol=1e-14)
     np.testing.assert_allclose(cell @ cell.T / 1e8, [[1, 0, 0.5], [0, 1, 0.5], [0.5, 0.5, 1]], atol=1e-14)
+
+
+def test_a_cell_that_touches_its_name(tmp_path: Path) -> None:
+    line = "CRYST110000.000  100.000  200.000  60.00  60.00  90.00   1\n"  # six numbers stand behind the first
+    cell = read_pqr(written(tmp_path, line + GOOD)).cell
+    assert cell is not None
+    np.testing.assert_allclose(np.linalg.norm(cell, axis=1), [10_000, 100, 200], rtol=1e-14)
+
+
+def test_the_cell_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.pqr"
+    cell = stated_cell(path, f"REMARK\nCRYST1 10 20 30 90 90 90\nATOM none of its business\n{GOOD}END\n{GOOD}".encode())
+    np.testing.assert_array_equal(cell, np.diag([10.0, 20.0, 30.0]))
+    assert stated_cell(path, GOOD.encode()) is None
+    with input_error(path, f"{path}:2: CRYST1 needs"):
+        stated_cell(path, b"REMARK\nCRYST1 10 20\n")
+
+
+def test_no_atom_is_lost_to_what_an_editor_puts_before_it(tmp_path: Path) -> None:
+    assert len(atoms(read_pqr(written(tmp_path, b"\xef\xbb\xbf" + (GOOD + GOOD).encode())))) == 2
+    mixed = GOOD.strip() + "\r" + GOOD.strip() + "\r\n" + GOOD  # joined of files of different systems
+    assert len(atoms(read_pqr(written(tmp_path, mixed)))) == 3
+
+
+@pytest.mark.parametrize("data", [GOOD.encode("utf-16"), GOOD.encode() + b"\0" + GOOD.encode(), b"\x1f\x8b\x08\0"])
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = written(tmp_path, data)
+    with input_error(path, "NUL bytes", "plain text"):
+        read_pqr(path)
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
@@ -141,7 +178,13 @@ def test_a_second_model_is_refused(tmp_path: Path, end: str) -> None:
         read_pqr(path)
 
 
-@pytest.mark.parametrize("text", ["", "REMARK\n", "END\n", "\x1f\x8b\x08\0", "atom 1 N MET 1 1 1 1 1 1\n"])
+def test_a_second_model_without_an_end_of_the_first_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "MODEL 1\n" + GOOD + "MODEL 2\n" + GOOD)
+    with input_error(path, f"{path}:4: ", "MODEL of line 3"):
+        read_pqr(path)
+
+
+@pytest.mark.parametrize("text", ["", "REMARK\n", "END\n", "REMARK ATOM\natoms of the first chain\n"])
 def test_a_file_without_atoms_is_refused(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
     with input_error(path, "no ATOM"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -115,6 +116,17 @@ def test_a_file_of_noise_under_a_known_suffix(suffix: str, tmp_path: Path) -> No
     path.write_bytes(b"\x05noise" * 50)
     with input_error(path):
         open_image(path)
+
+
+def test_an_image_beyond_any_file_is_refused_before_it_is_cut_into_chunks(tmp_path: Path) -> None:
+    """A few bytes can promise it: chunks that are not stored have the fill value."""
+    for shape in ((10**12, 10**12), (10**20, 5)):
+        path = tmp_path / f"{shape[1]}.zarr"
+        path.mkdir()
+        fields = {"zarr_format": 2, "chunks": [1000, 5], "dtype": "|u1", "fill_value": 0, "order": "C"}
+        (path / ".zarray").write_text(json.dumps({**fields, "shape": shape, "compressor": None, "filters": None}))
+        with input_error(path, f"{shape[0]} × {shape[1]}", "beyond any file"):
+            open_image(path)
 
 
 def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

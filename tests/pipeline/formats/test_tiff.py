@@ -441,6 +441,31 @@ def test_strips_with_halos_decode_each_tile_once(tmp_path: Path, monkeypatch: py
     assert len(decoded) == len(set(decoded)) == 8 * 7
 
 
+def test_a_large_strip_counts_and_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the memory: an image in one strip is in memory as a whole while any of it is read."""
+    from pipeline.formats import block_cache
+    from pipeline.formats.tiff_blocks import DecodedBlocks
+
+    monkeypatch.setattr(block_cache, "_SMALLEST_BYTES", 1000)
+    array = pixels(256, 200)
+    tifffile.imwrite(tmp_path / "large.tif", array, rowsperstrip=256, compression="zlib")
+    tifffile.imwrite(tmp_path / "small.tif", array, rowsperstrip=2, compression="zlib")
+    decoded = []
+    decode = DecodedBlocks._decode
+    monkeypatch.setattr(
+        DecodedBlocks, "_decode", lambda self, page, *place: (decoded.append(place), decode(self, page, *place))[1]
+    )
+    with FORMAT.open(tmp_path / "small.tif") as reader:
+        assert reader.hold_at_most(100) == 100
+    with FORMAT.open(tmp_path / "large.tif") as reader:
+        assert reader.hold_at_most(100) == array.nbytes
+        out = np.empty((1, 200), np.uint16)
+        for row in range(256):
+            reader.read(Region((row, 0), (row + 1, 200)), out)
+            assert_same_bits(out, array[row : row + 1])
+    assert decoded == [(0, 0, 0)]
+
+
 # Files that lie
 
 
@@ -520,6 +545,33 @@ def test_ome_xml_that_makes_no_sense_is_refused(tmp_path: Path, ome: str) -> Non
     tifffile.imwrite(tmp_path / "a.tif", pixels(20, 21), description=ome + "<!-- -->OME>", metadata=None)
     with input_error(tmp_path / "a.tif"):
         FORMAT.open(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("shape", ["[1e400, 20, 21]", "[[], 20, 21]", '"x"', "[-1, 20, 21]"])
+def test_a_description_that_only_looks_like_one_is_free_text(tmp_path: Path, shape: str) -> None:
+    array = pixels(20, 21)
+    tifffile.imwrite(tmp_path / "a.tif", array, description=f'{{"shape": {shape}}}', metadata=None)
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
+
+
+def test_tags_that_do_not_matter_are_not_remarked_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By tifffile, which decodes: its log lines would stand on stderr."""
+    array = pixels(20, 21)
+    made_by = (305, 2, 0, b"\x81\x8d no text of any kind \x90", True)
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        array,
+        compression="zlib",
+        software=False,
+        extratags=[made_by],
+        resolutionunit=3,
+        metadata=None,
+    )
+    with tifffile.TiffFile(tmp_path / "a.tif", mode="r+b") as tiff:
+        tiff.pages[0].tags["ResolutionUnit"].overwrite(999)
+    caplog.clear()
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
+    assert caplog.records == []
 
 
 def test_planes_in_other_files_are_refused(tmp_path: Path) -> None:

@@ -201,8 +201,35 @@ def test_a_group_of_one_array_is_that_array_and_of_several_is_refused(tmp_path: 
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr" / "one"), array)
     group.create_array("two", shape=(3, 3), dtype="uint16")
-    with pytest.raises(InputError, match=r"a\.zarr/one"):
+    with pytest.raises(InputError, match=r"a Zarr group of several arrays \(one, two\); .*a\.zarr/one"):
         FORMAT.open(tmp_path / "a.zarr")
+    zarr.create_group(str(tmp_path / "b.zarr")).create_group("run")
+    with pytest.raises(InputError, match=r"a Zarr group of further groups \(run\); .*b\.zarr/run"):
+        FORMAT.open(tmp_path / "b.zarr")
+
+
+def test_a_file_under_its_name_is_told_from_none(tmp_path: Path) -> None:
+    (tmp_path / "a.zarr").write_text("packed")
+    with input_error(tmp_path / "a.zarr", "is a file, and a Zarr image is a folder"):
+        FORMAT.open(tmp_path / "a.zarr")
+
+
+def test_sizes_beyond_all_numbers_are_left_behind(tmp_path: Path) -> None:
+    """JSON has no infinity: a result that carried it would not be read again."""
+    twice = [{"type": "scale", "scale": [1e308, 1.0]}]
+    save_ome(tmp_path / "a.zarr", volume(20, 21), "yx", "0.5", coordinateTransformations=twice)
+    with FORMAT.open(tmp_path / "a.zarr") as reader:
+        assert "scale" not in reader.header.metadata
+
+
+def test_a_narrow_image_is_not_cut_into_crumbs(tmp_path: Path) -> None:
+    for columns, dtype, rows in ((1, "uint8", 65536), (100, "uint8", 655), (3, "float64", 2730), (300, "uint8", 256)):
+        header = ImageHeader(shape=(100_000, columns), axes="YX", dtype=np.dtype(dtype))
+        assert FORMAT.block_shape(header) == (rows, columns)
+    array = volume(70_000, 1)
+    write_whole(FORMAT, tmp_path / "a.zarr", ImageHeader(shape=array.shape, axes="YX", dtype=array.dtype), array)
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
+    assert len(list((tmp_path / "a.zarr" / "0" / "c").iterdir())) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, StorageError
+from pipeline.service import api
 from pipeline.service.access import MOST_BODY_BYTES
-from pipeline.service.jobs import Computed, Planned, Progressed, Published, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, State
 from pipeline.service.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
@@ -114,6 +117,69 @@ def test_two_jobs_may_not_write_one_output(world):
     client = world.http()
     job = accepted(client)
     assert_problem(submit(client), 409, f"job {job} writes it")
+
+
+def test_two_names_of_one_output_are_one(world):
+    client = world.http()
+    job = accepted(client)
+    (world.data / "x").mkdir()
+    (world.data / "self").symlink_to(".")
+    for name in ("./out.npy", "x/../out.npy", "self/out.npy", str(world.data / "out.npy")):
+        assert_problem(submit(client, output=name), 409, f"{name}: job {job} writes it")
+    assert_problem(submit(client, array="1-2", output="{index}/../2.npy"), 409, "writes it")
+
+
+def test_links_to_folders_whose_names_are_no_text(world):
+    client, folder = world.http(), os.fsencode(world.data) + b"/\xff"
+    os.mkdir(folder)  # noqa: PTH102 - a name of bytes
+    (world.data / "link").symlink_to("\udcff")
+    job = accepted(client, output="link/out.npy")
+    assert_problem(submit(client, output="./link/out.npy"), 409, f"job {job} writes it")
+    receipt = {"input": {"path": os.fsdecode(folder + b"/in.npy")}}
+    succeed(world.store, job, receipt)
+    assert client.get(f"/v1/jobs/{job}/receipt").json() == receipt
+    assert client.get(f"/jobs/{job}").status_code == 200
+
+
+def test_numbers_that_are_no_json_are_refused(world):
+    """Python's parser takes them; one such job would spoil the list of all."""
+    client = world.http()
+    for value in ("NaN", "-Infinity", "[Infinity]", '{"a": NaN}'):
+        body = f'{{"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": {{"cval": {value}}}}}'
+        refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+        assert_problem(refused, 422, "parameters: holds NaN or Infinity, which are no JSON")
+    accepted(client, parameters={"mode": "constant", "cval": "nan"})
+    assert client.get("/v1/jobs").json()["jobs"][0]["parameters"]["cval"] == "nan"
+
+
+def test_parameters_nested_however_deep_are_no_error_of_ours(world):
+    client = world.http()
+    for depth in (100, 500, *range(900, 1000, 4)):
+        value = "[" * depth + "]" * depth
+        body = f'{{"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": {{"size": {value}}}}}'
+        refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+        assert refused.status_code in (400, 422), (depth, refused.text[:200])
+
+
+@pytest.mark.parametrize(
+    "what", [{"9" * 9999: 1}, {"parameters": {"9" * 9999: 1}}, {"parameters": {"size": "9" * 9999}}]
+)
+def test_what_is_refused_is_quoted_in_brief(world, what):
+    refused = submit(world.http(), **what)
+    assert refused.status_code == 422
+    assert len(refused.text) < 600
+
+
+def test_an_array_after_many_jobs_keeps_others_from_nothing(world):
+    client, after = world.http(), [f"{number:012x}" for number in range(1000)]
+    refused = submit(client, array="1-101", output="{index}.npy", after=after)
+    assert_problem(refused, 422, "101 jobs that come after 1,000 each are more than 100,000 dependencies")
+
+
+def test_an_address_that_leads_nowhere_is_named(world):
+    assert_problem(
+        world.http().get("/x/v1/jobs"), 404, "there is nothing at /x/v1/jobs; /openapi.json lists what there is"
+    )
 
 
 def test_an_owner_has_only_so_many_jobs(world):
@@ -362,6 +428,55 @@ def test_events_until_the_end(world):
     log = client.get(f"/v1/jobs/{job}/log", params={"after": events[3][2]}).json()
     assert [event["message"] for event in log] == ["publishing", "succeeded"]
     assert_problem(client.get("/v1/jobs/000000000000/events"), 404, "there is no job")
+
+
+def test_every_event_of_a_job_that_is_over_is_told(world):
+    client, count = world.http(), api.MOST_EVENTS + 1
+    job = accepted(client)
+    for number in range(count):
+        world.store.log(job, str(number), now=float(number))
+    world.store.apply(job, CancelRequested(), now=9.0)
+    said = [data["message"] for kind, data, _ in read_events(client, job) if kind != "progress"]
+    assert said == ["queued", *map(str, range(count)), "cancelled"]
+
+
+def broken_off(client, path, caplog):
+    """Whether the answer had no end; the log says why in one line."""
+    with caplog.at_level(logging.ERROR, "millrace.service"), client.stream("GET", path) as response:
+        assert response.status_code == 200
+        response.read()
+    (record,) = caplog.records
+    assert record.exc_info is None
+    return record.getMessage()
+
+
+def test_a_file_that_fails_while_it_is_sent_breaks_the_answer_off(world, monkeypatch, caplog):
+    client = world.http()
+    job = accepted(client, output="out.zarr")
+    succeed(world.store, job)
+    (world.data / "out.zarr").mkdir()
+
+    def failing(folder):
+        yield b"1"
+        raise StorageError(f"{folder}: became shorter\nwhile it was read")
+
+    monkeypatch.setattr(api.archive, "packed", failing)
+    said = broken_off(client, f"/v1/jobs/{job}/result", caplog)
+    assert said == rf"/v1/jobs/{job}/result: broken off: {world.data / 'out.zarr'}: became shorter\nwhile it was read"
+
+
+def test_a_store_that_fails_while_events_are_told_breaks_the_answer_off(world, monkeypatch, caplog):
+    client = world.http()
+    job = accepted(client)
+    events, first = world.store.events, iter([True])
+
+    def failing(*what, **how):
+        if next(first, False):
+            return events(*what, **how)
+        raise StorageError("jobs.sqlite: disk I/O error")
+
+    monkeypatch.setattr(world.store, "events", failing)
+    assert "broken off: jobs.sqlite: disk I/O error" in broken_off(client, f"/v1/jobs/{job}/events", caplog)
 
 
 def test_probes_and_metrics(world):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from click.testing import CliRunner
 from kernels.smoothing import box
 from pipeline import Client, client_commands
 from pipeline.cli import cli
+from pipeline.client_answers import OF_A_JOB
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import OutputError, ServiceError, ServiceRefused
 from pipeline.service import api
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.tokens import Tokens, token_line
+from pipeline.service.views import JobView
 from tests.images import read_image
 from tests.pipeline.service.live import WAIT_S, live_service
 
@@ -106,16 +109,107 @@ def test_a_service_that_is_not_there(monkeypatch):
     for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port"):
         with pytest.raises(ServiceRefused, match="is no URL"):
             Client(wrong)
-    with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
-        Client("http://gpu-node", token="tökn")
+    for wrong in ("tökn", " ", "two words", "line\n"):
+        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
+            Client("http://gpu-node", token=wrong)
 
 
-def test_another_program_answers():
-    with Client("http://127.0.0.1:9") as client:
-        page = httpx2.MockTransport(lambda request: httpx2.Response(200, text="<html>"))
-        client._http = httpx2.Client(base_url=client.url, transport=page)
-        with pytest.raises(ServiceError, match="is that a Millrace service"):
-            client.workers()
+HTTP = httpx2.Client
+
+
+def answering(monkeypatch, answer):
+    """Clients from now on are answered so, whatever they ask."""
+    transport = httpx2.MockTransport(answer if callable(answer) else lambda request: answer)
+    monkeypatch.setattr("pipeline.client.httpx2.Client", lambda **how: HTTP(**how, transport=transport))
+    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+
+
+COMMANDS = [
+    ("submit", "smooth", "in.npy", "out.npy"), ("jobs",), ("workers",),
+    *((name, "0123456789ab") for name in ("status", "wait", "logs", "cancel", "retry", "result")),
+    ("result", "0123456789ab", "--receipt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "said", ["<html>", "null", "5", '["a"]', '[{"id": 5}]', '{"jobs": null, "next": null}', '{"jobs": [{}], "next": 1}']
+)
+def test_another_program_answers(monkeypatch, command, said):
+    answering(monkeypatch, httpx2.Response(200, text=said))
+    found = run(*command).exception
+    assert isinstance(found, ServiceError), repr(found)
+    assert "a Millrace service?" in str(found) or "is MILLRACE_URL that of a service?" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (httpx2.Response(404, json={"detail": "Not Found"}), ServiceRefused, "status 404 from http://127.0.0.1:8765/v1/w"),
+        (httpx2.Response(404, json={"detail": [{"a": 1}]}), ServiceRefused, "is that a Millrace service?"),
+        (httpx2.Response(502, text="<html>"), ServiceError, "status 502"),
+        (
+            httpx2.Response(308, headers={"location": "https://mill.example/"}), ServiceRefused,
+            "leads on to https://mill.example/; set MILLRACE_URL to the place there",
+        ),
+    ],
+)  # fmt: skip
+def test_what_stands_before_a_service_refuses(monkeypatch, answer, kind, said):
+    monkeypatch.delenv("MILLRACE_URL", raising=False)
+    answering(monkeypatch, answer)
+    found = run("workers").exception
+    assert isinstance(found, kind)
+    assert said in str(found)
+
+
+def test_streams_that_end_early_are_no_reason_to_wait_longer(monkeypatch):
+    """A proxy may end them, and another program may send what are no events."""
+    view = dict.fromkeys(JobView.model_fields) | {
+        "id": "0123456789ab",
+        "state": "running",
+        "output": "o",
+        "cancelling": 0,
+    }
+    for stream in ("", "id: x\nevent: state\ndata: {\n\n"):
+
+        def answer(request, stream=stream):
+            return httpx2.Response(200, text=stream if request.url.path.endswith("/events") else json.dumps(view))
+
+        answering(monkeypatch, answer)
+        assert run("wait", view["id"], "--timeout", "0.2").exception.code == 5
+
+
+def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "output": "o", "state": "running"}
+    answers = iter([view, "", view | {"state": "succeeded"}])
+
+    def answer(request):
+        found = next(answers, None)
+        if found is None:
+            raise httpx2.ConnectError("Connection refused")
+        return httpx2.Response(200, text=found) if found == "" else httpx2.Response(200, json=found)
+
+    answering(monkeypatch, answer)
+    assert run("wait", view["id"], "--quiet").exit_code == 0
+
+
+def test_every_job_has_what_clients_ask_for():
+    assert set(JobView.model_fields) >= OF_A_JOB
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "socks5://127.0.0.1:9"), ("HTTP_PROXY", "foo://x"), ("SSL_CERT_FILE", "/none")],
+)
+def test_a_wrong_environment_is_named(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ServiceRefused, match=f"the environment leads to no service .* correct or unset .*{variable}"):
+        Client("http://127.0.0.1:9")
+
+
+def test_a_host_that_can_have_no_such_name():
+    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="names no host"):
+        client.workers()
 
 
 def test_a_wrong_token_says_what_to_set(tmp_path, monkeypatch):
@@ -318,6 +412,7 @@ def test_a_result_disturbs_nothing_beside_it(service, gate):
         (".", "is no file"),
         ("none/x", "No such file"),
         ("other.npy/x", "Not a"),
+        ("x" * 300, "File name too long; choose another place"),
     ):
         refused = run("result", job, here / wrong).exception
         assert isinstance(refused, OutputError), refused
@@ -332,12 +427,54 @@ def test_what_cannot_be_sent_is_a_mistake(service):
     assert isinstance(run("wait", "0123456789ab", "--timeout", "nan").exception, click.UsageError)
 
 
-def test_names_of_others_do_not_act_on_the_terminal(service, gate):
+def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
+    first, second = (run("submit", "smooth", "in.npy", f"{name}.npy").output.strip() for name in "ab")
+    assert gate.reached.wait(WAIT_S)
+    unknown = run("cancel", second, "0123456789ab")
+    assert "there is no job 0123456789ab" in str(unknown.exception)
+    with Client() as client:
+        assert client.job(second).state == "queued"  # before anything was done
+        gate.open.set()
+        assert client.job(first).wait(timeout_s=WAIT_S).state == "succeeded"
+        client.job(second).wait(timeout_s=WAIT_S)
+        gate.open.clear()
+        gate.reached.clear()
+        held = client.submit("smooth", "in.npy", "c.npy")
+        assert gate.reached.wait(WAIT_S)
+        waiting = client.submit("smooth", "in.npy", "d.npy")
+        done = run("cancel", "--json", first, waiting.id, second)
+        assert [(job["id"], job["state"]) for job in json.loads(done.output)] == [(waiting.id, "cancelled")]
+        assert isinstance(done.exception, ServiceRefused)
+        for job in (first, second):
+            assert f"job {job} is succeeded: it cannot take that now" in str(done.exception)
+        assert run("cancel", first).output == ""
+        gate.open.set()
+        assert held.wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_parameters_from_python_that_are_no_json(service, gate):
+    gate.open.set()
+    with Client() as client:
+        for wrong in ({3}, b"3", [float("nan")]):
+            with pytest.raises(ServiceRefused, match=r"parameters\.size: .*; give a number, a text or a list of them"):
+                client.submit("smooth", "in.npy", "x.npy", size=wrong)
+        job = client.submit("smooth", "in.npy", "x.npy", mode="constant", cval=float("nan"))
+        assert job.view["parameters"]["cval"] == "nan"
+        job.wait(timeout_s=WAIT_S)
+
+
+def test_names_of_others_do_not_act_on_the_terminal(service, gate, monkeypatch):
     gate.open.set()
     job = json.loads(run("submit", "smooth", "in.npy", "two\nlines\x1b[31m.npy", "--wait", "--json").output)["id"]
     (line,) = run("jobs").output.splitlines()
     assert line.endswith(r"in.npy → two\nlines\x1b[31m.npy")
     assert r"two\nlines\x1b[31m.npy" in run("status", job).output
+    titles = []
+    monkeypatch.setattr("pipeline.client._bar", lambda title: titles.append(title) or nullcontext())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Client() as client:
+        client.job(job).wait(progress=True)
+    assert titles == [r"two\nlines\x1b[31m.npy"]
 
 
 def test_bash_completes_commands_workloads_and_options():
@@ -364,6 +501,7 @@ def test_mistakes_are_one_line(service):
         ((*submit, "--size", "many"), "got 'many'"), ((*submit, "--size", "0"), "size must lie in 1 … 255; got 0"),
         ((*submit, "--array", "x"), "array: must be FROM-TO, such as 0-99; got 'x'"),
         ((*submit, "--after", "x"), "must be ids of jobs"), (("status", "nonsense"), ""), (("cancel", "x"), ""),
+        ((*submit, "--key", ""), "key '': an idempotency key"),
     ):  # fmt: skip
         refused = run(*command)
         assert isinstance(refused.exception, ServiceRefused)

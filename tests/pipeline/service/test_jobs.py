@@ -155,6 +155,19 @@ def test_attempts_end():
     assert (job.state, job.attempts, job.error) == (QUEUED, 0, None)
 
 
+def test_what_ended_with_its_server_was_no_attempt():
+    """A job of weeks lives through many a restart, and then has its three attempts all the same."""
+    job = submitted("j")
+    for epoch in range(1, 11):
+        job, _ = handle(job, Claimed(epoch))
+        assert job.attempts == 1
+        job, _ = handle(job, Stopped(epoch) if epoch % 2 else LeaseLost(epoch))
+        assert (job.state, job.attempts) == (QUEUED, 0)
+    job, _ = handle(job, Claimed(11))
+    job, _ = handle(job, Failed(11, "a worker died", transient=True))
+    assert (job.state, job.attempts) == (QUEUED, 1)
+
+
 def test_a_job_waits_for_all_that_it_comes_after():
     job = submitted("j", after=frozenset("ab"))
     with pytest.raises(IllegalTransition):

@@ -8,11 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import numpy as np
 
 from pipeline.client import Client
 from pipeline.service.news import News
 from tests.images import write_image
+from tests.pipeline.service.calls import JOB
 from tests.pipeline.service.live import live_service
 
 WAIT_S = 300.0
@@ -45,6 +47,23 @@ def test_many_clients_at_once_and_nothing_is_lost_or_left_open(tmp_path):
             opened.append(open_files())
         assert len(store.list_jobs(limit=1000)) == 2 * JOBS
         assert opened[1] <= opened[0] + 8  # what a server of months must not gather
+
+
+def test_that_the_process_lives_is_told_however_many_wait_for_the_store(tmp_path):
+    waiting = 50  # more than there are threads for requests
+    with (
+        live_service(tmp_path) as (url, store, _),
+        httpx2.Client(base_url=url, timeout=WAIT_S) as http,
+        ThreadPoolExecutor(waiting) as threads,
+    ):
+        with store._database._writing:
+            answers = [
+                threads.submit(http.post, "/v1/jobs", json=JOB | {"output": f"{number}.npy"})
+                for number in range(waiting)
+            ]
+            assert http.get("/livez", timeout=20.0).text == "ok\n"
+            assert not any(answer.done() for answer in answers)
+        assert {answer.result().status_code for answer in answers} == {201}
 
 
 def test_news_wake_who_waits_for_that_job():

@@ -17,7 +17,7 @@ from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutputError, ParameterError, StorageError
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Published, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Published, State
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
@@ -199,6 +199,78 @@ def test_a_cancelled_job_leaves_nothing(service, streams, data):
         time.sleep(0.01)
 
 
+@pytest.fixture
+def removal(monkeypatch):
+    """Holds whoever removes what a cancelled job has left, until told; (it is there, let it go)."""
+    there, go, remove = threading.Event(), threading.Event(), runner_module.remove_leftovers
+
+    def slow(output):
+        there.set()
+        assert go.wait(WAIT_S)
+        remove(output)
+
+    monkeypatch.setattr(runner_module, "remove_leftovers", slow)
+    yield there, go
+    go.set()
+
+
+def test_a_retry_waits_until_what_the_cancelled_run_has_left_is_removed(service, streams, removal, data):
+    (there, go), (removing, removed) = stopped_at(streams, 3), removal
+    runner = service.runner(jobs_at_once=2)
+    job = service.submit(output="out.zarr")
+    assert there.wait(WAIT_S)
+    runner.act(job, service.store.apply(job, CancelRequested(), now=time.time())[1])
+    go.set()
+    assert removing.wait(WAIT_S)
+    began = len(streams.chunks)
+    runner.act(job, service.store.retry(job, now=time.time())[1])
+    service.wait(job, State.PLANNING)
+    with runner._lock:
+        retried = runner._runs[job]
+    assert retried.epoch == 2
+    assert len(streams.chunks) == began
+    removed.set()
+    done = service.wait(job)
+    assert (done.job.state, done.job.epoch, done.receipt["resumed_chunks"]) == (State.SUCCEEDED, 2, 0)
+    np.testing.assert_array_equal(read_image(data / "out.zarr"), expected(data))
+    end = time.monotonic() + WAIT_S
+    while runner.running:  # of neither run anything is left
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_late_removal_leaves_alone_what_another_run_works_on(service, streams, data):
+    """The job was cancelled while it waited, and another one's run has its output when the removal comes."""
+    there, go = stopped_at(streams, 3)
+    service.store.accept([NewJob(owner="a", workload="smooth", input="x", output="out.npy", parameters={})], now=0.0)
+    (first,) = (found.job.id for found in service.store.list_jobs())
+    _, actions = service.store.apply(first, CancelRequested(), now=time.time())
+    runner = service.runner()
+    asked = NewJob(
+        owner="b", workload="smooth", input="in.npy", output="./out.npy", written="out.npy", parameters={"size": "5"}
+    )
+    (second,) = service.store.accept([asked], now=time.time())
+    runner.wake()
+    assert there.wait(WAIT_S)
+    left = names_in(data)
+    runner.act(first, actions)
+    assert names_in(data) == left
+    go.set()
+    assert service.wait(second).job.state is State.SUCCEEDED
+
+
+def test_a_server_that_was_killed_while_it_removed_is_followed_by_one_that_does(service, data):
+    (job,) = service.store.accept(
+        [NewJob(owner="a", workload="smooth", input="in.npy", output="out.npy", parameters={})], now=time.time()
+    )
+    service.store.apply(job, CancelRequested(), now=time.time())  # and then the server was killed
+    (data / "out.npy.ledger").mkdir()
+    (data / "out.npy.ledger" / "job.json").write_text("{}")
+    (data / "out.npy.partial").write_bytes(b"1")
+    service.runner()
+    assert names_in(data) == ["in.npy"]
+
+
 def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data):
     there, go = stopped_at(streams, 6)
     runner = service.runner(jobs_at_once=1)
@@ -218,7 +290,8 @@ def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data
     service.wait(waiting)
 
 
-def test_a_result_published_just_before_the_kill_is_not_made_again(service, streams, data):
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_result_published_just_before_the_kill_is_not_made_again(service, streams, data, cancelled):
     job = service.submit()
     dead = service.store.claim("dead", now=time.time(), lease_s=1e6, owner_cap=9)
     assert dead.job.id == job
@@ -231,9 +304,13 @@ def test_a_result_published_just_before_the_kill_is_not_made_again(service, stre
     run_job(plan_job(spec, CpuDevice(1), options), options)
     receipt = json.loads((data / "out.npy.receipt.json").read_text())
     made = (data / "out.npy").stat()
+    if cancelled:  # too late for it, as where the server lives on
+        service.store.apply(job, Planned(1, receipt["chunks"]), now=time.time())
+        service.store.apply(job, Computed(1), now=time.time())
+        service.store.apply(job, CancelRequested(), now=time.time())
     service.runner()
     done = service.wait(job)
-    assert (done.job.state, done.job.epoch, done.receipt) == (State.SUCCEEDED, 2, receipt)
+    assert (done.job.state, done.job.epoch, done.receipt) == (State.SUCCEEDED, 1 if cancelled else 2, receipt)
     assert (data / "out.npy").stat() == made
     assert streams.chunks == []
 
@@ -293,7 +370,7 @@ def test_a_run_whose_end_could_not_be_stored_is_not_forgotten(service, streams, 
     service.runner()
     job = service.submit()
     done = service.wait(job)
-    assert (done.job.state, done.job.attempts) == (State.SUCCEEDED, 2)
+    assert (done.job.state, done.job.epoch, done.job.attempts) == (State.SUCCEEDED, 2, 1)
     assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
     chunks = [chunk for _, chunk in streams.chunks]
     assert len(chunks) == len(set(chunks))  # the result was there
@@ -356,6 +433,12 @@ class TestDataRoots:
         with pytest.raises(OutputError, match="is one of the service's data roots"):
             DataRoots([tmp_path]).writable(".")
         assert DataRoots([tmp_path]).readable(".") == tmp_path
+
+    def test_a_root_whose_name_is_no_text(self, tmp_path):
+        root = tmp_path / "\udcff"
+        root.mkdir()
+        with pytest.raises(ParameterError, match=r"data_roots: the name '.*\\udcff' is no UTF-8"):
+            DataRoots([root])
 
     def test_roots_that_are_none(self, tmp_path):
         with pytest.raises(ParameterError, match="at least one folder"):

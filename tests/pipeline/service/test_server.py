@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
 
 from pipeline.cluster import worker_processes
 from pipeline.config import Settings
@@ -15,6 +18,7 @@ from pipeline.engine import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.tokens import token_line
 
 
 @pytest.fixture
@@ -81,6 +85,64 @@ def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
     with pytest.raises(ParameterError, match="is no folder"):
         server.serve(settings(data_roots=[tmp_path / "none"]))
     assert not os.path.lexists(tmp_path / "state")
+
+
+def test_a_port_is_one_servers_from_the_start(settings):
+    """Not only once it serves: of two that start at once one would never hear of any request."""
+    with server._listening(settings()) as first:
+        taken = settings(port=first.getsockname()[1])
+        with pytest.raises(ParameterError, match="Address already in use; choose another"), server._listening(taken):
+            pass
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70, "\udcff"])
+def test_a_host_that_can_have_no_such_name_is_a_mistake(settings, tmp_path, host):
+    with (
+        pytest.raises(ParameterError, match="is no name of a host; choose another"),
+        server._listening(settings(host=host)),
+    ):
+        pass
+
+
+def test_tokens_are_those_of_the_file_as_it_is_now(settings, tmp_path, caplog):
+    path = tmp_path / "tokens"
+    path.write_text(token_line("ada", "a"))
+    tokens = server._tokens(settings(tokens_file=path))
+    assert tokens().owner("a") == "ada"
+    path.write_text("ada sha256:")
+    for _ in range(3):
+        assert tokens().owner("a") == "ada"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"tokens_file {path}, line 1: is not NAME sha256:HEX")
+    assert record.getMessage().endswith("; the tokens read before stay in force")
+    path.write_text("")  # the last line was removed: its owner is out at once
+    assert tokens().owner("a") is None
+    path.write_text(token_line("bob", "b"))
+    assert tokens().owner("b") == "bob"
+    path.unlink()
+    assert tokens().owner("b") == "bob"
+    assert "No such file" in caplog.records[-1].getMessage()
+
+
+def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(monkeypatch):
+    stopped, earlier = threading.Event(), signal.getsignal(signal.SIGHUP)
+    serving = server._Server(uvicorn.Config(lambda *_: None))
+    serving.stopping, serving.on_stop = threading.Event(), stopped.set
+    with serving.capture_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stopped.wait(60)
+    assert serving.stopping.is_set()
+    assert signal.getsignal(signal.SIGHUP) is earlier
+
+
+def test_there_is_room_for_more_than_a_thousand_connections(monkeypatch):
+    asked = []
+    monkeypatch.setattr(server.resource, "setrlimit", lambda what, limits: asked.append((what, limits)))
+    for limits, wanted in (((1024, 524_288), 65_536), ((1024, 4096), 4096), ((1024, -1), 65_536), ((70_000, -1), None)):
+        monkeypatch.setattr(server.resource, "getrlimit", lambda what, limits=limits: limits)
+        asked.clear()
+        server._allow_files()
+        assert asked == ([(server.resource.RLIMIT_NOFILE, (wanted, limits[1]))] if wanted else [])
 
 
 @pytest.mark.parametrize("device", ["all", "cuda:0"])

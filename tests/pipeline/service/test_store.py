@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import resource
 import sqlite3
 import threading
 
 import pytest
 
 from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.service import statements
 from pipeline.service.jobs import (
     CancelRequested,
     Computed,
@@ -22,7 +24,7 @@ from pipeline.service.jobs import (
     State,
     Stop,
 )
-from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, NoSuchJob, Store
+from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, NoSuchJob, OutputTaken, Store
 from pipeline.service.views import JobView
 
 LEASE_S = 30.0
@@ -297,6 +299,73 @@ def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database"):
         Store(path)
+
+
+def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
+    """With a job whose parameters Python took for JSON and SQLite does not, which no list could show."""
+    newest = statements._versions()
+    monkeypatch.setattr(statements, "_versions", lambda: {step: newest[step] for step in (1, 2, 3)})
+    path = tmp_path / "jobs.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        for number, parameters in enumerate(('{"cval": NaN, "a": -Infinity}', '{"size": "Infinity"}')):
+            connection.execute(
+                "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch, attempts,"
+                " cancelling, chunks_done, story, submitted_at, changed_at)"
+                " VALUES (?, 'ada', 'smooth', 'in.npy', ?, ?, 0, 'queued', 0, 0, 0, 0, '[]', 1.0, 1.0)",
+                (f"j{number}", f"{number}.npy", parameters),
+            )
+    connection.close()
+    monkeypatch.undo()
+    store = Store(path)
+    filters = dict.fromkeys(("state", "owner", "workload", "array_id", "before"))
+    listed = json.loads(store.list_json(**filters, limit=9)[0])
+    assert [job["parameters"] for job in listed] == [{"size": "Infinity"}, {"cval": "nan", "a": "-inf"}]
+    with pytest.raises(OutputTaken, match="job j0 writes it"):
+        store.accept([asked("0.npy")], now=2.0)
+    store.close()
+
+
+def test_two_names_of_one_file_are_not_written_at_once(store):
+    (job,) = store.accept([asked("out.npy", written="/data/out.npy")], now=0.0)
+    for name in ("./out.npy", "/data/out.npy", "link/out.npy"):
+        with pytest.raises(OutputTaken, match=f"{name}: job {job} writes it"):
+            store.accept([asked(name, written="/data/out.npy")], now=0.0)
+    store.apply(job, CancelRequested(), now=1.0)
+    (other,) = store.accept([asked("./out.npy", written="/data/out.npy")], now=2.0)
+    with pytest.raises(OutputTaken, match=f"out.npy: job {other} writes it"):
+        store.retry(job, now=3.0)
+
+
+def test_a_chain_of_any_length_ends_with_its_first(store):
+    (job,) = first = store.accept([asked("/data/0")], now=0.0)
+    for number in range(1, 1500):
+        (job,) = store.accept([asked(f"/data/{number}", after=frozenset({job}))], now=0.0)
+    store.apply(first[0], CancelRequested(), now=1.0)
+    assert store.counts()[State.FAILED] == 1499
+    assert store.job(job).job.error.endswith("which it comes after, failed")
+
+
+def test_a_reason_with_bytes_that_are_no_text_is_kept(store):
+    """A file's name may hold any."""
+    (job,) = accept(store)
+    claim(store)
+    store.apply(job, Failed(1, "/data/\udcff.npy: is no image", transient=False), now=2.0)
+    assert store.job(job).job.error == r"/data/\udcff.npy: is no image"
+    assert store.events(job)[-1].message == r"failed: /data/\udcff.npy: is no image"
+
+
+def test_a_full_disk_is_noticed_before_a_job_comes(store):
+    accept(store)
+    store.check()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.with_name("jobs.sqlite-wal").stat().st_size, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"jobs\.sqlite"):
+            store.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.check()
 
 
 def test_threads_that_come_and_go_leave_no_connections(store):

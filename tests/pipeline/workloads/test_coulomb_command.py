@@ -120,6 +120,7 @@ MISTAKES = [
     (("nan.npy", "out.dx"), "nan.npy: row 1: the position is not finite"),
     (("far.npy", "out.dx"), "far.npy: an atom lies 1e+07 Å from the origin"),
     (("hot.npy", "out.dx"), "hot.npy: a charge passes 1e+12 e"),
+    (("cold.npy", "out.dx"), "cold.npy: its largest charge is 1.6e-19 e; charges are counted in elementary charges"),
     (("three.npy", "out.dx"), "three.npy: has the shape (5, 3)"),
     (("in.pqr", "out.dx", "--select", "resname XYZ"), "--select 'resname XYZ': chooses none of 60 atoms"),
     (("in.pqr", "out.dx", "--select", "((("), "--select '((('"),
@@ -156,9 +157,10 @@ MISTAKES = [
         ("cell.npz", "out.dx", "--cutoff", "3", "--exclude-radius", "8"),
         "--exclude-radius: cell.npz: exclude radius 8 Å",
     ),
-    (("in.pqr", "out.dx", "--dielectric", "0"), "--dielectric: a number from 1e-6"),
-    (("in.pqr", "out.dx", "--dielectric", "4rr"), "--dielectric: a number from 1e-6"),
-    (("in.pqr", "out.dx", "--dielectric", "inf"), "--dielectric: a number from 1e-6"),
+    (("in.pqr", "out.dx", "--dielectric", "0"), "--dielectric: a number from 0.001 to 1e+12"),
+    (("in.pqr", "out.dx", "--dielectric", "9e-4"), "--dielectric: a number from 0.001"),
+    (("in.pqr", "out.dx", "--dielectric", "4rr"), "--dielectric: a number from 0.001"),
+    (("in.pqr", "out.dx", "--dielectric", "inf"), "--dielectric: a number from 0.001"),
     (("in.pqr", "out.dx", "--exclude-radius", "-1"), "--exclude-radius"),
     (("in.pqr", "out.dx", "--spacing", "0"), "--spacing: one length or three, 1e-6"),
     (("in.pqr", "out.dx", "--spacing", "1,2"), "--spacing: one length or three, 1e-6"),
@@ -181,7 +183,7 @@ MISTAKES = [
     (("in.pqr", "out.dx", "--units", "V", "--temperature", "300"), "--temperature matters to --units kT/e alone"),
     (("in.pqr", "out.dx", "--temperature", "0"), "--temperature"),
     (("in.pqr", "out.dx", "--temperature", "1e-300"), "--temperature"),
-    (("in.pqr", "out.dx", "--dielectric", "1e-20r"), "--dielectric: a number from 1e-6"),
+    (("in.pqr", "out.dx", "--dielectric", "1e-20r"), "--dielectric: a number from 0.001"),
     (("in.pqr", "out.dx", "--origin", "1,2,1e300", "--shape", "5,5,5"), "--origin: three numbers of at most"),
     (("in.pqr", "out.dx", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
     (("in.pqr", "out.dx", "--bogus"), "No such option"),
@@ -201,6 +203,7 @@ def mistaken(folder):
     np.save("nan.npy", [[np.nan, 0, 0, 1]])
     np.save("far.npy", [[1e7, 0, 0, 1]])
     np.save("hot.npy", [[0, 0, 0, 1e13]])
+    np.save("cold.npy", [[0, 0, 0, -1.6e-19]])
     np.save("three.npy", np.zeros((5, 3)))
     np.save("charges.npy", np.ones((5, 4)))
     write_npz(Path("cell.npz"), molecule(), BOX)

@@ -17,7 +17,16 @@ from pipeline.workloads.mri_images import Kept
 from pipeline.workloads.mri_series import affine_of
 from tests.images import read_image
 from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
-from tests.pipeline.formats.raw_mri import NOISE_FLAG, acquisition, read_cfl, real_scan, write_cfl
+from tests.pipeline.formats.raw_mri import (
+    NOISE_FLAG,
+    acquisition,
+    read_cfl,
+    readouts,
+    real_scan,
+    write_cfl,
+    write_ismrmrd,
+    xml,
+)
 from tests.pipeline.workloads.mri_jobs import COILS, SPOKES, N, images, job, scan, write_h5, write_npz
 
 EXACT = {"tolerance": 0.0, "iterations": 8}
@@ -291,6 +300,30 @@ def test_an_affine_without_placements_is_around_the_middle():
     affine = affine_of([], (8, 6), (2.0, 3.0, 5.0))
     np.testing.assert_allclose(affine @ [4, 3, 0, 1], [0, 0, 0, 1])
     np.testing.assert_allclose(np.diag(affine), [-2, -3, 5, 1])
+
+
+@pytest.mark.parametrize(
+    ("places", "said", "step"),
+    [
+        ([0, 0, 0], "all in one place by the header: the affine puts them a thickness apart", 5),
+        ([0, 7, 0], "not evenly apart: the affine is a mean one", 5),  # ends where it began
+        ([0, 2, 8], "not evenly apart: the affine is a mean one", 4),
+        ([0, 3, 6], None, 3),
+    ],
+)
+def test_an_affine_has_three_directions_wherever_slices_lie(tmp_path, places, said, step):
+    kspace, points = scan()
+    axes = {"read_dir": (0, 1, 0), "phase_dir": (0, 0, 1), "slice_dir": (1, 0, 0)}
+    records = []
+    for number, place in enumerate(places):
+        records += readouts(kspace, points / N, idx_slice=number, position=(place, 0, 0), **axes)
+    source = write_ismrmrd(tmp_path / "a.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), records)
+    planned, _ = job(source, tmp_path / "out.nii", traj_units="cycles/pixel")
+    planned.workload.discard()
+    assert planned.workload.describe().get("slices") == said
+    header = planned.workload.header
+    assert header.voxel_mm == pytest.approx((5, 5, step))
+    np.testing.assert_allclose(header.affine[:3, 2], [-step, 0, 0], atol=1e-6)
 
 
 # What goes wrong on the way

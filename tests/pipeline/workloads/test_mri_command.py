@@ -106,6 +106,7 @@ MISTAKES = [
     (("in.h5", "out.nii", *UNITS, "--matrix", "32,32,32"), "has 2 axes: give 1 or 2 numbers"),
     (("in.h5", "out.nii", *UNITS, "--matrix", "0"), "--matrix: one to three numbers of pixels"),
     (("in.h5", "out.nii", *UNITS, "--matrix", "wide"), "--matrix"),
+    (("small.npz", "out.nii"), "where its matrix 8 × 8 resolves 4; give --matrix 32"),
     (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write begin:step:end"),
@@ -138,6 +139,8 @@ MISTAKES = [
     (("in.h5", "out.nii", *UNITS, "--sensitivities", "body"), "--sensitivities: walsh, espirit, or a file"),
     (("one.npz", "out.nii", "--sensitivities", "three.npy"), "three.npy: has the shape (3, 32, 32); (slice, coil,"),
     (("one.npz", "out.nii", "--sensitivities", "nan.npy"), "nan.npy: slice 0 holds values that are not finite"),
+    (("one.npz", "out.nii", "--sensitivities", "loud.npy"), "loud.npy: slice 0 holds values that are not finite"),
+    (("one.npz", "out.nii", "--density", "heavy.npy"), "heavy.npy: weights must be finite and at least 0"),
     (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
     (
@@ -149,6 +152,11 @@ MISTAKES = [
     (("one.npz", "out.nii", "--field-map", "plane.npy"), "--dwell: one.npz does not state the time between samples"),
     (("one.npz", "out.nii", "--field-map", "plane.npy", "--dwell", "0"), "--dwell"),
     (("one.npz", "out.nii", "--field-map", "steep.npy", "--dwell", "100"), "turns spins apart 6.29e+03 times"),
+    (
+        ("one.npz", "out.nii", "--field-map", "wavy.npy", "--dwell", "400", "--segments", "2"),
+        "--segments 2: so few leave an error of 0.9",
+    ),
+    (("one.npz", "out.nii", "--field-map", "far.npy", "--dwell", "5"), "far.npy: reaches 1e+300 Hz; it must be in"),
     (("one.npz", "out.nii", "--dwell", "5"), "--dwell belongs to --field-map"),
     (("one.npz", "out.nii", "--segments", "5"), "--segments belongs to --field-map"),
     (("k.cfl", "out.nii"), "k.cfl: BART keeps the trajectory in a file of its own: name it with --trajectory"),
@@ -213,6 +221,11 @@ def mistaken_files(tmp_path_factory):
     np.save(folder / "three.npy", maps[:3])
     np.save(folder / "nan.npy", maps * np.nan)
     np.save(folder / "plane.npy", np.zeros((N, N)))
+    np.save(folder / "wavy.npy", np.random.default_rng(0).normal(0, 20, (N, N)))
+    np.save(folder / "far.npy", np.full((N, N), 1e300))
+    np.save(folder / "loud.npy", maps.astype(complex) * 1e200)
+    np.save(folder / "heavy.npy", np.full(points.shape[:2], 1e300))
+    write_npz(folder / "small.npz", matrix=[8, 8])
     np.save(folder / "steep.npy", np.linspace(-5e5, 5e5, N * N).reshape(N, N))
     np.save(folder / "negative.npy", -np.ones(points.shape[:2]))
     (folder / "text.npy").write_text("no array")
