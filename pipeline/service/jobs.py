@@ -204,6 +204,10 @@ class TellDependents:
 
     state: State
 
+    def event(self, job: str) -> DependencySucceeded | DependencyFailed:
+        """What they hear; `job`: this one's id."""
+        return DependencySucceeded(job) if self.state is State.SUCCEEDED else DependencyFailed(job, self.state)
+
 
 Action = Start | Stop | Discard | TellDependents
 Outcome = tuple[Job, tuple[Action, ...]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline import metrics
 from pipeline.service.jobs import Job, State
 
 
@@ -65,6 +66,25 @@ class Facts:
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
     device_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that is over, for the metrics; `lasted_s`: since its first claim, None where it never had one."""
+
+    workload: str
+    state: State
+    lasted_s: float | None
+
+    def count(self) -> None:
+        metrics.jobs_finished.labels(self.workload, self.state).inc()
+        if self.lasted_s is not None:
+            metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
+
+
+def storable(text: str) -> str:
+    """Text as SQLite takes it: a file's name in it may have bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:

@@ -12,7 +12,6 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import metrics
@@ -34,7 +33,7 @@ from pipeline.service.jobs import (
     submitted,
 )
 from pipeline.service.news import News
-from pipeline.service.records import Facts, NewJob, StoredEvent, StoredJob, stored
+from pipeline.service.records import Ended, Facts, NewJob, StoredEvent, StoredJob, storable, stored
 from pipeline.service.statements import migrate, sql, storing
 
 __all__ = ["HALF_LIFE_S", "Facts", "NewJob", "NoSuchJob", "OutputTaken", "Store", "StoredEvent", "StoredJob"]
@@ -65,7 +64,7 @@ class Store:
         self.news = News()
         self._database = Database(path, {"halved": (2, _halved)})
         self._changed: set[str] = set()  # by the transaction that is under way
-        self._ended: list[_Ended] = []  # by the transaction that is under way
+        self._ended: list[Ended] = []  # by the transaction that is under way
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._write() as connection:
@@ -175,7 +174,7 @@ class Store:
         while untold:
             ended, action = untold.popleft()
             if isinstance(action, TellDependents):
-                told = _told_dependents(ended, action.state)
+                told = action.event(ended)
                 for row in connection.execute(sql("dependents"), {"after": ended}).fetchall():
                     _, actions = self._apply_alone(connection, row["job"], told, now, Facts())
                     untold.extend((row["job"], each) for each in actions)
@@ -204,7 +203,7 @@ class Store:
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
             "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
-            "chunks_done": job.chunks_done, "error": job.error and _storable(job.error),
+            "chunks_done": job.chunks_done, "error": job.error and storable(job.error),
             "story": json.dumps(job.story), "at": now, "started_at": started,
             "finished_at": now if job.state in TERMINAL else None,
             "runner": (facts.runner or before.runner) if held else None,
@@ -216,10 +215,10 @@ class Store:
             raise StorageError(f"{self.path}: job {job.id} was changed by another process; is another server running?")
         if job.state in TERMINAL:
             lasted = None if started is None else max(now - started, 0.0)
-            self._ended.append(_Ended(before.asked.workload, job.state, lasted))
+            self._ended.append(Ended(before.asked.workload, job.state, lasted))
 
     def _note(self, connection: sqlite3.Connection, job: str, at: float, kind: str, message: str) -> None:
-        connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": _storable(message)})
+        connection.execute(sql("add_event"), {"job": job, "at": at, "kind": kind, "message": storable(message)})
         self._changed.add(job)
 
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
@@ -392,30 +391,6 @@ class Store:
         for each in ended:
             each.count()
         self.news.tell(changed)
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """A job that is over, for the metrics; `lasted_s`: since its first claim, None where it never had one."""
-
-    workload: str
-    state: State
-    lasted_s: float | None
-
-    def count(self) -> None:
-        metrics.jobs_finished.labels(self.workload, self.state).inc()
-        if self.lasted_s is not None:
-            metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
-
-
-def _told_dependents(job: str, state: State) -> DependencySucceeded | DependencyFailed:
-    """What those that come after a job hear of its end."""
-    return DependencySucceeded(job) if state is State.SUCCEEDED else DependencyFailed(job, state)
-
-
-def _storable(text: str) -> str:
-    """Text as SQLite takes it: a file's name in it may have bytes that are no UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _halved(amount: float | None, age_s: float | None) -> float | None:
