@@ -184,16 +184,11 @@ def _run_jds(task: Task) -> None:
 
 
 def _run_merge(task: Task) -> None:
-    import cupy
-
     csr: Csr = task.matrix
     parts = -(-(csr.shape[0] + csr.nonzeros) // TILE_STEPS)
-    firsts = cupy.empty(parts + 1, cupy.int32)
     rows, nonzeros = ctypes.c_int(csr.shape[0]), ctypes.c_longlong(csr.nonzeros)
-    entry = f"merge_partition<{OFFSETS[csr.starts.dtype.name]}>"
-    task.launch(entry, 32 * (parts + 1), csr.starts, rows, nonzeros, firsts, ctypes.c_longlong(parts))
     carry_rows, carries = _carries(task, parts)
-    args = (csr.values, csr.columns, csr.starts, task.x, task.out, rows, nonzeros, firsts, carry_rows, carries)
+    args = (csr.values, csr.columns, csr.starts, task.x, task.out, rows, nonzeros, carry_rows, carries)
     task.launch(f"merge_tiles<{task.csr}>", parts * THREADS, *args)
     _add_carries(task, carry_rows, carries)
 
@@ -208,7 +203,6 @@ def _csr(name: str, *last: str) -> tuple[str, ...]:
 
 
 _SEGMENTS = _reals("coo_segments", "add_carries")
-_PARTITION = tuple(f"merge_partition<{offset}>" for offset in OFFSETS.values())
 _TYPES: Mapping[str, type] = MappingProxyType(
     {"csr": Csr, "merge": Csr, "coo": Coo, "ell": Ell, "hybrid": Hybrid, "jds": Jds}
 )
@@ -263,7 +257,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "merge": Variant(
             summary="CSR, rows and nonzeros merged and cut into equal parts: no row is too short or too long",
-            entries=(*_PARTITION, *_csr("merge_tiles"), *_reals("add_carries")),
+            entries=(*_csr("merge_tiles"), *_reals("add_carries")),
             run=_run_merge,
         ),
     }

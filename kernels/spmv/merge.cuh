@@ -1,34 +1,31 @@
 // Merge-based product of a CSR matrix. Rows' ends and nonzeros form one list, ordered as they are needed: a step is to add
 // a nonzero, or to finish a row. Cut into equal parts it gives every block equal work, be rows empty or endless.
-// Floor: as of the whole file, and a row's number a part.
+// Floor: as of the whole file.
 #pragma once
 
 #include "segments.cuh"
 
 constexpr int STEPS = 8, TILE_STEPS = THREADS * STEPS;
 
-// merge_partition: how many rows lie before each part: the first row r with r + (its end) >= the part's first step. A warp
-// a part, which looks at 32 rows at a time: few reads one after the other.
+// How many rows lie before a step: the first row r with r + (its end) >= it. By a warp, which looks at 32 rows at a time:
+// few reads one after the other.
 template <typename Offset>
-__global__ void __launch_bounds__(THREADS)
-merge_partition(const Offset* __restrict__ starts, int rows, long long nonzeros, int* __restrict__ firsts, long long parts) {
-    const long long part = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) / 32;
-    if (part > parts) return;
+__device__ inline int rows_before(const Offset* __restrict__ starts, int rows, long long nonzeros, long long step) {
     const int lane = threadIdx.x % 32;
-    const long long step = min(part * TILE_STEPS, rows + nonzeros);
-    long long low = max(step - nonzeros, 0ll), high = min(step, static_cast<long long>(rows));
+    int low = static_cast<int>(max(step - nonzeros, 0ll)), high = static_cast<int>(min(step, static_cast<long long>(rows)));
     while (low < high) {
-        const long long stride = (high - low + 31) / 32, row = low + lane * stride;
+        const int stride = (high - low + 31) / 32;
+        const long long row = low + lane * static_cast<long long>(stride);
         const bool before = row < high && row + starts[row + 1] < step;
         const int found = __popc(__ballot_sync(ALL_LANES, before));
         if (found == 0) {
             high = low;
         } else {
-            high = min(high, low + found * stride);
+            high = static_cast<int>(min(static_cast<long long>(high), low + found * static_cast<long long>(stride)));
             low += (found - 1) * stride + 1;
         }
     }
-    if (lane == 0) firsts[part] = static_cast<int>(low);
+    return low;
 }
 
 // What all earlier threads of a block carry to each: sums since a row last began, of which each thread has its own, and
@@ -61,22 +58,30 @@ __device__ constexpr int padded(unsigned i) {
 
 // merge_tiles: a block a part. Products are formed in the order of memory, many under way at once, and become, by a scan
 // that begins anew with each row, the sums of their rows so far. A row then finds its sum at its last nonzero; what belongs
-// to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search.
+// to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search. Where a
+// part begins its block finds out itself: it takes less time than a kernel of its own.
 template <typename Value, typename Offset>
 __global__ void __launch_bounds__(THREADS)
 merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
             const Value* __restrict__ x, Value* __restrict__ y, int rows, long long nonzeros,
-            const int* __restrict__ firsts, int* __restrict__ carry_rows, Value* __restrict__ carries) {
+            int* __restrict__ carry_rows, Value* __restrict__ carries) {
     constexpr int VECTORS = STEPS * sizeof(Value) / 16;
     __shared__ __align__(16) Value sums[padded<Value>(TILE_STEPS)];
     __shared__ __align__(8) unsigned char heads[TILE_STEPS];  // where a row begins
-    __shared__ int begins[TILE_STEPS + 1];
+    __shared__ unsigned short begins[TILE_STEPS + 1];
     __shared__ Value warp_sums[THREADS / 32];
     __shared__ bool warp_begun[THREADS / 32];
-    const long long step = static_cast<long long>(blockIdx.x) * TILE_STEPS;
-    const int row = firsts[blockIdx.x], next_row = firsts[blockIdx.x + 1], held_rows = next_row - row;
+    __shared__ int bounds[2];
+    const long long step = static_cast<long long>(blockIdx.x) * TILE_STEPS, end = min(step + TILE_STEPS, rows + nonzeros);
+    const int warp = threadIdx.x / 32;
+    if (warp < 2) {
+        const int found = rows_before(starts, rows, nonzeros, warp == 0 ? step : end);
+        if (threadIdx.x % 32 == 0) bounds[warp] = found;
+    }
+    __syncthreads();
+    const int row = bounds[0], next_row = bounds[1], held_rows = next_row - row;
     const long long nonzero = step - row;
-    const int held = static_cast<int>(min(step + TILE_STEPS, rows + nonzeros) - next_row - nonzero);
+    const int held = static_cast<int>(end - next_row - nonzero);
     const Value* my_values = settled(values + nonzero + threadIdx.x);
     const int* my_columns = settled(columns + nonzero + threadIdx.x);
     const int mine_held = held - static_cast<int>(threadIdx.x);
@@ -88,19 +93,29 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
         value[k] = exists ? read_once(my_values + k * THREADS) : Value(0);
         column[k] = exists ? read_once(my_columns + k * THREADS) : NONE;
     }
+    // The first rows' starts are under way with them, and x as soon as columns are there: nothing waits for the heads.
+    const Offset* my_starts = settled(starts + row + threadIdx.x);
+    Offset start = 0, next_start = 0;
+    if (threadIdx.x <= held_rows) start = my_starts[0];
+    if (threadIdx.x < held_rows) next_start = my_starts[1];
     *reinterpret_cast<unsigned long long*>(heads + threadIdx.x * STEPS) = 0;
+    Value of_x[STEPS];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) of_x[k] = column[k] != NONE ? x[column[k]] : Value(0);
     __syncthreads();
 #pragma unroll 1
-    for (int r = threadIdx.x; r <= held_rows; r += THREADS) {
-        const long long begin = starts[row + r] - nonzero;
-        const bool empty = r < held_rows && starts[row + r + 1] == begin + nonzero;
-        begins[r] = static_cast<int>(max(begin, 0ll));
+    for (int r = threadIdx.x; r <= held_rows;) {
+        const long long begin = start - nonzero;
+        const bool empty = r < held_rows && next_start == start;
+        begins[r] = static_cast<unsigned short>(max(begin, 0ll));
         if (begin >= 0 && begin < held && !empty) heads[begin] = 1;
+        r += THREADS;
+        if (r <= held_rows) start = starts[row + r];
+        if (r < held_rows) next_start = starts[row + r + 1];
     }
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)
-        sums[padded<Value>(threadIdx.x) + k * padded<Value>(THREADS)] =
-            column[k] != NONE ? value[k] * x[column[k]] : Value(0);
+        sums[padded<Value>(threadIdx.x) + k * padded<Value>(THREADS)] = value[k] * of_x[k];
     __syncthreads();
 
     uint4* mine = reinterpret_cast<uint4*>(sums + padded<Value>(threadIdx.x * STEPS));

@@ -18,7 +18,7 @@ from kernels.launch import kernel, multiprocessors, on_stream
 OPTIONS: tuple[str, ...] = ()
 
 POINT_TILE, POINT_THREADS = (32, 8), 256  # x, y
-VECTOR_TILE, VECTOR_THREADS = (128, 8), 256
+VECTOR_TILE, VECTOR_THREADS = (128, 16), 256
 TEMPORAL_ROWS, TEMPORAL_WIDTH, TEMPORAL_THREADS = 32, 128 - 8, 512
 BLOCKS_A_MULTIPROCESSOR = 32  # enough that the last ones to finish do not matter
 MIN_DEPTH = 32  # planes of a block: two more are read

@@ -58,44 +58,63 @@ __device__ inline float4 stepped_four(const Field& field, bool sides, int x, int
     return result;
 }
 
-// What a lane needs of a plane beside its own points: the rows around them, and, in the first and last lane, the point at
-// the warp's end, which no shuffle can bring.
+constexpr int EACH = 2;  // neighbouring rows of a warp
+
+// What a lane needs of a plane beside its own points: the rows around them, and, in the first and last lane, the points at
+// the rows' ends, which no shuffle can bring.
 struct Rim {
     float4 south, north;
-    float beside;
+    float beside[EACH];
 };
 
 template <bool ALIGNED>
 __device__ inline Rim load_rim(const float* __restrict__ from, const Field& field, int x, int y, int z) {
     const int lane = threadIdx.x % 32, column = lane ? x + 4 : x - 1;
     const bool reads = (lane == 0 || lane == 31) && column >= 0 && column < field.nx && z < field.nz;
-    return {load_four<ALIGNED>(from, field, x, y - 1, z), load_four<ALIGNED>(from, field, x, y + 1, z),
-            reads ? __ldg(from + (static_cast<long long>(z) * field.ny + y) * field.nx + column) : 0.0f};
+    Rim rim = {load_four<ALIGNED>(from, field, x, y - 1, z), load_four<ALIGNED>(from, field, x, y + EACH, z), {}};
+#pragma unroll
+    for (int r = 0; r < EACH; ++r)
+        if (reads && y + r < field.ny)
+            rim.beside[r] = __ldg(from + (static_cast<long long>(z) * field.ny + y + r) * field.nx + column);
+    return rim;
 }
 
-// vectors: 16 bytes a read and write, and no barrier: the rows around come from L1 or L2, where other warps have just
-// brought them. A plane is asked for two planes before it is used, so that memory always has work.
+// vectors: 16 bytes a read and write, and no barrier: the rows around a warp's two come from L1 or L2, where other warps
+// have just brought them. A plane is asked for two planes before it is used, so that memory always has work.
 template <bool ALIGNED>
-__global__ void __launch_bounds__(256, 4) vectors(const float* __restrict__ from, float* __restrict__ to, Field field) {
-    const Block block(field, WIDTH, 8);
-    const int lane = threadIdx.x % 32, x = block.x + 4 * lane, y = block.y + threadIdx.x / 32, first = block.z_first;
+__global__ void __launch_bounds__(256, 3) vectors(const float* __restrict__ from, float* __restrict__ to, Field field) {
+    const Block block(field, WIDTH, 8 * EACH);
+    const int lane = threadIdx.x % 32, x = block.x + 4 * lane, y = block.y + threadIdx.x / 32 * EACH;
     if (y >= field.ny) return;
     const bool sides = touches_sides(field, block.x);
-    float4 below = load_four<ALIGNED>(from, field, x, y, first - 1), here = load_four<ALIGNED>(from, field, x, y, first);
-    float4 above = load_four<ALIGNED>(from, field, x, y, first + 1);
-    Rim rim = load_rim<ALIGNED>(from, field, x, y, first);
+    float4 below[EACH], here[EACH], above[EACH], ahead[EACH];
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) {
+        below[r] = load_four<ALIGNED>(from, field, x, y + r, block.z_first - 1);
+        here[r] = load_four<ALIGNED>(from, field, x, y + r, block.z_first);
+        above[r] = load_four<ALIGNED>(from, field, x, y + r, block.z_first + 1);
+    }
+    Rim rim = load_rim<ALIGNED>(from, field, x, y, block.z_first);
 #pragma unroll 1
-    for (int z = first; z < block.z_end; ++z) {
-        const float4 ahead = load_four<ALIGNED>(from, field, x, y, z + 2);
+    for (int z = block.z_first; z < block.z_end; ++z) {
+#pragma unroll
+        for (int r = 0; r < EACH; ++r) ahead[r] = load_four<ALIGNED>(from, field, x, y + r, z + 2);
         const Rim next = load_rim<ALIGNED>(from, field, x, y, z + 1);
-        float west = __shfl_up_sync(ALL_LANES, here.w, 1), east = __shfl_down_sync(ALL_LANES, here.x, 1);
-        if (lane == 0) west = rim.beside;
-        if (lane == 31) east = rim.beside;
-        store_four<ALIGNED>(to, field, x, y, z,
-                            stepped_four(field, sides, x, y, z, here, west, east, rim.south, rim.north, below, above));
-        below = here;
-        here = above;
-        above = ahead;
+#pragma unroll
+        for (int r = 0; r < EACH; ++r) {
+            float west = __shfl_up_sync(ALL_LANES, here[r].w, 1), east = __shfl_down_sync(ALL_LANES, here[r].x, 1);
+            if (lane == 0) west = rim.beside[r];
+            if (lane == 31) east = rim.beside[r];
+            const float4 &south = r > 0 ? here[r - 1] : rim.south, &north = r + 1 < EACH ? here[r + 1] : rim.north;
+            store_four<ALIGNED>(to, field, x, y + r, z, stepped_four(field, sides, x, y + r, z, here[r], west, east,
+                                                                     south, north, below[r], above[r]));
+        }
+#pragma unroll
+        for (int r = 0; r < EACH; ++r) {
+            below[r] = here[r];
+            here[r] = above[r];
+            above[r] = ahead[r];
+        }
         rim = next;
     }
 }
@@ -105,7 +124,7 @@ __global__ void __launch_bounds__(256, 4) vectors(const float* __restrict__ from
 // one more point at the tile's rim (along x no more than the first and last lane), so tiles overlap by so much.
 template <bool ALIGNED, int STEPS>
 __global__ void __launch_bounds__(512) temporal(const float* __restrict__ from, float* __restrict__ to, Field field) {
-    constexpr int EACH = 2, ROWS = 16 * EACH;  // EACH: rows of a warp, which are neighbours
+    constexpr int ROWS = 16 * EACH;
     extern __shared__ float4 planes[];  // [2][STEPS][ROWS][32]: the latest plane of each step
     const Block block(field, WIDTH - 8, ROWS - 2 * STEPS);
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * EACH;

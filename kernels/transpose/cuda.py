@@ -23,8 +23,11 @@ MAX_TILES = (1 << 31) - 1  # of one launch
 UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
 # Tiles of transpose_coarsened: 64 × 64 elements must fit shared memory.
 SHAPES = {1: (64, 64), 2: (64, 64), 4: (64, 64), 8: (32, 64), 16: (32, 32)}
-# 16-byte pieces of a tile of transpose_vectors along a row of the input and of the output.
+# 16-byte pieces of a tile of transpose_vectors along a row of the input and of the output, where rows are aligned …
 PIECES = {1: (8, 8), 2: (16, 16), 4: (16, 16), 8: (16, 16), 16: (16, 32)}
+# … and where they are not.
+ANYWHERE = {1: (8, 8), 2: (8, 16), 4: (8, 16), 8: (16, 32), 16: (16, 32)}
+SECTOR = 32  # bytes of a row of the output that such a tile holds to spare
 
 
 class MatricesStruct(ctypes.Structure):
@@ -130,27 +133,28 @@ def _square(size: int) -> tuple[int, int]:
     return TILE, TILE
 
 
-def _vector_tile(size: int) -> tuple[int, int]:
-    vectors, quads = PIECES[size]
-    return quads * (16 // size), vectors * (16 // size)
-
-
-def _vectors_entry(size: int) -> str:
-    return f"transpose_vectors<{size}, {PIECES[size][0]}, {PIECES[size][1]}>"
+def _vectors_entry(size: int, aligned: bool) -> str:
+    vectors, quads = (PIECES if aligned else ANYWHERE)[size]
+    return f"transpose_vectors<{size}, {vectors}, {quads}, {str(aligned).lower()}>"
 
 
 def _run_vectors(task: Task) -> None:
-    array, whole = task.array, 16
-    aligned = array.data.ptr % whole == 0 and task.out.data.ptr % whole == 0
-    lengths = (array.shape[1] * task.size, array.shape[2] * task.size, array.strides[1], array.strides[0])
-    if aligned and all(length % whole == 0 for length in lengths):
-        _launch(task, _vectors_entry(task.size), _vector_tile(task.size), (THREADS,))
-    else:
-        _run_shapes(task)
+    size, aligned = task.size, _aligned(task)
+    vectors, quads = (PIECES if aligned else ANYWHERE)[size]
+    rows = quads * (16 // size) - (0 if aligned else SECTOR // size)
+    _launch(task, _vectors_entry(size, aligned), (rows, vectors * (16 // size)), (THREADS,))
+
+
+def _aligned(task: Task) -> bool:
+    """Whether the input's rows are made of whole pieces, and the output's of whole sectors."""
+    array, size = task.array, task.size
+    pieces = (array.data.ptr, array.strides[0], array.strides[1], array.shape[2] * size)
+    return all(at % 16 == 0 for at in pieces) and all(
+        at % SECTOR == 0 for at in (task.out.data.ptr, array.shape[1] * size)
+    )
 
 
 _COARSENED = "transpose_coarsened<{element}, {height}, {width}>"
-_run_shapes = _runner(_COARSENED, SHAPES.__getitem__, (TILE, 8))
 
 
 def _each(template: str, tile: Callable[[int], tuple[int, int]] = _square) -> tuple[str, ...]:
@@ -189,11 +193,11 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "shapes": Variant(
             summary="larger tiles: runs twice as long for memory",
             entries=_each(_COARSENED, SHAPES.__getitem__),
-            run=_run_shapes,
+            run=_runner(_COARSENED, SHAPES.__getitem__, (TILE, 8)),
         ),
         "vectors": Variant(
-            summary="16 bytes a load and a store, whatever the element; swizzled tile (as before where unaligned)",
-            entries=(*map(_vectors_entry, UNSIGNED), *_each(_COARSENED, SHAPES.__getitem__)),
+            summary="16 bytes a load and a store, whatever the element and wherever rows begin; swizzled tile",
+            entries=tuple(_vectors_entry(size, aligned) for size in UNSIGNED for aligned in (True, False)),
             run=_run_vectors,
         ),
     }

@@ -11,7 +11,7 @@
 //   transpose_naive        a thread an element: reads follow the rows, writes go down a column
 //   transpose_tiled        a tile of 32 × 32 in shared memory, so that writes follow rows; padded, no bank conflicts
 //   transpose_coarsened    a thread several elements of a tile of any shape
-//   transpose_vectors      16 bytes a load and a store; small elements turned in registers, tiles swizzled
+//   transpose_vectors      16 bytes a load and a store, wherever rows begin; small elements turned in registers, tiles swizzled
 // Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 
 struct Matrices {
@@ -110,6 +110,7 @@ transpose_coarsened(const T* __restrict__ in, T* __restrict__ out, Matrices matr
 // into cells of DEEP elements of a column. A cell is a word, or one element where that is larger.
 template <int SIZE>
 struct Turned {
+    typedef unsigned Element;
     typedef unsigned Cell;
     static constexpr int DEEP = 1;
     static __device__ inline void turn(const uint4 (&rows)[1], unsigned (&cells)[4]) {
@@ -119,6 +120,7 @@ struct Turned {
 
 template <>
 struct Turned<1> {
+    typedef unsigned char Element;
     typedef unsigned Cell;
     static constexpr int DEEP = 4;
     static __device__ inline void four(unsigned a, unsigned b, unsigned c, unsigned d, unsigned* cells) {
@@ -137,6 +139,7 @@ struct Turned<1> {
 
 template <>
 struct Turned<2> {
+    typedef unsigned short Element;
     typedef unsigned Cell;
     static constexpr int DEEP = 2;
     static __device__ inline void turn(const uint4 (&rows)[2], unsigned (&cells)[8]) {
@@ -152,6 +155,7 @@ struct Turned<2> {
 
 template <>
 struct Turned<8> {
+    typedef uint2 Element;
     typedef uint2 Cell;
     static constexpr int DEEP = 1;
     static __device__ inline void turn(const uint4 (&rows)[1], uint2 (&cells)[2]) {
@@ -161,48 +165,83 @@ struct Turned<8> {
 
 template <>
 struct Turned<16> {
+    typedef uint4 Element;
     typedef uint4 Cell;
     static constexpr int DEEP = 1;
     static __device__ inline void turn(const uint4 (&rows)[1], uint4 (&cells)[1]) { cells[0] = rows[0]; }
 };
 
+// 16 of 32 bytes, from a whole element on.
+template <int SIZE>
+__device__ inline uint4 shifted(uint4 low, uint4 high, unsigned bytes) {
+    unsigned word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (SIZE <= 8)
+#pragma unroll
+        for (int w = 0; w < 6; ++w) word[w] = bytes & 8 ? word[w + 2] : word[w];
+    if (SIZE <= 4)
+#pragma unroll
+        for (int w = 0; w < 5; ++w) word[w] = bytes & 4 ? word[w + 1] : word[w];
+    if (SIZE <= 2)
+#pragma unroll
+        for (int w = 0; w < 4; ++w) word[w] = __funnelshift_r(word[w], word[w + 1], bytes % 4 * 8);
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // transpose_vectors: every access to memory is 16 bytes, for elements of SIZE bytes. The tile in shared memory is
 // already turned; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece lies at
 // its place XOR the vector its column came from, so that neither the writing of cells down a piece's column nor the
-// reading of whole pieces meets a bank twice. Pitches, rows and columns must be whole multiples of 16 bytes.
-template <int SIZE, int VECTORS, int QUADS>
+// reading of whole pieces meets a bank twice.
+// ALIGNED: whole multiples of 16 bytes in the input, of sectors in the output. Else a row's bytes are put together from the
+// pieces that lie around them (memory is handed out in larger ones, so where one byte of a piece is an array's, all of it
+// may be read), and every row of the output is cut where its own sectors of memory begin: tiles hold up to a sector more
+// than they write, and only a row's ends are written by elements. A sector that two tiles write costs much more.
+constexpr int SECTOR = 32;
+
+template <int SIZE, int VECTORS, int QUADS, bool ALIGNED>
 __global__ void __launch_bounds__(THREADS)
 transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Matrices matrices) {
     typedef Turned<SIZE> Way;
     typedef typename Way::Cell Cell;
+    typedef typename Way::Element Element;
     constexpr int ACROSS = 16 / SIZE, DEEP = Way::DEEP, CELLS_A_QUAD = 16 / sizeof(Cell);
     constexpr int COLUMNS = VECTORS * ACROSS, ROWS = QUADS * ACROSS;
     constexpr int UNITS = VECTORS * ROWS / DEEP / THREADS, PANELS = VECTORS / 8;
+    constexpr int SPARE = ALIGNED ? 0 : SECTOR / SIZE, WRITTEN = QUADS - SPARE / ACROSS;  // rows and pieces
     static_assert(UNITS * THREADS * DEEP == VECTORS * ROWS && VECTORS % 8 == 0 && QUADS % 8 == 0, "whole units");
     __shared__ uint4 tile[COLUMNS * QUADS];
-    const Place place = place_of<ROWS, COLUMNS>(matrices);
+    const Place place = place_of<ROWS - SPARE, COLUMNS>(matrices);
     const long long rows = matrices.rows - place.row, columns = matrices.columns - place.column;
     const unsigned char* source = in + from(matrices, place.batch, place.row, place.column) * SIZE;
     unsigned char* target = out + to(matrices, place.batch, place.row, place.column) * SIZE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    uint4 loaded[UNITS][DEEP];
+    // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is under way before it uses any.
+    const auto vector_of = [&](int k) { return lane % 8 + (warp + k * (THREADS / 32)) % PANELS * 8; };
+    const auto cell_of = [&](int k) { return lane / 8 + (warp + k * (THREADS / 32)) / PANELS * 4; };
+    uint4 loaded[UNITS][DEEP], beside[UNITS][DEEP];
+    unsigned past[UNITS][DEEP];  // bytes from the piece's begin
 #pragma unroll
     for (int k = 0; k < UNITS; ++k) {
-        // A warp takes 8 vectors of 4 × DEEP rows.
-        const int group = warp + k * (THREADS / 32), vector = lane % 8 + group % PANELS * 8;
-        const int deep = (lane / 8 + group / PANELS * 4) * DEEP;
-        if (deep < rows && vector * ACROSS < columns)
+        const int vector = vector_of(k), first = cell_of(k) * DEEP;
+        const long long wanted = (columns - vector * ACROSS) * SIZE;
+        if (first >= rows || wanted <= 0) continue;
 #pragma unroll
-            for (int d = 0; d < DEEP; ++d)
-                loaded[k][d] = *reinterpret_cast<const uint4*>(source + (deep + d) * matrices.row_pitch * SIZE +
-                    vector * 16);
+        for (int d = 0; d < DEEP; ++d) {
+            if (!ALIGNED && first + d >= rows) continue;
+            const unsigned char* at = source + (first + d) * matrices.row_pitch * SIZE + vector * 16;
+            past[k][d] = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(at) % 16;
+            const uint4* piece = reinterpret_cast<const uint4*>(at - past[k][d]);
+            loaded[k][d] = piece[0];
+            if (past[k][d] != 0 && past[k][d] + wanted > 16) beside[k][d] = piece[1];
+        }
     }
 #pragma unroll
     for (int k = 0; k < UNITS; ++k) {
-        const int group = warp + k * (THREADS / 32), vector = lane % 8 + group % PANELS * 8;
-        const int cell = lane / 8 + group / PANELS * 4, quad = cell / CELLS_A_QUAD;
+        const int vector = vector_of(k), cell = cell_of(k), quad = cell / CELLS_A_QUAD;
         if (cell * DEEP >= rows || vector * ACROSS >= columns) continue;
+        if (!ALIGNED)
+#pragma unroll
+            for (int d = 0; d < DEEP; ++d) loaded[k][d] = shifted<SIZE>(loaded[k][d], beside[k][d], past[k][d]);
         Cell cells[ACROSS];
         Way::turn(loaded[k], cells);
 #pragma unroll
@@ -212,11 +251,35 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         }
     }
     __syncthreads();
+    const auto turned = [&](int column, int quad) -> const uint4& {
+        return tile[column * QUADS + (quad ^ column / ACROSS % 8)];
+    };
+    // Bytes to where a sector begins in a row of the output.
+    const auto skipped = [&](int column) {
+        return ALIGNED ? 0u : -static_cast<unsigned>(reinterpret_cast<unsigned long long>(target) +
+                                                     column * matrices.rows * SIZE) % SECTOR;
+    };
+    const auto write = [&](int column, int row) {  // an element
+        reinterpret_cast<Element*>(target)[column * matrices.rows + row] =
+            reinterpret_cast<const Element*>(&turned(column, row / ACROSS))[row % ACROSS];
+    };
 #pragma unroll
-    for (int k = 0; k < COLUMNS * QUADS / THREADS; ++k) {
-        const int unit = threadIdx.x + k * THREADS, column = unit / QUADS, quad = unit % QUADS;
-        if (column < columns && quad * ACROSS < rows)
-            *reinterpret_cast<uint4*>(target + column * matrices.rows * SIZE + quad * 16) =
-                tile[column * QUADS + (quad ^ column / ACROSS % 8)];
+    for (int k = 0; k < (COLUMNS * WRITTEN + THREADS - 1) / THREADS; ++k) {
+        const int unit = threadIdx.x + k * THREADS, column = unit / WRITTEN, quad = unit % WRITTEN;
+        if (column >= min(columns, static_cast<long long>(COLUMNS))) continue;
+        const unsigned skip = skipped(column);
+        const int row = quad * ACROSS + skip / SIZE;
+        if (row + (ALIGNED ? 1 : ACROSS) <= rows) {
+            const int at = quad + skip / 16;
+            *reinterpret_cast<uint4*>(target + column * matrices.rows * SIZE + skip + quad * 16) =
+                ALIGNED ? turned(column, at) : shifted<SIZE>(turned(column, at), turned(column, at + 1), skip % 16);
+        } else if (!ALIGNED) {
+            for (int r = row; r < rows; ++r) write(column, r);
+        }
+    }
+    if (ALIGNED || place.row != 0) return;
+    for (int unit = threadIdx.x; unit < COLUMNS * SPARE; unit += THREADS) {
+        const int column = unit / SPARE, row = unit % SPARE;
+        if (column < columns && row < rows && row * SIZE < skipped(column)) write(column, row);
     }
 }

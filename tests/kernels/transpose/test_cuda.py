@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,26 @@ def test_every_variant_turns_every_case(cupy: Any, variant: str | None, dtype: s
         out.view(cupy.uint8)[...] = 0xA5
         assert on_cuda(array, out, variant=variant) is out
         case.check(out.get())
+
+
+@pytest.mark.parametrize("shape", [(131, 137), (2, 300, 301), (64, 80), (2, 33, 512), (8, 257), (1031, 5)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_may_begin_anywhere_and_nothing_beside_them_is_written(
+    cupy: Any, dtype: str, shape: tuple[int, ...]
+) -> None:
+    size, most = int(np.prod(shape)), 40 // np.dtype(dtype).itemsize
+    values = cupy.random.default_rng(7).integers(0, 256, size * np.dtype(dtype).itemsize, dtype=cupy.uint8).view(dtype)
+    expected = values.get().reshape(shape).swapaxes(-1, -2)
+    for begin, out_begin in product({0, 1, most // 2, most}, repeat=2):
+        array = cupy.empty(begin + size, dtype)[begin:].reshape(shape)
+        array.view(cupy.uint8)[...] = values.view(cupy.uint8).reshape(array.view(cupy.uint8).shape)
+        around = cupy.empty(out_begin + size + most, dtype)
+        around.view(cupy.uint8)[...] = 0xA5
+        on_cuda(array, around[out_begin : out_begin + size].reshape(expected.shape))
+        found = around.get()
+        turned, beside = found[out_begin : out_begin + size], np.delete(found, slice(out_begin, out_begin + size))
+        assert turned.tobytes() == expected.tobytes(), (begin, out_begin)
+        assert set(beside.tobytes()) <= {0xA5}, (begin, out_begin)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
