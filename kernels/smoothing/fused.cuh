@@ -8,7 +8,6 @@
 // Each thread filters four neighbouring columns from registers, where the rows of the window stay; the sums go through
 // shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once (but
 // for halos, from L2) and written once, and nothing else leaves the chip.
-constexpr int MAX_RADIUS = 8;
 
 // Gauss: weight at distance 0 … RADIUS; 0 beyond the reach adds nothing to whole numbers, but 0 times infinity is NaN: for
 // floats RADIUS is the reach. Box over whole numbers: 1 or 0 for each of the 2 RADIUS + 1 places. SQUARE has no weights.
@@ -120,17 +119,18 @@ struct Window {
 
 // A step down: STEP rows enter, and the sums of the windows that they complete are put from `to` on.
 template <typename Shape, int KIND, int RADIUS, typename Sample, typename Value>
-__device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, unsigned* to,
-                                      const Filter& filter) {
+__device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, const int* skews,
+                                      unsigned* to, const Filter& filter) {
     constexpr int STEP = Shape::STEP, LANES = Shape::LANES, WIDTH = Shape::WIDTH;
     constexpr bool FLOAT_BOX = KIND == BOX && same<Sample, float>;
     const auto filter_rows = [&](auto taps) {
         // Two rows are loaded ahead: the compiler keeps loads behind the stores of sums.
-        Packed<Sample> ahead[2] = {packed_at(entering), packed_at(entering + WIDTH)};
+        const auto row = [&](int i) { return packed_row<Shape>(entering + i * WIDTH, skews + i); };
+        Packed<Sample> ahead[2] = {row(0), row(1)};
 #pragma unroll
         for (int i = 0; i < STEP; ++i) {
             enter<Shape, KIND>(ahead[i % 2], window.row[2 * RADIUS + i]);
-            if (i + 2 < STEP) ahead[i % 2] = packed_at(entering + (i + 2) * WIDTH);
+            if (i + 2 < STEP) ahead[i % 2] = row(i + 2);
             Value sum[LANES];
 #pragma unroll
             for (int j = 0; j < LANES; ++j) {
@@ -158,31 +158,38 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
         for (int j = 0; j < LANES; ++j) window.row[i][j] = window.row[i + STEP][j];
 }
 
-template <typename Sample, int CHANNELS, int RADIUS, int KIND>
-__global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND>::THREADS,
-                                  Fused<Sample, CHANNELS, RADIUS, KIND>::BLOCKS)
+template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
+__global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::THREADS,
+                                  Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::BLOCKS)
 fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter) {
-    typedef Fused<Sample, CHANNELS, RADIUS, KIND> Shape;
+    typedef Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED> Shape;
     constexpr int STEP = Shape::STEP, WIDTH = Shape::WIDTH, SEGMENT = Shape::SEGMENT;
+    constexpr int STAGE = Shape::SAMPLES / static_cast<int>(sizeof(Sample));
     extern __shared__ __align__(16) unsigned char shared[];
     Sample* samples = reinterpret_cast<Sample*>(shared);
     unsigned* sums = reinterpret_cast<unsigned*>(shared + Shape::STAGES * Shape::SAMPLES);
-    Sources* sources = reinterpret_cast<Sources*>(shared + Shape::STAGES * Shape::SAMPLES + Shape::SUMS);
+    int* skews = reinterpret_cast<int*>(shared + Shape::STAGES * Shape::SAMPLES + Shape::SUMS);
+    Sources* sources = reinterpret_cast<Sources*>(skews + Shape::SKEWS);
     const Place place = place_of(blockIdx.x, picture);
     const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
     const int x = place.tile * Shape::OUTPUTS, x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = place.band * picture.band_rows, y_end = min(y_begin + picture.band_rows, picture.out_rows);
-    const bool whole = picture.aligned_in && x_in >= 0 && x_in + WIDTH <= picture.row_samples;
-    if (!whole) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + 2 * Shape::HALO, picture);
+    const bool whole = x_in >= Shape::SKEW && x_in + WIDTH <= picture.row_samples;
+    if (!whole) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;
     const int first = y_begin + picture.centre_y - RADIUS, mine = 4 * threadIdx.x;
-    const auto fetch = [&](auto count, Sample* to, int row) {
-        fetch_rows<Shape, count.value>(to, in_plane, first + row, x_in, whole, sources, picture);
+    int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
+    const auto fetch_above = [&](Sample* to) {
+        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, x_in, whole, sources, picture);
+    };
+    const auto fetch = [&](int stage, int row) {
+        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + row, x_in, whole,
+                                sources, picture);
     };
     // The rows that the first window has above its last come where the sums will be, if they fit there, together with
     // those of the first step; else before these.
@@ -190,15 +197,16 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     constexpr bool FIT = ABOVE <= Shape::SUMS;
     static_assert(FIT || ABOVE <= Shape::STAGES * Shape::SAMPLES + Shape::SUMS, "shared memory holds the rows above");
     Sample* above = FIT ? reinterpret_cast<Sample*>(sums) : samples;
-    fetch(Taps<2 * RADIUS>(), above, 0);
-    if (FIT) fetch(Taps<STEP>(), samples, 2 * RADIUS);
+    fetch_above(above);
+    if (FIT) fetch(0, 2 * RADIUS);
     wait_for_copies();
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2 * RADIUS; ++i) enter<Shape, KIND>(packed_at(above + i * WIDTH + mine), window.row[i]);
+    for (int i = 0; i < 2 * RADIUS; ++i)
+        enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews + i), window.row[i]);
     if (!FIT) {
         __syncthreads();
-        fetch(Taps<STEP>(), samples, 2 * RADIUS);
+        fetch(0, 2 * RADIUS);
     }
 #pragma unroll
     for (int j = 0; KIND == SQUARE && j < Shape::LANES; ++j) {
@@ -216,13 +224,14 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     for (int y = y_begin, stage = 0; y < y_end; y += STEP) {
         wait_for_copies();
         __syncthreads();  // the samples are there, and the last step's sums have been read
-        const Sample* entering = samples + stage * (STEP * WIDTH) + mine;
+        const Sample* entering = samples + stage * STAGE + mine;
+        const int* entering_skews = stage_skews + stage * STEP;
         const auto fetch_next = [&] {
             if (Shape::STAGES == 2) stage ^= 1;
-            if (y + STEP < y_end) fetch(Taps<STEP>(), samples + stage * (STEP * WIDTH), y - y_begin + 2 * RADIUS + STEP);
+            if (y + STEP < y_end) fetch(stage, y - y_begin + 2 * RADIUS + STEP);
         };
         if (Shape::STAGES == 2) fetch_next();
-        filter_columns<Shape, KIND>(window, entering, to, filter);
+        filter_columns<Shape, KIND>(window, entering, entering_skews, to, filter);
         __syncthreads();
         if (Shape::STAGES == 1) fetch_next();
 

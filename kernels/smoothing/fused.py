@@ -20,7 +20,7 @@ C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short
 # of uint8 that are so short are exact: another arithmetic.)
 BOX_RADII, GAUSS_RADII, FLOAT_GAUSS_RADII = (1, 4), (4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
 SQUARE_RADII = (1, 2, 3, 4)  # boxes over whole numbers that reach equally far in all four directions
-MAX_CHANNELS = 4
+MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 32
@@ -40,8 +40,13 @@ def _radii(kind: str, dtype: str) -> tuple[int, ...]:
     return {"float32": FLOAT_GAUSS_RADII, "uint8": ()}.get(dtype, GAUSS_RADII)
 
 
+def _entry(c_type: str, channels: int, radius: int, kind: str, aligned: bool) -> str:
+    return f"fused<{c_type}, {channels}, {radius}, {kind}, {str(aligned).lower()}>"
+
+
 ENTRIES = tuple(
-    f"fused<{c_type}, {channels}, {radius}, {kind}>"
+    _entry(c_type, channels, radius, kind, aligned)
+    for aligned in (True, False)
     for kind in ("SQUARE", "BOX", "GAUSS")
     for dtype, c_type in C_TYPES.items()
     for radius in _radii(kind, dtype)
@@ -58,6 +63,10 @@ class Picture(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("mode_y", "mode_x", "aligned_in", "aligned_out")),
         ("fill", ctypes.c_uint),
     )
+
+    @property
+    def aligned(self) -> bool:
+        return bool(self.aligned_in and self.aligned_out)
 
 
 class Filter(ctypes.Structure):
@@ -117,7 +126,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
     chosen = _chosen(windows, dtype)
     if chosen is None:
         return False
-    tile = _tile(dtype, view.channels, *chosen)
+    tile = _tile(dtype, view.channels, *chosen, aligned=False)  # the narrower
     if tile.shared_bytes > shared_bytes_a_block():
         return False
     tiles = -(-view.columns * view.channels // tile.outputs)
@@ -131,11 +140,10 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     assert view is not None
     assert chosen is not None
     kind, radius = chosen
-    tile = _tile(dtype, view.channels, kind, radius)
     picture = picture_of(image, view, cval, out)
-    picture.aligned_in &= picture.centre_x * dtype.itemsize % VECTOR_BYTES == 0
+    tile = _tile(dtype, view.channels, kind, radius, aligned=picture.aligned)
     blocks = _cut(picture, tile, 16 * radius)
-    entry = f"fused<{C_TYPES[dtype.name]}, {view.channels}, {radius}, {kind}>"
+    entry = _entry(C_TYPES[dtype.name], view.channels, radius, kind, picture.aligned)
     args = (image, out, picture, _filter(view, dtype, kind, radius))
     kernel("smoothing", entry).launch((blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream)
 
@@ -167,21 +175,27 @@ class Tile:
     rounds: tuple[int, ...]  # how often blocks should fill the device, best first (measured on an H200)
 
 
-def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int) -> Tile:
+def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
     size, floats, far = dtype.itemsize, dtype.kind == "f", radius > 4
     step = 8 if floats or far else 16
     stages = 2 if floats and not far else 1
-    sector = SECTOR_BYTES // size
-    halo = _up_to(radius * channels, VECTOR_BYTES // size if size == 1 else sector)
+    sector, vector, reach = SECTOR_BYTES // size, VECTOR_BYTES // size, radius * channels
+    if aligned:
+        halo = _up_to(reach, vector if size == 1 else sector)
+        outputs, spare = (WIDTH - 2 * halo) // sector * sector, 0
+    else:
+        halo = _up_to(reach, 8)
+        outputs, spare = (WIDTH - halo - reach - (sector - 1)) // vector * vector, SECTOR_BYTES
     paired = kind == "SQUARE" and size == 1
     a_word, segment = 2 if paired else 1, 4 * step
     places = WIDTH + 2 * halo + 8
     pitch = _up_to(places // segment * (segment // a_word + 4) + places % segment // a_word, 4)
     few = far and (size == 2 or (floats and channels > 1))
-    shared_bytes = step * (stages * WIDTH * size + pitch * 4) + (3 + WIDTH) * 4
+    skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
+    shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
     return Tile(
         step=step,
-        outputs=(WIDTH - 2 * halo) // sector * sector,
+        outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
         rounds=(12, 4, 3, 2, 1) if paired else (4, 3, 2, 1),
@@ -209,7 +223,7 @@ def picture_of(image: Any, view: View, cval: float, out: Any) -> Picture:
         centre_x=shift,
         mode_y=MODES.index("nearest" if down is None else down.mode),
         mode_x=MODES.index("nearest" if across is None else across.mode),
-        aligned_in=(image.data.ptr | row_samples * itemsize) % VECTOR_BYTES == 0,
+        aligned_in=(image.data.ptr | row_samples * itemsize | shift * itemsize) % VECTOR_BYTES == 0,
         aligned_out=(out.data.ptr | out_row_samples * itemsize) % VECTOR_BYTES == 0,
         fill=_bits(cval, np.dtype(image.dtype)),
     )

@@ -3,6 +3,7 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
+#include "shifted.cuh"
 
 // tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (kernels/smoothing says
 // why), so their order does not matter. A block walks along a strip of rows, its warps one below the other; the next
@@ -103,7 +104,11 @@ struct TensorInput {
 
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
     __device__ void fetch(int x, int slot) const {
-        if (!picture.aligned_in) return fetch_bytes(x, slot);
+        if (!picture.aligned_in) {
+            const int begin = x * CHANNELS;
+            if (begin < 15 || begin + Shape::CHUNK_BYTES + 15 > picture.row_samples) return fetch_vectors(x, slot);
+            return fetch_anywhere(begin, slot);
+        }
         if (!inside || x < 0 || x + Shape::CHUNK > picture.columns) return fetch_vectors(x, slot);
         if (to < 0) return;
         const unsigned char* source = plane + from + x * CHANNELS;
@@ -123,18 +128,23 @@ struct TensorInput {
             const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16, sample = x * CHANNELS + at;
             unsigned char* vector = samples + row * Shape::PITCH + slot + at;
             if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
-            else if (sample >= 0 && sample + 16 <= picture.row_samples) copy_16_bytes(vector, plane + offsets[row] + sample);
+            else if (picture.aligned_in && sample >= 0 && sample + 16 <= picture.row_samples)
+                copy_16_bytes(vector, plane + offsets[row] + sample);
             else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // farther out nothing is seen
 #pragma unroll 1
                 for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], x, at + k);
         }
     }
 
-    __device__ void fetch_bytes(int x, int slot) const {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::CHUNK_BYTES; i += TENSOR_THREADS) {
-            const int row = i / Shape::CHUNK_BYTES, at = i % Shape::CHUNK_BYTES;
-            samples[row * Shape::PITCH + slot + at] = byte_at(offsets[row], x, at);
+    // The same where rows begin anywhere, from byte `begin` of each on.
+    __device__ void fetch_anywhere(int begin, int slot) const {
+        const unsigned fill = picture.fill * 0x01010101u;
+#pragma unroll 2
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * Shape::A_ROW; i += TENSOR_THREADS) {
+            const int row = i / Shape::A_ROW, at = i % Shape::A_ROW * 16;
+            const uint4 vector = offsets[row] < 0 ? make_uint4(fill, fill, fill, fill)
+                                                  : load_anywhere(plane + offsets[row] + begin + at);
+            *reinterpret_cast<uint4*>(samples + row * Shape::PITCH + slot + at) = vector;
         }
     }
 
@@ -168,7 +178,7 @@ struct TensorOutput {
 
     // The chunk from position `x` on, of which so many are to be written.
     __device__ void store(int x, int positions) const {
-        if (!whole || positions < Shape::CHUNK) return store_bytes(x, min(positions, Shape::CHUNK));
+        if (!whole || positions < Shape::CHUNK) return store_rows(x, min(positions, Shape::CHUNK));
         if (from < 0) return;
         unsigned char* target = out + to + x * CHANNELS;
         constexpr int LAST = 16 % AT_ONCE * Shape::RESULT_PITCH;  // only rows before this have one more to do
@@ -178,12 +188,15 @@ struct TensorOutput {
                 *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH);
     }
 
-    __device__ void store_bytes(int x, int positions) const {
+    // The same where rows begin anywhere, or some of it is not to be written.
+    __device__ void store_rows(int x, int positions) const {
+        const unsigned char* result = results;
+        unsigned char* line = out + first + x * CHANNELS;
 #pragma unroll 1
-        for (int row = 0; row < min(rows, 16); ++row)
-#pragma unroll 1
-            for (int at = threadIdx.x % 32; at < positions * CHANNELS; at += 32)
-                out[first + row * stride + x * CHANNELS + at] = results[row * Shape::RESULT_PITCH + at];
+        for (int row = 0; row < min(rows, 16); ++row, line += stride, result += Shape::RESULT_PITCH)
+            store_anywhere<Shape::CHUNK_BYTES>(
+                line, positions * CHANNELS, [&](int i) { return reinterpret_cast<const uint4*>(result)[i]; },
+                [&](int i) { return result[i]; });
     }
 };
 

@@ -47,7 +47,6 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     view, radius = view_of(image.shape, windows), _radius(windows)
     assert view is not None
     picture = picture_of(image, view, cval, out)
-    picture.aligned_in &= picture.centre_x % 16 == 0
     rows, shared_bytes = _strip(view.channels, radius)
     picture.bands = -(-picture.out_rows // rows)
     out_columns = picture.out_row_samples // view.channels

@@ -3,11 +3,15 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
+#include "shifted.cuh"
 #include "windows.cuh"
 
 __host__ __device__ constexpr int up_to(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-template <typename Sample, int CHANNELS, int RADIUS, int KIND>
+constexpr int MAX_RADIUS = 8;
+
+// ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
+template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 struct Fused {
     static constexpr bool FLOATS = same<Sample, float>;
     static constexpr int THREADS = 128, WIDTH = 4 * THREADS;  // samples of a row that a block loads, four a thread
@@ -22,9 +26,11 @@ struct Fused {
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
     // Loads begin at a sector (half a sector off, an H200's L2 reads 1.6 times as much), but for bytes, where that would
-    // cost too many columns.
-    static constexpr int REACH = RADIUS * CHANNELS, HALO = up_to(REACH, sizeof(Sample) == 1 ? VECTOR : SECTOR);
-    static constexpr int OUTPUTS = (WIDTH - 2 * HALO) / SECTOR * SECTOR;
+    // cost too many columns. Rows that begin anywhere are loaded from the sector before: SKEW places more at most.
+    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : SECTOR - 1;
+    static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
+    static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
+                                           : (WIDTH - HALO - REACH - SKEW) / VECTOR * VECTOR;
 
     // Sums of a row stand in runs, one a segment; runs begin 4 words apart modulo 32 or nearly so, so that the lanes of a
     // warp, which read the quads of neighbouring segments, meet all banks.
@@ -32,11 +38,18 @@ struct Fused {
     static constexpr int A_WORD = PAIRED ? 2 : 1, LANES = 4 / A_WORD;
     static constexpr int RUN = SEGMENT / A_WORD + 4, PLACES = WIDTH + 2 * HALO + 8;  // read beyond the end, not used
     static constexpr int PITCH = up_to(PLACES / SEGMENT * RUN + PLACES % SEGMENT / A_WORD, 4);
-    // Bytes of shared memory: samples, sums, where columns come from.
-    static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)), SUMS = STEP * PITCH * 4;
+    // Bytes of shared memory: a stage's samples (behind them some are read that nobody uses), sums; and how many rows'
+    // skews are kept, of those above a band first.
+    static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
+    static constexpr int SUMS = STEP * PITCH * 4, SKEWS = ALIGNED ? 0 : 2 * MAX_RADIUS + STAGES * STEP;
+
+    // Places that lie between the sector that holds place 0 of a row, input sample `at`, and it.
+    static __device__ inline int skew_of(const Sample* at) {
+        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % SECTOR_BYTES / sizeof(Sample);
+    }
 };
 
-// Which places of a row 16-byte copies cannot bring (0 … left and right … right + count - left), and where the samples of
+// Which places of a row 16-byte copies may not bring (0 … left and right … right + count - left), and where the samples of
 // those come from (-1: beyond the edge).
 struct Sources {
     int left, right, count;
@@ -47,11 +60,10 @@ struct Sources {
 template <typename Shape, int CHANNELS>
 __device__ inline void find_sources(Sources* sources, int x, int needed, const Picture& picture) {
     if (threadIdx.x == 0) {
-        int left = needed, right = needed;
-        if (picture.aligned_in) {
-            left = min(up_to(max(-x, 0), Shape::VECTOR), needed);
-            right = max(left, min(needed, (picture.row_samples - x) / Shape::VECTOR * Shape::VECTOR));
-        }
+        // Which vectors straddle a row's ends differs from row to row.
+        constexpr int UNSURE = Shape::SKEW > 0 ? Shape::VECTOR - 1 : 0;
+        const int left = min(max(UNSURE - x, 0), needed);
+        const int right = max(left, min(needed, picture.row_samples - x - UNSURE));
         sources->left = left, sources->right = right, sources->count = left + needed - right;
     }
     for (int i = threadIdx.x; i < needed; i += Shape::THREADS) {
@@ -61,36 +73,39 @@ __device__ inline void find_sources(Sources* sources, int x, int needed, const P
     }
 }
 
-// Fetches COUNT rows from `position` on of the tile whose first place comes from `x`. `whole`: nothing of it lies beyond
-// the left or right edge, and copies may bring all.
+// Fetches COUNT rows from `position` on of the tile whose first place comes from `x`; of rows that begin anywhere, how far
+// right each is put goes to `skews`. `whole`: nothing of it lies beyond the left or right edge, and copies may bring all.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, const Sample* plane, int position, int x, bool whole,
+__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int x, bool whole,
                                   const Sources* sources, const Picture& picture) {
-    constexpr int WIDTH = Shape::WIDTH, A_ROW = WIDTH / Shape::VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
-    const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * Shape::VECTOR;
+    constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
+    const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
     const long long row_samples = picture.row_samples;
     const bool inside = position >= 0 && position + COUNT <= picture.rows;
+    const auto source_row = [&](int i) {
+        return inside ? position + i : border_index(position + i, picture.rows, picture.mode_y);
+    };
+    const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
+    if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
     if (inside && whole) {
-        const Sample* from = plane + (position + row) * row_samples + x + at;
+        const Sample* from = plane + (position + row) * row_samples + x;
 #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, from += AT_ONCE * row_samples)
-            if (COUNT % AT_ONCE == 0 || i + row < COUNT) copy_16_bytes(samples + (i + row) * WIDTH + at, from);
+            if (COUNT % AT_ONCE == 0 || i + row < COUNT)
+                copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
         return;
     }
     Sample fill;
     if constexpr (same<Sample, float>) fill = __uint_as_float(picture.fill);
     else fill = static_cast<Sample>(picture.fill);
-    const auto source_row = [&](int i) {
-        return inside ? position + i : border_index(position + i, picture.rows, picture.mode_y);
-    };
-    if (picture.aligned_in && x + at >= 0 && x + at + Shape::VECTOR <= picture.row_samples) {
+    const auto is_copied = [&](int begin) { return begin >= 0 && begin + VECTOR <= picture.row_samples; };
 #pragma unroll 1
-        for (int i = row; i < COUNT; i += AT_ONCE) {
-            const int from = source_row(i);
-            if (from >= 0) copy_16_bytes(samples + i * WIDTH + at, plane + from * row_samples + x + at);
-            else
-                for (int j = 0; j < Shape::VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
-        }
+    for (int i = row; i < COUNT; i += AT_ONCE) {
+        const int from = source_row(i), begin = x - skew_of(from) + at;
+        if (!is_copied(begin)) continue;
+        if (from >= 0) copy_16_bytes(samples + i * WIDTH + at, plane + from * row_samples + begin);
+        else
+            for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
     }
     if (whole) return;
     // The rest one by one, each warp some rows, all loads made before any is waited for.
@@ -106,9 +121,12 @@ __device__ inline void fetch_rows(Sample* samples, const Sample* plane, int posi
 #pragma unroll
         for (int i = 0; i < OF_A_WARP; ++i) found[i] = __ldg(plane + max(rows[i], 0) * row_samples + max(source, 0));
 #pragma unroll
-        for (int i = 0; i < OF_A_WARP; ++i)
+        for (int i = 0; i < OF_A_WARP; ++i) {
+            const int skew = skew_of(rows[i]), to = place + skew;
+            if (Shape::SKEW > 0 && is_copied(x - skew + to / VECTOR * VECTOR)) continue;
             if (COUNT % WARPS == 0 || warp + i * WARPS < COUNT)
-                samples[(warp + i * WARPS) * WIDTH + place] = rows[i] < 0 || source < 0 ? fill : found[i];
+                samples[(warp + i * WARPS) * WIDTH + to] = rows[i] < 0 || source < 0 ? fill : found[i];
+        }
     }
 }
 
@@ -123,6 +141,33 @@ __device__ inline Packed<Sample> packed_at(const Sample* samples) {
         const uint4 quad = *reinterpret_cast<const uint4*>(samples);
         return {{quad.x, quad.y, quad.z, quad.w}};
     }
+}
+
+// The same `skew` places further right, which may be between the words.
+template <typename Sample>
+__device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
+    constexpr int WORDS = sizeof(Sample);
+    const Packed<Sample> low = packed_at(samples + (skew & ~3)), high = packed_at(samples + (skew & ~3) + 4);
+    unsigned word[2 * WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) word[i] = low.word[i], word[WORDS + i] = high.word[i];
+    if (WORDS >= 2)
+#pragma unroll
+        for (int i = 0; i + WORDS / 2 < 2 * WORDS; ++i) word[i] = skew & 2 ? word[i + WORDS / 2] : word[i];
+    if (WORDS == 4)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = skew & 1 ? word[i + 1] : word[i];
+    Packed<Sample> packed;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i)
+        packed.word[i] = WORDS == 4 ? word[i] : __funnelshift_r(word[i], word[i + 1], skew * 8 * WORDS % 32);
+    return packed;
+}
+
+template <typename Shape, typename Sample>
+__device__ inline Packed<Sample> packed_row(const Sample* samples, const int* skew) {
+    if constexpr (Shape::SKEW == 0) return packed_at(samples);
+    else return packed_at(samples, *skew);
 }
 
 // The same as what they are summed as: floats, whole numbers, or pairs of these.
@@ -157,13 +202,6 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
 
-// Left to itself the compiler makes four stores of one under a condition.
-__device__ inline void store_16_bytes(void* to, uint4 vector) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(vector.x), "r"(vector.y), "r"(vector.z),
-                 "r"(vector.w)
-                 : "memory");
-}
-
 // Writes a warp's COUNT rows of results, which stand at `results` in the segments' runs, to row `y` and column `x` on.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void store_results(const unsigned* results, Sample* plane, int y, int y_end, int x, int x_end,
@@ -171,12 +209,25 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
     constexpr int VECTOR = Shape::VECTOR, A_SEGMENT = Shape::SEGMENT / VECTOR, PIECES = Shape::WIDTH / VECTOR / 32;
     static_assert(Shape::WIDTH / VECTOR % 32 == 0 && 32 % A_SEGMENT == 0, "a warp stores a piece of one row at a time");
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
+    const long long row_samples = picture.out_row_samples;
+    Sample* target = plane + y * row_samples + x;
+    if constexpr (Shape::SKEW > 0) {
+        const auto vector = [&](int i) {
+            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
+        };
+        const auto sample = [&](int i) {
+            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
+        };
+#pragma unroll 1
+        for (int i = 0; i < COUNT && y + i < y_end; ++i, target += row_samples, results += Shape::PITCH)
+            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
+        return;
+    }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words
     const int lane = threadIdx.x % 32, left = x_end - x - lane * VECTOR;
-    const long long row_samples = picture.out_row_samples;
-    Sample* target = plane + y * row_samples + x + lane * VECTOR;
+    target += lane * VECTOR;
     results += lane / A_SEGMENT * Shape::RUN + lane % A_SEGMENT * 4;
-    if (picture.aligned_out && (x_end - x) % VECTOR == 0 && y + COUNT <= y_end) {
+    if (y + COUNT <= y_end) {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 2, target += 2 * row_samples) {
             uint4 vector[2][PIECES];

@@ -3,6 +3,7 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
+#include "shifted.cuh"
 #include "windows.cuh"
 
 // wide: a block walks along a strip of 32 rows, STEP positions at a time; the next step's samples are on their way to
@@ -21,8 +22,10 @@ struct Reach {
 // WIDTH words or more so that rows begin `apart` banks apart.
 constexpr int pitch_of(int width, int apart) { return (width - apart + 31) / 32 * 32 + apart; }
 
-template <typename Sample, int CHANNELS, int RADIUS>
+// ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
+template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
 struct Wide {
+    static constexpr bool ROWS_ALIGNED = ALIGNED;
     static constexpr int COLUMN = WIDE_RUN, PARTS = WIDE_STRIP / COLUMN;
     static constexpr int STEP = CHANNELS <= 2 ? 64 : 32, SPAN = STEP * CHANNELS, THREADS = SPAN * PARTS;
     static constexpr int BLOCKS = (RADIUS > 16 ? 512 : 768) / THREADS;  // as registers allow
@@ -71,7 +74,7 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
     Sample fill;
     if constexpr (same<Sample, float>) fill = __uint_as_float(picture.fill);
     else fill = static_cast<Sample>(picture.fill);
-    if (picture.aligned_in && x >= 0 && x + Shape::STEP <= picture.columns) {
+    if (Shape::ROWS_ALIGNED && x >= 0 && x + Shape::STEP <= picture.columns) {
         const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
         if (row >= ROWS_AT_ONCE) return;
         const Sample* from = plane + offsets[0] + row * static_cast<long long>(picture.row_samples) + x * CHANNELS + at;
@@ -87,6 +90,20 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
             if (offset >= 0) copy_16_bytes(samples + i * SPAN, plane + offset + x * CHANNELS + at);
             else
                 for (int j = 0; j < VECTOR; ++j) samples[i * SPAN + j] = fill;
+        }
+        return;
+    }
+    const int begin = x * CHANNELS, length = picture.row_samples;
+    if (!Shape::ROWS_ALIGNED && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
+        // Rows begin anywhere: the vectors around are read as well.
+#pragma unroll 2
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * A_ROW; i += Shape::THREADS) {
+            const int at = i % A_ROW * VECTOR;
+            const long long offset = offsets[i / A_ROW];
+            if (offset >= 0)
+                *reinterpret_cast<uint4*>(samples + i * VECTOR) = load_anywhere(plane + offset + begin + at);
+            else
+                for (int j = 0; j < VECTOR; ++j) samples[i * VECTOR + j] = fill;
         }
         return;
     }
@@ -128,12 +145,26 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
     const long long stride = ROWS_AT_ONCE * static_cast<long long>(picture.out_row_samples);
     Sample* to = line + row * static_cast<long long>(picture.out_row_samples) + at;
     const unsigned* from = results + row * Shape::RESULT_PITCH + place * Shape::VECTOR_WORDS;
-    if (picture.aligned_out && rows == WIDE_STRIP && begin == 0 && end == Shape::SPAN) {
+    if (Shape::ROWS_ALIGNED && rows == WIDE_STRIP && begin == 0 && end == Shape::SPAN) {
 #pragma unroll
         for (int i = 0; i < WIDE_STRIP; i += ROWS_AT_ONCE, to += stride) {
             if constexpr (Shape::WHOLE_QUADS)
                 *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + i * Shape::RESULT_PITCH);
             else *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from + i * Shape::RESULT_PITCH);
+        }
+        return;
+    }
+    if (!Shape::ROWS_ALIGNED && begin == 0) {
+#pragma unroll 1
+        for (int i = threadIdx.x / 32; i < rows; i += Shape::THREADS / 32) {
+            const unsigned* words = results + i * Shape::RESULT_PITCH;
+            const auto vector = [&](int v) {
+                if constexpr (Shape::WHOLE_QUADS) return reinterpret_cast<const uint4*>(words)[v];
+                const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows begin at those
+                return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
+            };
+            store_anywhere<Shape::SPAN>(line + i * static_cast<long long>(picture.out_row_samples), end, vector,
+                                        [&](int j) { return reinterpret_cast<const Sample*>(words)[j]; });
         }
         return;
     }
@@ -150,10 +181,11 @@ __device__ inline float entered(Sample sample) {
     else return static_cast<float>(sample);
 }
 
-template <typename Sample, int CHANNELS, int RADIUS>
-__global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS>::THREADS, Wide<Sample, CHANNELS, RADIUS>::BLOCKS)
+template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
+__global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS, ALIGNED>::THREADS,
+                                  Wide<Sample, CHANNELS, RADIUS, ALIGNED>::BLOCKS)
 wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights) {
-    typedef Wide<Sample, CHANNELS, RADIUS> Shape;
+    typedef Wide<Sample, CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int COLUMN = Shape::COLUMN, STEP = Shape::STEP, SPAN = Shape::SPAN, RING = Shape::CHUNKS * WIDE_RUN;
     extern __shared__ __align__(16) unsigned char shared[];
     Sample* samples = reinterpret_cast<Sample*>(shared);

@@ -30,8 +30,15 @@ STEPS = (64, 64, 32, 32)  # positions that a block goes on at a time, for 1 … 
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
 DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 that reach no farther are exact: another arithmetic
+
+
+def _entry(dtype: str, channels: int, radius: int, aligned: bool) -> str:
+    return f"wide<{C_TYPES[dtype]}, {channels}, {radius}, {str(aligned).lower()}>"
+
+
 ENTRIES = tuple(
-    f"wide<{C_TYPES[dtype]}, {channels}, {radius}>"
+    _entry(dtype, channels, radius, aligned)
+    for aligned in (True, False)
     for radius in RADII
     for dtype in DTYPES
     for channels in range(1, MAX_CHANNELS + 1)
@@ -65,7 +72,6 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     assert view is not None
     assert radius is not None
     picture, dtype = picture_of(image, view, cval, out), np.dtype(image.dtype)
-    picture.aligned_in &= picture.centre_x * dtype.itemsize % 16 == 0
     step = STEPS[view.channels - 1]
     threads, shared_bytes = 2 * step * view.channels, _shared_bytes(dtype, view.channels, radius)
     resident = min((512 if radius > 16 else 768) // threads, SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
@@ -74,7 +80,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     steps = _steps(view.planes * picture.bands, out_columns, step, radius, resident)
     reach = _reach(view, dtype, steps * step - 2 * radius)
     picture.tiles = -(-out_columns // reach.band)
-    entry = f"wide<{C_TYPES[dtype.name]}, {view.channels}, {radius}>"
+    entry = _entry(dtype.name, view.channels, radius, picture.aligned)
     kernel("smoothing", entry).launch(
         (view.planes * picture.bands * picture.tiles,),
         (threads,),

@@ -14,6 +14,8 @@
 //   transpose_vectors      16 bytes a load and a store, wherever rows begin; small elements turned in registers, tiles swizzled
 // Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 
+#include "shifted.cuh"
+
 struct Matrices {
     long long rows, columns, row_pitch, batch_pitch;  // elements, of the input
     long long first_batch;
@@ -171,30 +173,14 @@ struct Turned<16> {
     static __device__ inline void turn(const uint4 (&rows)[1], uint4 (&cells)[1]) { cells[0] = rows[0]; }
 };
 
-// 16 of 32 bytes, from a whole element on.
-template <int SIZE>
-__device__ inline uint4 shifted(uint4 low, uint4 high, unsigned bytes) {
-    unsigned word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (SIZE <= 8)
-#pragma unroll
-        for (int w = 0; w < 6; ++w) word[w] = bytes & 8 ? word[w + 2] : word[w];
-    if (SIZE <= 4)
-#pragma unroll
-        for (int w = 0; w < 5; ++w) word[w] = bytes & 4 ? word[w + 1] : word[w];
-    if (SIZE <= 2)
-#pragma unroll
-        for (int w = 0; w < 4; ++w) word[w] = __funnelshift_r(word[w], word[w + 1], bytes % 4 * 8);
-    return make_uint4(word[0], word[1], word[2], word[3]);
-}
-
 // transpose_vectors: every access to memory is 16 bytes, for elements of SIZE bytes. The tile in shared memory is
 // already turned; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece lies at
 // its place XOR the vector its column came from, so that neither the writing of cells down a piece's column nor the
 // reading of whole pieces meets a bank twice.
 // ALIGNED: whole multiples of 16 bytes in the input, of sectors in the output. Else a row's bytes are put together from the
-// pieces that lie around them (memory is handed out in larger ones, so where one byte of a piece is an array's, all of it
-// may be read), and every row of the output is cut where its own sectors of memory begin: tiles hold up to a sector more
-// than they write, and only a row's ends are written by elements. A sector that two tiles write costs much more.
+// pieces that lie around them (what is in pieces that reach beyond the matrix's ends, by elements), and every row of the
+// output is cut where its own sectors of memory begin: tiles hold up to a sector more than they write, and only a row's
+// ends are written by elements. A sector that two tiles write costs much more.
 constexpr int SECTOR = 32;
 
 template <int SIZE, int VECTORS, int QUADS, bool ALIGNED>
@@ -215,6 +201,13 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
     unsigned char* target = out + to(matrices, place.batch, place.row, place.column) * SIZE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
+    const unsigned char* begin = in + from(matrices, place.batch, 0, 0) * SIZE;
+    const unsigned char* end = in + from(matrices, place.batch, matrices.rows - 1, matrices.columns) * SIZE;
+    const bool at_ends = !ALIGNED && (place.row < 16 || place.row + ROWS + 16 > matrices.rows);
+    const auto exists = [&](const uint4* piece) {
+        const auto at = reinterpret_cast<const unsigned char*>(piece);
+        return !at_ends || (at >= begin && at + 16 <= end);
+    };
     // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is under way before it uses any.
     const auto vector_of = [&](int k) { return lane % 8 + (warp + k * (THREADS / 32)) % PANELS * 8; };
     const auto cell_of = [&](int k) { return lane / 8 + (warp + k * (THREADS / 32)) / PANELS * 4; };
@@ -229,10 +222,14 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         for (int d = 0; d < DEEP; ++d) {
             if (!ALIGNED && first + d >= rows) continue;
             const unsigned char* at = source + (first + d) * matrices.row_pitch * SIZE + vector * 16;
-            past[k][d] = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(at) % 16;
+            if (ALIGNED) {
+                loaded[k][d] = *reinterpret_cast<const uint4*>(at);
+                continue;
+            }
+            past[k][d] = reinterpret_cast<unsigned long long>(at) % 16;
             const uint4* piece = reinterpret_cast<const uint4*>(at - past[k][d]);
-            loaded[k][d] = piece[0];
-            if (past[k][d] != 0 && past[k][d] + wanted > 16) beside[k][d] = piece[1];
+            if (exists(piece)) loaded[k][d] = piece[0];
+            if (past[k][d] != 0 && past[k][d] + wanted > 16 && exists(piece + 1)) beside[k][d] = piece[1];
         }
     }
 #pragma unroll
@@ -251,17 +248,26 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         }
     }
     __syncthreads();
-    const auto turned = [&](int column, int quad) -> const uint4& {
-        return tile[column * QUADS + (quad ^ column / ACROSS % 8)];
+    const auto turned = [&](int column, int quad) -> uint4& { return tile[column * QUADS + (quad ^ column / ACROSS % 8)]; };
+    const auto element = [&](int column, int row) -> Element& {
+        return reinterpret_cast<Element*>(&turned(column, row / ACROSS))[row % ACROSS];
     };
+    if (at_ends) {
+        const int k = threadIdx.x;
+        const long long last = (matrices.rows - 1) * matrices.row_pitch + matrices.columns - 1;
+        const long long n = k < ACROSS ? k : last - (k - ACROSS);
+        const long long row = n / matrices.row_pitch - place.row, column = n % matrices.row_pitch - place.column;
+        if (k < 2 * ACROSS && n >= 0 && n <= last && row >= 0 && row < ROWS && column >= 0 && column < min(columns, 0ll + COLUMNS))
+            element(column, row) = reinterpret_cast<const Element*>(begin)[n];
+        __syncthreads();
+    }
     // Bytes to where a sector begins in a row of the output.
     const auto skipped = [&](int column) {
         return ALIGNED ? 0u : -static_cast<unsigned>(reinterpret_cast<unsigned long long>(target) +
                                                      column * matrices.rows * SIZE) % SECTOR;
     };
     const auto write = [&](int column, int row) {  // an element
-        reinterpret_cast<Element*>(target)[column * matrices.rows + row] =
-            reinterpret_cast<const Element*>(&turned(column, row / ACROSS))[row % ACROSS];
+        reinterpret_cast<Element*>(target)[column * matrices.rows + row] = element(column, row);
     };
 #pragma unroll
     for (int k = 0; k < (COLUMNS * WRITTEN + THREADS - 1) / THREADS; ++k) {

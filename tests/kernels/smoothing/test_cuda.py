@@ -230,22 +230,25 @@ def test_a_nan_or_infinity_stays_in_the_windows_that_hold_it(cupy: Any, bad: flo
         np.testing.assert_array_equal(~np.isfinite(cupy.asnumpy(result)), reached)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+@pytest.mark.parametrize("mode", ["reflect", "valid", "constant"])
+@pytest.mark.parametrize("shape", [(61, 1024, 3), (67, 1031, 3), (65, 2063)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, offset: int) -> None:
-    shape = (61, 1024, 3)
-    values = np.random.default_rng(offset).integers(0, 256, shape).astype(dtype)
-    count = values.size
-    holder = cupy.empty(count + offset, dtype)
-    image = holder[offset:].reshape(shape)
-    image[...] = cupy.asarray(values)
-    target = cupy.empty(count + offset, dtype)[offset:].reshape(shape)
-    for size in (3, 9, 31):
-        box(image, size, channel_axis=2, out=target)
-        np.testing.assert_array_equal(cupy.asnumpy(target), box(values, size, channel_axis=2), strict=True)
-    for sigma in (1.0, 4.0, 7.0):
-        gaussian(image, sigma, channel_axis=2, out=target)
-        np.testing.assert_array_equal(cupy.asnumpy(target), gaussian(values, sigma, channel_axis=2), strict=True)
+def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, shape: tuple[int, ...], mode: str) -> None:
+    """And nothing beside the output is written."""
+    values = np.random.default_rng(7).integers(0, 256, shape).astype(dtype)
+    channel_axis = 2 if len(shape) == 3 else None
+    filters: list[Any] = [(box, size) for size in (3, 9, 31)] + [(gaussian, sigma) for sigma in (1.0, 4.0, 7.0)]
+    for filtered, parameter in filters:
+        expected = filtered(values, parameter, mode=mode, channel_axis=channel_axis)
+        for offset, out_offset in ((1, 0), (0, 1), (2, 7), (3, 3), (5, 16), (8, 13)):
+            image = cupy.empty(values.size + offset, dtype)[offset:].reshape(shape)
+            image[...] = cupy.asarray(values)
+            around = cupy.full(expected.size + out_offset + 64, 77, dtype)
+            target = around[out_offset : out_offset + expected.size].reshape(expected.shape)
+            filtered(image, parameter, mode=mode, channel_axis=channel_axis, out=target)
+            np.testing.assert_array_equal(cupy.asnumpy(target), expected, strict=True)
+            target[...] = 77
+            assert bool((around == 77).all()), (parameter, offset, out_offset)
 
 
 def test_a_view_that_is_not_contiguous(cupy: Any) -> None:

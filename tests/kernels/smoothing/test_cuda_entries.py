@@ -38,15 +38,23 @@ VOLUMES = (
 )
 # In the environment: as few launches as reach every kernel. Looking for races makes each a thousand times as long.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"
+PARTS = 4  # to be run side by side
+BOTH_WAYS = ("fused", "wide")  # variants with kernels of their own for rows that are not aligned
 SLOW_TAPS = 1200  # what a thread of the variants that read every tap from memory may be asked for
 
 
 @cache
 def _cases() -> tuple[Case, ...]:
-    return tuple(_listed())
+    return tuple(case for case, _ in _listed())
 
 
-def _listed() -> Iterator[Case]:
+@cache
+def _usual() -> tuple[bool, ...]:
+    """Which cases are for all variants: the others are for those that have kernels for aligned rows and others."""
+    return tuple(usual for _, usual in _listed())
+
+
+def _listed() -> Iterator[tuple[Case, bool]]:
     number = count()
 
     def case(dtype: str, mode: int, **what: Any) -> Case:
@@ -64,10 +72,13 @@ def _listed() -> Iterator[Case]:
         for what in filters:
             mode = next(number)
             rows = ROWS + 256 * (mode % 6 == 5 or mode // 6 % 6 == 5)  # "valid" must leave something
-            shape = (rows, COLUMNS[channels][mode % 2], channels)[: 2 + (channels > 1)]
-            yield case(dtype, mode, shape=shape, axes=(0, 1), **what)
+            for aligned in (False, True):
+                shape = (rows, COLUMNS[channels][aligned], channels)[: 2 + (channels > 1)]
+                keeps = aligned and mode // 6 % 6 == 5  # "valid" leaves rows that are not
+                usual = aligned == mode % 2
+                yield case(dtype, mode - 6 if keeps else mode, shape=shape, axes=(0, 1), **what), usual
     for dtype, what in product(DTYPES, VOLUMES):
-        yield case(dtype, next(number), **what)
+        yield case(dtype, next(number), **what), True
 
 
 @cache
@@ -83,44 +94,47 @@ def cupy() -> Any:
     return cupy
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_kernel_is_launched_and_right(cupy: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: set[str] = set()
-    launch = Kernel.launch
-
-    def recorded(self: Kernel, *args: Any, **options: Any) -> None:
-        launched.add(self.expression)
-        launch(self, *args, **options)
-
-    places = [place for place, case in enumerate(_cases()) if _applies(variant, case)]
-    if os.environ.get(FEWEST):
-        places = _fewest(cupy, variant, places, monkeypatch)
-    monkeypatch.setattr(Kernel, "launch", recorded)
+def test_every_kernel_is_right(cupy: Any, variant: str, part: int) -> None:
+    chosen = _fewest if os.environ.get(FEWEST) else list
     with cupy.cuda.using_allocator():  # cudaMalloc
-        for place in places:
+        for place in chosen(_launches(cupy, variant))[part::PARTS]:
             case = _cases()[place]
             result = smooth(_on_device(cupy, place, case.image()), case.windows(), case.cval, None, variant=variant)
             np.testing.assert_array_equal(cupy.asnumpy(result), _expected(place), err_msg=case.name, strict=True)
-    missing = set(VARIANTS[variant].entries) - launched
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kernel_is_launched(cupy: Any, variant: str) -> None:
+    missing = set(VARIANTS[variant].entries).difference(*_launches(cupy, variant).values())
     assert not missing, "no case launches them: give one, or do not compile them"
 
 
-def _applies(variant: str, case: Case) -> bool:
-    fits = VARIANTS[variant].applies(case.shape, np.dtype(case.dtype), case.windows())
-    return fits and not _is_too_slow(variant, case)
-
-
-def _fewest(cupy: Any, variant: str, places: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of these cases, hardly more than reach every kernel: found by asking for launches without making them."""
-    asked: list[str] = []
-    monkeypatch.setattr(Kernel, "launch", lambda self, *args, **options: asked.append(self.expression))
+@cache
+def _launches(cupy: Any, variant: str) -> dict[int, set[str]]:
+    """The kernels of each case that the variant applies to: found by asking for launches without making them."""
     kernels: dict[int, set[str]] = {}
-    for place in places:
-        asked.clear()
-        case = _cases()[place]
-        smooth(_on_device(cupy, place, case.image()), case.windows(), case.cval, None, variant=variant)
-        kernels[place] = set(asked)
-    chosen, left = [], set().union(*kernels.values())
+    with pytest.MonkeyPatch.context() as patched:
+        for place, case in enumerate(_cases()):
+            if _applies(variant, place):
+                asked = kernels[place] = set()
+                patched.setattr(Kernel, "launch", lambda self, *_, asked=asked, **__: asked.add(self.expression))
+                image = _on_device(cupy, place, case.image())
+                smooth(image, case.windows(), case.cval, None, variant=variant)
+    return kernels
+
+
+def _applies(variant: str, place: int) -> bool:
+    case = _cases()[place]
+    fits = VARIANTS[variant].applies(case.shape, np.dtype(case.dtype), case.windows())
+    return fits and (_usual()[place] or variant in BOTH_WAYS) and not _is_too_slow(variant, case)
+
+
+def _fewest(kernels: dict[int, set[str]]) -> list[int]:
+    """Of these cases, hardly more than reach every kernel."""
+    chosen: list[int] = []
+    left = set().union(*kernels.values())
     while left:
         best = max(kernels, key=lambda place: len(kernels[place] & left))
         chosen.append(best)
@@ -129,8 +143,10 @@ def _fewest(cupy: Any, variant: str, places: list[int], monkeypatch: pytest.Monk
 
 
 def _on_device(cupy: Any, place: int, values: Any) -> Any:
-    """A copy that ends with its memory, and for some cases begins a sample behind that: aligned or not."""
-    offset = place // 2 % 2
+    """A copy that ends with its memory; some of those that are not to be aligned begin a sample behind that."""
+    whole = values.shape[1] in {aligned for _, aligned in COLUMNS.values()}
+    row_bytes = values.nbytes // values.shape[0]
+    offset = 0 if whole else max(row_bytes % 16 == 0, place // 2 % 2)
     copy = cupy.empty(offset + values.size, values.dtype)[offset:].reshape(values.shape)
     copy[...] = cupy.asarray(values)
     return copy
