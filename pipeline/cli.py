@@ -13,7 +13,7 @@ import click
 
 from pipeline import __version__, client_commands, service_commands
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import MillraceError, ParameterError, counted, printable
+from pipeline.errors import MillraceError, ParameterError, counted, printable, too_many_files
 from pipeline.kernels_command import kernels_group
 from pipeline.stdout import open_closed_streams, say, settle, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
@@ -221,8 +221,8 @@ def _run(
 ) -> None:
     from pipeline.cluster.place import open_place
     from pipeline.engine.receipt import to_json
-    from pipeline.engine.run import RunEvents, RunOptions, check_preview, plan_job, run_job
-    from pipeline.terminal import plan_lines, progress_bar, result_line
+    from pipeline.engine.run import RunEvents, RunOptions, check_preview, plan_job, published_before, run_job
+    from pipeline.terminal import plan_lines, progress_bar, published_before_line, result_line
     from pipeline.workloads import JobSpec, workload_named
 
     _begun.append(output)
@@ -245,7 +245,9 @@ def _run(
             from pipeline.metrics import serve
 
             serve(settings.metrics_port)
-        shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        receipt = published_before(job) if resume else None
+        line = published_before_line if receipt is not None else result_line
+        shown = receipt is None and not quiet and sys.stderr is not None and sys.stderr.isatty()
         with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as written:
             events = RunEvents(
                 on_written=written,
@@ -254,14 +256,14 @@ def _run(
                     f"{kept} of {counted(chunks, 'chunk')} kept: go on with --resume"
                 ),
             )
-            receipt = run_job(job, options, events=events, stream=place.stream)
+            receipt = receipt or run_job(job, options, events=events, stream=place.stream)
     if preview is not None:
         try:
             job.workload.write_preview(preview)
         except MillraceError as error:
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json or not quiet:
-        say(to_json(receipt) if as_json else printable(result_line(receipt)), besides=f"; {output} is complete")
+        say(to_json(receipt) if as_json else printable(line(receipt)), besides=f"; {output} is complete")
 
 
 def _parameters(name: str, given: dict[str, Any]) -> Any:
@@ -300,6 +302,9 @@ def main() -> NoReturn:
             _fail("the folder that this was started in is gone: change to another, and run again", 2)
         if os.environ.get("MILLRACE_DEBUG"):
             raise
+        way_out = too_many_files(error)
+        if way_out is not None:
+            _fail(f"{error}; {way_out}", 1)
         _fail(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
     finally:
         settle(sys.stderr)

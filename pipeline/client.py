@@ -36,6 +36,7 @@ from pipeline.errors import (
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 OVER = ("succeeded", "failed", "cancelled")
+RETRIED = ("failed", "cancelled")
 # A request that got no answer is sent again: each carries a key, so that no job comes twice of it.
 TRIES = 4
 FIRST_PAUSE_S = 0.25
@@ -164,8 +165,12 @@ class Client:
         """What jobs run on."""
         return objects(self.request("GET", "/v1/workers"), {"name"})
 
-    def request(self, method: str, path: str, **options: Any) -> Any:
-        """The answer's JSON. Where none comes, the request is sent again, a few times."""
+    def request(self, method: str, path: str, *, done: Callable[[], Any] = lambda: None, **options: Any) -> Any:
+        """The answer's JSON. Where none comes, the request is sent again, a few times.
+
+        done : asked where one that was sent again is refused because of the job's state: an answer in place of the
+               lost one, if the service had acted at the first time, else None
+        """
         pause = FIRST_PAUSE_S
         for left in reversed(range(TRIES)):
             try:
@@ -179,6 +184,8 @@ class Client:
                 if left == 0:
                     raise self._unreachable(error) from error
             else:
+                if response.status_code == 409 and left < TRIES - 1 and (found := done()) is not None:
+                    return found
                 if response.status_code != 503 or left == 0:
                     return json_of(checked(response))
             time.sleep(pause)
@@ -238,7 +245,13 @@ class Job:
 
     def retry(self) -> Self:
         """Queue it again, where it failed or was cancelled; finished chunks are kept."""
-        return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry"))
+
+        def queued_again() -> Any:
+            """The job, where it is no more as it was seen: nothing but a retry does that to one that is over."""
+            view = an_object(self._client.request("GET", f"/v1/jobs/{self.id}"), OF_A_JOB)
+            return view if self.state in RETRIED and view["state"] not in RETRIED else None
+
+        return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry", done=queued_again))
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """What has happened so far."""

@@ -24,6 +24,7 @@ Every message is one line: what is wrong, where (file, record or parameter), and
 from __future__ import annotations
 
 import errno
+import resource
 
 # What the system says where the disk is at fault, and not whoever named a place on it.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
@@ -32,6 +33,17 @@ DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 def printable(text: str) -> str:
     """Text for a terminal, on which no file's name may act: line breaks, escapes and such as backslash sequences."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def too_many_files(error: BaseException) -> str | None:
+    """The way out where an error says that a process, or the system, has as many files open as it may; else None."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"this process may have {most:,} files open: raise the limit (ulimit -n), then run again"
+    if code == errno.ENFILE:
+        return "the system has as many files open as it may: raise fs.file-max or close programs, then run again"
+    return None
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -88,6 +88,11 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     )
 
 
+def published_before_line(receipt: Mapping[str, Any]) -> str:
+    """Instead of `result_line`, where a run that resumes finds nothing left to compute."""
+    return f"{receipt['output']}: complete: an earlier run of this job had published it before it was killed"
+
+
 def device_lines(reports: Sequence[DeviceReport]) -> list[str]:
     """One line a device; the first is what `--device auto` takes."""
     lines = []

@@ -6,7 +6,8 @@ processes on several hosts can add entries without a lock, and a killed one leav
 
 Every run has a name, which stands in those of its entries: a worker cut off from a run that was killed may still add
 some, and they count only where the partial output is still the one that it wrote to. `receipt.json` is written last,
-just before the output is published: whoever finds it and no partial output knows that it was.
+just before the output is published, and says what that is as a file: whoever finds it so under its final name knows
+that it was.
 """
 
 from __future__ import annotations
@@ -179,20 +180,24 @@ class Ledger:
         return [entry for entry in read if entry is not None and set(chunks).issuperset(entry.chunks)]
 
     def conclude(self, receipt: Mapping[str, Any]) -> None:
-        """Every chunk is in, and the output is published next: what remains to be done then is in the ledger."""
+        """The partial output is sealed, and published next: what remains to be done then is in the ledger."""
         if not self.exists:
             self.create()
         with writing(self.folder):
-            _write(self.folder / _RECEIPT, {"receipt": dict(receipt), "replaces": _inode(self._output)})
+            _write(self.folder / _RECEIPT, {"receipt": dict(receipt), "publishes": _seal(partial_path(self._output))})
 
     @staticmethod
     def concluded(output: Path) -> dict[str, Any] | None:
         """The receipt of a run that was killed after it had published; None where there was none."""
         final = Path(os.path.realpath(output))
         found = _read(ledger_path(final) / _RECEIPT) or {}
-        receipt, published = found.get("receipt"), _inode(final)
-        unpublished = published in (None, found.get("replaces")) or any(map(os.path.lexists, _partials(final)))
-        return receipt if isinstance(receipt, dict) and not unpublished else None
+        receipt, publishes = found.get("receipt"), found.get("publishes")
+        if not isinstance(receipt, dict) or not isinstance(publishes, dict):
+            return None
+        try:
+            return receipt if _seal(final) == publishes else None
+        except OSError:
+            return None
 
     def remove(self) -> None:
         """Harmless where there is none. OutputError where something else has its name, which is left alone."""
@@ -238,11 +243,9 @@ def _partials(final: Path) -> tuple[Path, Path]:
     return partial_path(final), partial_path(samples_path(final))
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
+def _seal(output: Path) -> dict[str, Any]:
+    """What an output keeps as it is renamed, and another one, or the same one changed, does not have."""
+    return {"inode": output.stat().st_ino, **input_version(output)}
 
 
 def _remove_tree(folder: Path) -> None:

@@ -186,9 +186,10 @@ def run_job(
                 if options.job is not None:
                     receipt = {"job": options.job, **receipt}
                 events.on_computed()
-                if options.job is not None:
-                    ledger.conclude(receipt)
-                workload.publish()
+                if options.job is not None or ledger.exists:
+                    workload.publish(lambda: ledger.conclude(receipt))
+                else:
+                    workload.publish()
             except BaseException as error:
                 _keep_or_drop(job, ledger, error, events)
                 raise
@@ -200,6 +201,22 @@ def run_job(
     events.on_published()
     write_receipt(job.spec.output, receipt)
     ledger.remove()
+    return receipt
+
+
+def published_before(job: PlannedJob) -> dict[str, Any] | None:
+    """The receipt of a run of the same job that was killed after it had published; what it left to do is done now.
+
+    None where there is none: the job is still to be run. ParameterError where it was another job.
+    """
+    output, identity = job.spec.output, job_identity(job.spec, job.cut, job.plan)
+    receipt = Ledger.concluded(output)
+    if receipt is None or not Ledger(output, identity).begun:
+        return None
+    job.workload.discard()
+    Ledger.resumed(output, identity)
+    write_receipt(output, receipt)
+    remove_leftovers(output)
     return receipt
 
 

@@ -8,6 +8,7 @@ Source: https://mrirecon.github.io/bart, "mri.h" and "Non-Cartesian trajectories
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from pipeline.formats.kspace import (
     require_finite_samples,
     require_finite_trajectory,
 )
-from pipeline.formats.partial import Opening, PartialFile
+from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told
 from pipeline.formats.positional import PositionalFile, first_bytes, reading
 from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.region_fit import require_fit
@@ -38,13 +39,34 @@ _LATER = (5, 6, 7, 8, 9, 10, 11, 12, 14, 15)  # what makes images follow one ano
 _LONGEST_HEADER = 64 << 10
 
 
+def pair_of(path: Path) -> tuple[Path, Path]:
+    """The .cfl and the .hdr, by the name of either or without a suffix, in whatever letters they are there."""
+    return _beside(path, ".cfl"), _beside(path, ".hdr")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    if path.suffix.lower() == suffix:
+        return path
+    likely = _alike(path, suffix)
+    others = (path.with_suffix(suffix), path.with_suffix(suffix.upper()))
+    return next((each for each in (likely, *others) if os.path.lexists(each)), likely)
+
+
+def _alike(path: Path, suffix: str) -> Path:
+    """With another suffix, in capitals where the path's own is."""
+    given = path.suffix.ljust(len(suffix))
+    return path.with_suffix(
+        "".join(new.upper() if old.isupper() else new for old, new in zip(given, suffix, strict=False))
+    )
+
+
 class Cfl:
     """A pair of files, mapped: `array` has the file's dimensions reversed, so that the first is last and fastest."""
 
     def __init__(self, path: Path) -> None:
         """`path`: of either file. InputError where one is missing or damaged, or they do not fit each other."""
-        self.path = path.with_suffix(".cfl")
-        self.dims = _dims(path.with_suffix(".hdr"))
+        self.path, header = pair_of(path)
+        self.dims = _dims(header)
         file = PositionalFile(self.path)
         try:
             size = file.size
@@ -86,8 +108,8 @@ class BartKSpace(KSpaceReader):
     """k-space (1, samples, readouts, coils, …) and its trajectory (3, samples, readouts, …)."""
 
     def __init__(self, path: Path, trajectory: Path) -> None:
-        self.path = path.with_suffix(".cfl")
         self._kspace, self._points = Cfl(path), Cfl(trajectory)
+        self.path = self._kspace.path
         dims, points = self._kspace.dims, self._points.dims
         if dims[0] != 1 or dims[_MAPS] != 1:
             raise InputError(
@@ -153,7 +175,7 @@ class BartSeries(SeriesFormat):
         return None
 
     def also_written(self, path: Path) -> tuple[Path, ...]:
-        return (path.with_suffix(".hdr"),)
+        return (_alike(path, ".hdr"),)
 
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return BartSeriesWriter(path, header, opening)
@@ -180,12 +202,16 @@ class BartSeriesWriter(PositionalWriter):
         turned = Region(_turned(region.start), _turned(region.stop))
         self._samples.write(self._file, turned, np.ascontiguousarray(samples.swapaxes(0, 1), COMPLEX))
 
-    def publish(self) -> None:
-        header = PartialFile(self.path.with_suffix(".hdr"), len(self._text))
+    def publish(self, sealed: Sealed = not_told) -> None:
+        header = PartialFile(_alike(self.path, ".hdr"), len(self._text))
+
+        def publish_header() -> None:  # first: whoever finds the samples under their name finds it too
+            sealed()
+            header.publish()
+
         try:
             header.write_at(0, self._text)
-            super().publish()
-            header.publish()
+            super().publish(publish_header)
         finally:
             header.discard()
 

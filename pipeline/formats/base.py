@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.partial import Opening
+from pipeline.formats.partial import Opening, Sealed, not_told
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class ImageWriter(ABC):
         """Make durable what has been written so far."""
 
     @abstractmethod
-    def publish(self) -> None:
-        """Make every byte durable, then rename to the final name at once."""
+    def publish(self, sealed: Sealed = not_told) -> None:
+        """Make every byte durable, call `sealed`, then rename to the final name at once."""
 
     @abstractmethod
     def keep(self) -> None:

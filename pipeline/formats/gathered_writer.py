@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import Opening, PartialFile, samples_path
+from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told, samples_path
 from pipeline.formats.region_fit import require_fit
 
 
@@ -42,14 +42,14 @@ class GatheredWriter(ImageWriter):
     def flush(self) -> None:
         self._scratch.flush()
 
-    def publish(self) -> None:
+    def publish(self, sealed: Sealed = not_told) -> None:
         if self._file is None:
             raise ValueError(f"{self.path}: is another process's to publish")
         position = 0
         for piece in self._encoded():
             self._file.write_at(position, piece)
             position += len(piece)
-        self._file.publish()
+        self._file.publish(sealed)
         self._scratch.discard()
 
     def keep(self) -> None:

@@ -16,7 +16,7 @@ from pipeline.formats.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.fixed_decimals import NumberStyle, encode
 from pipeline.formats.gathered_writer import GatheredWriter
 from pipeline.formats.gzip_bands import gzipped_bands
-from pipeline.formats.partial import Opening, PartialFile
+from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told
 from pipeline.formats.region_fit import require_fit
 
 # Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
@@ -78,8 +78,8 @@ class TextGridWriter(ImageWriter):
     def flush(self) -> None:
         self._file.flush()
 
-    def publish(self) -> None:
-        self._file.publish()
+    def publish(self, sealed: Sealed = not_told) -> None:
+        self._file.publish(sealed)
 
     def keep(self) -> None:
         self._file.keep()

@@ -1,9 +1,10 @@
 """Topologies and trajectories of molecular dynamics, through MDAnalysis: the only place that imports it.
 
 Charges come from the topology (PSF, TPR, PRMTOP, MOL2, PQR …), coordinates and cell from the trajectory (DCD, XTC, TRR,
-or a single GRO, PDB, CRD …); the cell of a PQR, which MDAnalysis leaves out, is read here. Of XTC and TRR, MDAnalysis
-first finds where each frame begins, and would keep that in a hidden file beside the trajectory: it is handed a link in
-a temporary folder instead, with a copy of that file where there is one already. Nothing is written beside the input.
+or a single GRO, PDB, CRD …), or else from the topology where that holds some (TPR, MOL2, PQR); the cell of a PQR,
+which MDAnalysis leaves out, is read here. Of XTC and TRR, MDAnalysis first finds where each frame begins, and would
+keep that in a hidden file beside the trajectory: it is handed a link in a temporary folder instead, with a copy of that
+file where there is one already. Nothing is written beside the input.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, ParameterError, StorageError, counted
+from pipeline.errors import InputError, ParameterError, StorageError, counted, too_many_files
 from pipeline.formats.molecule import Array, Frame, Trajectory, cell_vectors, require_finite
 from pipeline.formats.positional import first_bytes, reason
 from pipeline.formats.pqr import stated_cell
@@ -214,7 +215,8 @@ def _translated(*files: Path | str) -> Iterator[None]:
         raise
     except OSError as exc:
         if exc.errno is not None and exc.filename is not None:
-            raise StorageError(f"{exc.filename}: {reason(exc)}; check the disk and its permissions") from exc
+            way_out = too_many_files(exc) or "check the disk and its permissions"
+            raise StorageError(f"{exc.filename}: {reason(exc)}; {way_out}") from exc
         _let_go(exc)
         raise InputError(f"{what}: cannot be read: {_one_line(exc)}; check the file, or copy it again") from exc
     except Exception as exc:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipeline.formats.base import ImageWriter
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.grid_map import GridFormat, GridHeader
-from pipeline.formats.partial import Opening
+from pipeline.formats.partial import Opening, Sealed, not_told
 from pipeline.formats.positional_writer import PositionalWriter
 
 _HEADER_BYTES = 1024
@@ -71,11 +71,11 @@ class MrcWriter(PositionalWriter):
         samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=_HEADER_BYTES)
         super().__init__(path, header.image, opening, samples=samples, head=[_head(header)])
 
-    def publish(self) -> None:
+    def publish(self, sealed: Sealed = not_told) -> None:
         least, most, mean, deviation = self._statistics()
         self._file.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
         self._file.write_at(_RMS_AT, struct.pack("<f", deviation))
-        super().publish()
+        super().publish(sealed)
 
     def _statistics(self) -> tuple[float, float, float, float]:
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)

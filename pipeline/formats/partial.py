@@ -33,6 +33,14 @@ class Opening(Enum):
     JOIN = "join"  # another process owns it: only writes its share, and never publishes or removes
 
 
+# Called by `publish` when all is in the partial output and on disk, just before that takes its final name.
+Sealed = Callable[[], None]
+
+
+def not_told() -> None:
+    """Nobody needs to know that an output is sealed."""
+
+
 class PartialFile(WritableFile):
     """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
 
@@ -65,7 +73,7 @@ class PartialFile(WritableFile):
             self.keep() if opening is Opening.RESUME else self.discard()
             raise
 
-    def publish(self, nbytes: int | None = None) -> None:
+    def publish(self, sealed: Sealed = not_told, *, nbytes: int | None = None) -> None:
         """Make the file durable and give it its final name. `nbytes`: its length, where more was reserved."""
         if not self._owned:
             raise ValueError(f"{self.path}: is another process's to publish")
@@ -77,6 +85,7 @@ class PartialFile(WritableFile):
                 raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
             with suppress(FileNotFoundError):  # who may read the older result may read the new one, and nobody else
                 os.fchmod(descriptor, stat.S_IMODE(self.final.stat().st_mode))
+            sealed()
             self.path.replace(self.final)
             self._live = False
             _sync_folder(self.final.parent)
@@ -131,7 +140,7 @@ class PartialFolder:
             self._open = False
             os.close(self._descriptor)
 
-    def publish(self) -> None:
+    def publish(self, sealed: Sealed = not_told) -> None:
         """Make every file durable, then take the final name at once; an older folder there is removed afterwards."""
         if not self._live:
             raise ValueError(f"{self.final}: published or discarded before")
@@ -139,6 +148,7 @@ class PartialFolder:
             _sync_file_system(self._descriptor)
             if not _names(self.path, self._descriptor):
                 raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
+            sealed()
             older = _take_name(self.path, self.final)
             self.keep()
             _sync_folder(self.final.parent)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, StorageError, counted
+from pipeline.errors import InputError, StorageError, counted, too_many_files
 
 _WAYS_OUT = {
     errno.ENOENT: "no such file; check the path",
@@ -37,7 +37,12 @@ def reading(path: Path) -> Iterator[None]:
         way_out = _WAYS_OUT.get(exc.errno or 0)
         if way_out is not None:
             raise InputError(f"{path}: {way_out}") from exc
-        raise StorageError(f"{path}: reading failed: {reason(exc)}; check the disk, then run again") from exc
+        raise StorageError(f"{path}: reading failed: {reason(exc)}; {storage_way_out(exc)}") from exc
+
+
+def storage_way_out(exc: OSError) -> str:
+    """What to do where files could not be opened, read or written and nothing about their names is wrong."""
+    return too_many_files(exc) or "check the disk, then run again"
 
 
 def reason(exc: OSError) -> str:

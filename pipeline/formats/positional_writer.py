@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import Opening, PartialFile
+from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told
 from pipeline.formats.region_fit import require_fit
 
 _BATCH_BYTES = 1 << 20
@@ -41,8 +41,8 @@ class PositionalWriter(ImageWriter):
     def flush(self) -> None:
         self._file.flush()
 
-    def publish(self) -> None:
-        self._file.publish()
+    def publish(self, sealed: Sealed = not_told) -> None:
+        self._file.publish(sealed)
 
     def keep(self) -> None:
         self._file.keep()

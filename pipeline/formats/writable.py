@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import OutputError, StorageError
-from pipeline.formats.positional import PositionalFile, reason
+from pipeline.formats.positional import PositionalFile, reason, storage_way_out
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -47,7 +47,7 @@ def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
             ) from exc
         if exc.errno in _FOLDER_FAULTS:
             raise OutputError(f"{final}: the folder {folder} {_FOLDER_FAULTS[exc.errno]}") from exc
-        raise StorageError(f"{final}: writing failed: {reason(exc)}; check the disk, then run again") from exc
+        raise StorageError(f"{final}: writing failed: {reason(exc)}; {storage_way_out(exc)}") from exc
 
 
 class WritableFile(PositionalFile):

@@ -140,11 +140,14 @@ def _open(path: Path) -> tuple[Any, Layout]:
         raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(_MARKS)}); check the path")
     import zarr
 
+    from pipeline.formats.zarr_store import RegularFiles
+
     use_checked_blosc()
     with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
         # zarr warns of what the specifications do not cover yet; what cannot be read is refused below.
         warnings.simplefilter("ignore")
-        node = zarr.open(store=str(path), mode="r", zarr_format=3 if mark == "zarr.json" else 2)
+        store = RegularFiles(path, read_only=True)
+        node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
         array, layout = find_array(node, path)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
-from pipeline.formats.partial import Opening, PartialFolder
+from pipeline.formats.partial import Opening, PartialFolder, Sealed, not_told
 from pipeline.formats.region_fit import require_fit
 from pipeline.formats.writable import writing
 
@@ -70,8 +70,8 @@ class ZarrWriter(ImageWriter):
     def keep(self) -> None:
         self._folder.keep()
 
-    def publish(self) -> None:
-        self._folder.publish()
+    def publish(self, sealed: Sealed = not_told) -> None:
+        self._folder.publish(sealed)
 
     def discard(self) -> None:
         self._folder.discard()

@@ -25,6 +25,7 @@ from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
 from pipeline.service import notify
 from pipeline.service.api import Service, make_app
+from pipeline.service.connections import TimedRequests
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.scrape import begin_job_counts
@@ -77,7 +78,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         # Without a lifespan, of which nothing here makes use: a second signal would leave its traceback in the log.
         server = _Server(
             uvicorn.Config(
-                make_app(service), log_level="warning", lifespan="off", timeout_graceful_shutdown=CLOSE_S
+                make_app(service), http=TimedRequests, log_level="warning", lifespan="off",
+                timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
         server.stopping, server.heartbeat = stopping, notify.Heartbeat()

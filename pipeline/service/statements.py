@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from pipeline.errors import ParameterError, StorageError
+from pipeline.errors import ParameterError, StorageError, too_many_files
 
 _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
@@ -65,4 +65,5 @@ def storing(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise StorageError(f"{path}: {error}; check the disk and the folder's permissions") from error
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}; choose another state_dir") from error
+        way_out = too_many_files(error) or "choose another state_dir"
+        raise StorageError(f"{path}: {error.strerror}; {way_out}") from error

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
-from pipeline.formats.partial import Opening, partial_path, samples_path
+from pipeline.formats.partial import Opening, Sealed, not_told, partial_path, samples_path
 from pipeline.formats.writable import writing
 
 # The x of 3x5, which may stand for a comma; not that of a word, which is told back as it was given.
@@ -199,8 +199,8 @@ class Workload(ABC):
         """
 
     @abstractmethod
-    def publish(self) -> None:
-        """Make the output durable and give it its final name."""
+    def publish(self, sealed: Sealed = not_told) -> None:
+        """Make the output durable, call `sealed`, and give it its final name at once."""
 
     @abstractmethod
     def keep(self) -> None:

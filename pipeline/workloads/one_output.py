@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pipeline import stopping
 from pipeline.formats.base import ImageWriter
+from pipeline.formats.partial import Sealed, not_told
 from pipeline.workloads.base import Workload
 
 
@@ -30,8 +31,8 @@ class OneOutput(Workload):
     def flush(self) -> None:
         self._output.flush()
 
-    def publish(self) -> None:
-        self._output.publish()
+    def publish(self, sealed: Sealed = not_told) -> None:
+        self._output.publish(sealed)
 
     def keep(self) -> None:
         if self._writer is not None:

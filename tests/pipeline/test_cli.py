@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -245,6 +246,44 @@ def test_a_defect_of_ours_is_one_line_and_exit_code_1(folder, millrace, monkeypa
     assert err.startswith("millrace: internal error: ZeroDivisionError")
     assert err.count("\n") == 1
     assert names_in(folder) == ["in.ppm"]
+
+
+def test_a_run_killed_between_publishing_and_tidying_is_resumed_as_complete(folder, millrace, monkeypatch):
+    from pipeline.engine import run
+    from pipeline.engine.ledger import Ledger
+
+    def kill(*_):
+        raise SystemExit(9)
+
+    arguments = ("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    begin = run.stream_on_device
+
+    def begin_with_ledger(job, plan, ledger, events):
+        ledger.create()
+        return begin(job, plan, ledger, events)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.cluster.place.stream_on_device", begin_with_ledger)
+        patched.setattr(run, "write_receipt", kill)
+        assert millrace(*arguments)[0] == 9
+    made = (folder / "out.ppm").stat()
+    assert Ledger(folder / "out.ppm", {}).begun
+    code, out, err = millrace(*arguments, "--resume", "--preview", "small.png")
+    assert (code, err) == (0, "")
+    assert out.endswith("out.ppm: complete: an earlier run of this job had published it before it was killed\n")
+    assert (folder / "out.ppm").stat() == made
+    assert json.loads((folder / "out.ppm.receipt.json").read_text())["parameters"]["size"] == [3]
+    assert names_in(folder) == ["in.ppm", "out.ppm", "out.ppm.receipt.json", "small.png"]
+
+
+def test_too_many_open_files_name_their_limit(folder, millrace, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("pipeline.cluster.place.open_device", fail)
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"millrace: .*Too many open files.*: raise the limit \(ulimit -n\), then run again\n", err)
 
 
 def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):

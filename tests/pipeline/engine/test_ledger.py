@@ -13,12 +13,14 @@ import pytest
 from kernels.smoothing import box
 from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, run_segment
 from pipeline.engine import checkpoints
+from pipeline.engine import run as run_module
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
-from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
+from pipeline.engine.run import RunEvents, RunOptions, plan_job, published_before, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
 from pipeline.workloads import JobSpec, workloads
+from pipeline.workloads.one_output import OneOutput
 from tests.images import names_in, read_image, write_image
 
 ROWS = 900
@@ -40,9 +42,10 @@ def job_in(folder, output="out.npy", *, resume=False, memory=64 << 20, chunk_byt
 
 
 class FailingAt:
-    """Lets chunks be written until so many are, waits for the next entry, then fails; counts what was written."""
+    """Lets chunks be written until so many are, waits for the next entry, then fails if there is an error to fail with;
+    counts what was written."""
 
-    def __init__(self, folder, count, error):
+    def __init__(self, folder, count, error=None):
         self.folder, self.count, self.error = folder, count, error
         self.written, self.kept = [], []
 
@@ -55,7 +58,8 @@ class FailingAt:
             end = time.monotonic() + 30
             while not list(self.folder.glob("*.ledger/chunks-*")) and time.monotonic() < end:
                 time.sleep(0.005)
-            raise self.error
+            if self.error is not None:
+                raise self.error
 
 
 def fail(folder, error, output="out.npy"):
@@ -152,6 +156,91 @@ def test_a_lost_partial_output_is_one_clear_error(folder):
         run_job(*job_in(folder, resume=True))
     run_job(*job_in(folder))
     assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+class Killed(BaseException):
+    """As if by kill -9: what a run does at other errors leaves as much where it has kept chunks."""
+
+
+def killed_after(step, folder, monkeypatch, output="out.npy"):
+    """A run that has begun a ledger and is killed when it has taken the step, a module's or class's function."""
+    owner, name = step
+    taken = getattr(owner, name)
+
+    def kill(*arguments):
+        taken(*arguments)
+        raise Killed
+
+    job, options = job_in(folder, output)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, kill)
+        with pytest.raises(Killed):
+            run_job(job, options, events=FailingAt(folder, 2).events())
+
+
+@pytest.mark.parametrize("output", ["out.npy", "out.png", "out.zarr"])
+@pytest.mark.parametrize("step", [(OneOutput, "publish"), (run_module, "write_receipt")])
+def test_a_run_killed_after_it_had_published_is_complete(folder, monkeypatch, step, output):
+    write_image(folder / output, np.zeros((3, 3), np.uint8), "YX")  # an older result, which it has replaced
+    killed_after(step, folder, monkeypatch, output)
+    made = read_image(folder / output)
+    np.testing.assert_array_equal(made, box(read_image(folder / "in.npy"), 5))
+    assert f"{output}.ledger" in names_in(folder)
+    job, _ = job_in(folder, output, resume=True, chunk_bytes=None)
+    receipt = published_before(job)
+    assert receipt["chunks"] == len(job.plan.chunks)
+    assert json.loads((folder / f"{output}.receipt.json").read_text()) == receipt
+    assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"]
+    np.testing.assert_array_equal(read_image(folder / output), made)
+    assert published_before(job) is None
+
+
+def test_another_job_does_not_take_over_what_is_complete(folder, monkeypatch):
+    killed_after((run_module, "write_receipt"), folder, monkeypatch)
+    before = names_in(folder)
+    with pytest.raises(ParameterError, match=r"of another job \(parameters\.size"):
+        published_before(job_in(folder, resume=True, size="3", chunk_bytes=None)[0])
+    os.utime(folder / "in.npy", (1, 1))
+    with pytest.raises(ParameterError, match=r"of another job \(input\.mtime_ns"):
+        published_before(job_in(folder, resume=True, chunk_bytes=None)[0])
+    assert names_in(folder) == before
+
+
+def overwritten(output):
+    """The same file, as long as it was."""
+    output.write_bytes(bytes(output.stat().st_size))
+
+
+def replaced(output):
+    """Another file, of the same length and time."""
+    found = output.stat()
+    other = output.with_name("other")
+    other.write_bytes(bytes(found.st_size))
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    other.replace(output)
+
+
+@pytest.mark.parametrize("changed", [overwritten, replaced, os.remove])
+def test_an_output_that_is_no_longer_what_was_published_is_not_taken_for_it(folder, monkeypatch, changed):
+    killed_after((run_module, "write_receipt"), folder, monkeypatch)
+    changed(folder / "out.npy")
+    job, options = job_in(folder, resume=True, chunk_bytes=None)
+    assert published_before(job) is None
+    with pytest.raises(OutputError, match="run the job again without --resume"):
+        run_job(job, options)
+
+
+@pytest.mark.parametrize("older", ["out.npy", "out.zarr"])
+def test_an_older_output_is_not_taken_for_one_that_was_never_published(folder, monkeypatch, older):
+    run_job(*job_in(folder, older, size="3"))
+    before = read_image(folder / older)
+    killed_after((Ledger, "conclude"), folder, monkeypatch, older)
+    assert "receipt.json" in names_in(folder / f"{older}.ledger")
+    job, options = job_in(folder, older, resume=True, chunk_bytes=None)
+    assert published_before(job) is None
+    np.testing.assert_array_equal(read_image(folder / older), before)
+    run_job(job, options)
+    np.testing.assert_array_equal(read_image(folder / older), box(read_image(folder / "in.npy"), 5))
 
 
 def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):

@@ -47,6 +47,35 @@ def test_k_space_and_trajectory(tmp_path):
             np.testing.assert_array_equal(reader.trajectory(part), traj[:2, :, 1:3].real.transpose(2, 1, 0))
 
 
+@pytest.mark.parametrize(
+    ("cfl", "hdr", "named"),
+    [
+        (".CFL", ".HDR", ".CFL"), (".CFL", ".HDR", ".HDR"), (".CFL", ".HDR", ""), (".Cfl", ".Hdr", ".Cfl"),
+        (".cfl", ".HDR", ".cfl"), (".CFL", ".hdr", ".CFL"),
+    ],
+)  # fmt: skip
+def test_a_pair_in_capitals(tmp_path, cfl, hdr, named):
+    kspace, traj = random_complex((1, SAMPLES, SPOKES, COILS)), trajectory(rows=2)
+    for name, array in (("k", kspace), ("t", traj)):
+        write_cfl(tmp_path / name, array)
+        (tmp_path / f"{name}.cfl").rename(tmp_path / f"{name}{cfl}")
+        (tmp_path / f"{name}.hdr").rename(tmp_path / f"{name}{hdr}")
+    with open_kspace(tmp_path / f"k{named or cfl}", trajectory=tmp_path / f"t{named}") as reader:
+        part = Readouts(0, 0, 1, 3)
+        np.testing.assert_array_equal(read(reader, part), kspace[0, :, 1:3].transpose(2, 1, 0))
+        np.testing.assert_array_equal(reader.trajectory(part), traj[:2, :, 1:3].real.transpose(2, 1, 0))
+
+
+def test_the_pair_in_the_same_letters_comes_first(tmp_path):
+    small, large = random_complex((2, 3)), random_complex((4, 5))
+    write_cfl(tmp_path / "a", large)
+    for suffix in (".cfl", ".hdr"):
+        (tmp_path / "a").with_suffix(suffix).rename((tmp_path / "a").with_suffix(suffix.upper()))
+    write_cfl(tmp_path / "a", small)
+    assert Cfl(tmp_path / "a.cfl").dims[:2] == Cfl(tmp_path / "a.hdr").dims[:2] == (2, 3)
+    assert Cfl(tmp_path / "a.CFL").dims[:2] == Cfl(tmp_path / "a.HDR").dims[:2] == (4, 5)
+
+
 def test_times_echoes_and_slices(tmp_path):
     """Echoes (5) and times (10) follow one another, the later dimension slowest; slices (13) lie side by side."""
     shape = [1, SAMPLES, SPOKES, COILS, 1, 2, 1, 1, 1, 1, 3, 1, 1, 2]

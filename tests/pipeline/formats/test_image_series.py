@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from pipeline.errors import OutputError
+from pipeline.errors import MillraceError, OutputError
+from pipeline.formats.bart import Cfl
 from pipeline.formats.base import Region
 from pipeline.formats.image_series import SeriesHeader, series_format_for_output
 from pipeline.formats.nifti import quaternion_of
@@ -106,6 +107,33 @@ def test_the_same_values_come_back(tmp_path, name, dtype, shape, is_volume):
     np.testing.assert_array_equal(read(tmp_path / name, shape, dtype, is_volume), array)
     left = {"out.hdr"} if name.endswith(".cfl") else set()
     assert {path.name for path in tmp_path.iterdir()} == {name} | left
+
+
+def test_a_pair_named_in_capitals_is_in_capitals(tmp_path):
+    array = values((1, 2, 3, 4), np.complex64)
+    write(tmp_path / "OUT.CFL", array)
+    assert {path.name for path in tmp_path.iterdir()} == {"OUT.CFL", "OUT.HDR"}
+    form = series_format_for_output(tmp_path / "OUT.CFL")
+    assert form.also_written(tmp_path / "OUT.CFL") == (tmp_path / "OUT.HDR",)
+    assert Cfl(tmp_path / "OUT.CFL").dims[:2] == (4, 3)
+
+
+def test_a_headers_name_comes_before_that_of_its_samples(tmp_path):
+    """Whoever finds the samples under their name finds the header too, and `sealed` is told before either."""
+    path, told = tmp_path / "out.cfl", []
+    writer = series_format_for_output(path).create(path, header((1, 1, 3, 4), np.complex64))
+    partial = tmp_path / "out.cfl.partial"
+
+    def stop():
+        told.append(sorted(each.name for each in tmp_path.iterdir()))
+        partial.rename(tmp_path / "elsewhere")  # so that the last step fails
+
+    with pytest.raises(MillraceError):
+        writer.publish(stop)
+    assert told == [["out.cfl.partial", "out.hdr.partial"]]
+    assert (tmp_path / "out.hdr").exists()
+    assert not path.exists()
+    writer.discard()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -309,6 +309,17 @@ def test_without_mdanalysis(psf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one_line(caught.value, psf.name, "pip install 'millrace[trajectory]'")
 
 
+def test_a_real_tpr_holds_coordinates_and_cell_of_its_own() -> None:
+    topology, trajectory = real_molecule("adk_oplsaa.tpr"), real_molecule("adk_oplsaa.xtc")
+    with open_point_charges(topology) as alone, open_point_charges(topology, trajectory=trajectory) as moving:
+        assert (alone.n_frames, moving.n_frames) == (1, 10)
+        np.testing.assert_array_equal(alone.charges, moving.charges)
+        frame, first = alone.frame(0), moving.frame(0)
+        np.testing.assert_allclose(frame.coordinates, first.coordinates, atol=7e-3)  # which XTC rounds
+        assert frame.cell is not None
+        np.testing.assert_allclose(frame.cell, first.cell, atol=1e-3)
+
+
 def test_a_real_trajectory() -> None:
     topology, trajectory = real_molecule("adk_oplsaa.tpr"), real_molecule("adk_oplsaa.xtc")
     with open_point_charges(topology, trajectory=trajectory, select="protein") as found:

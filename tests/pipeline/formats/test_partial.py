@@ -275,6 +275,13 @@ def test_the_users_limit_on_file_sizes(make: type[PartialFile], tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_with_too_many_open_files_is_told_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.open", failing_with(errno.EMFILE))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with fails(StorageError, f"may have {limit:,} files open: raise the limit (ulimit -n)", str(tmp_path / "a")):
+        PartialFile(tmp_path / "a", 4)
+
+
 @pytest.mark.parametrize(
     ("code", "word"),
     [(errno.ENOSPC, "no space"), (errno.EDQUOT, "quota"), (errno.EIO, "EIO"), (errno.ESTALE, "ESTALE")],

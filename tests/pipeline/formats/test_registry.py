@@ -143,7 +143,13 @@ def test_a_circle_of_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "word"), [(errno.EACCES, "InputError", "permissions"), (errno.EIO, "StorageError", "EIO")]
+    ("code", "kind", "word"),
+    [
+        (errno.EACCES, "InputError", "permissions"),
+        (errno.EIO, "StorageError", "EIO"),
+        (errno.EMFILE, "StorageError", "ulimit -n"),
+        (errno.ENFILE, "StorageError", "fs.file-max"),
+    ],
 )
 def test_a_file_that_cannot_be_read(
     code: int, kind: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +167,7 @@ def test_a_file_that_cannot_be_read(
     assert type(caught.value).__name__ == kind
     assert isinstance(caught.value.__cause__, OSError)
     one_line(caught.value, "a.ppm", word)
+    assert ("check the disk" in str(caught.value)) == (code == errno.EIO)
 
 
 def test_a_disk_that_fails_while_reading_is_no_fault_of_the_users(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -319,6 +320,27 @@ def test_truncated_blosc_in_version_2_is_an_input_error(tmp_path: Path) -> None:
         chunk.write_bytes(whole[:length])
         with input_error(path):
             read_whole(FORMAT, path)
+
+
+@pytest.mark.parametrize("shards", [None, (8, 8)])
+def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path: Path, shards: Any) -> None:
+    path = tmp_path / "a.zarr"
+    save_array(path, volume(8, 8), (4, 4), shards=shards)
+    chunk = path / "c" / "0" / "0"
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with input_error(chunk, "is not a regular file"):
+        read_whole(FORMAT, path)
+
+
+def test_a_named_pipe_in_place_of_an_arrays_metadata_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.zarr"
+    save_ome(path, volume(8, 8), "yx", "0.5")
+    metadata = path / "full" / "zarr.json"
+    metadata.unlink()
+    os.mkfifo(metadata)
+    with input_error(metadata, "is not a regular file"):
+        FORMAT.open(path)
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

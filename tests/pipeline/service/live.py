@@ -13,6 +13,7 @@ from pipeline.cluster.place import Place
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.service.api import Service, make_app
+from pipeline.service.connections import TimedRequests
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
@@ -40,7 +41,7 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
         tokens=lambda: tokens,
     )  # fmt: skip
     server = uvicorn.Server(
-        uvicorn.Config(make_app(service), port=0, log_level="critical", timeout_graceful_shutdown=1)
+        uvicorn.Config(make_app(service), port=0, http=TimedRequests, log_level="critical", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run)
     thread.start()

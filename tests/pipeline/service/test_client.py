@@ -193,6 +193,60 @@ def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
     assert run("wait", view["id"], "--quiet").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_done"),
+    [
+        ("failed", "running", True), ("cancelled", "queued", True), ("failed", "succeeded", True),
+        ("failed", "failed", False),  # another job writes its output
+        ("running", "running", False), ("succeeded", "succeeded", False),  # there was nothing to retry
+    ],
+)  # fmt: skip
+def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after, is_done):
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth", "state": before}
+    sent = []
+
+    def answer(request):
+        if request.method == "GET":
+            return httpx2.Response(200, json=view | {"state": after if sent else before})
+        sent.append(request)
+        if len(sent) == 1:
+            raise httpx2.ReadError("Connection reset by peer")
+        problem = {"content-type": "application/problem+json"}
+        return httpx2.Response(409, content=json.dumps({"detail": "it cannot take that now"}), headers=problem)
+
+    answering(monkeypatch, answer)
+    found = run("retry", view["id"])
+    assert len(sent) == 2
+    if is_done:
+        assert (found.exit_code, found.output.split()[:2]) == (0, [view["id"], after])
+    else:
+        assert isinstance(found.exception, ServiceRefused)
+
+
+def test_a_retry_that_is_refused_at_once_stays_refused(monkeypatch):
+    """The service did not act on it, whatever another client has made of the job meanwhile."""
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth"}
+    states = iter(["failed", "running"])
+
+    def answer(request):
+        if request.method == "GET":
+            return httpx2.Response(200, json=view | {"state": next(states)})
+        return httpx2.Response(409, json={"detail": "no"}, headers={"content-type": "application/problem+json"})
+
+    answering(monkeypatch, answer)
+    assert isinstance(run("retry", view["id"]).exception, ServiceRefused)
+
+
+def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
+    with Client() as client:
+        job = client.submit("smooth", "in.npy", "out.npy")
+        assert gate.reached.wait(WAIT_S)
+        job.cancel().cancel()
+        gate.open.set()
+        assert job.wait(timeout_s=WAIT_S).state == "cancelled"
+        assert job.cancel().state == "cancelled"
+
+
 def test_every_job_has_what_clients_ask_for():
     assert set(JobView.model_fields) >= OF_A_JOB
 

@@ -16,7 +16,7 @@ from kernels.smoothing import box
 from pipeline.client import Client
 from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
 from pipeline.engine.device import CpuDevice
-from pipeline.engine.run import RunOptions, finished_before, plan_job, run_job
+from pipeline.engine.run import RunOptions, finished_before, plan_job, published_before, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ParameterError
 from pipeline.service.server import _sole_server, serve
@@ -66,20 +66,22 @@ def run_in_segments(job, plan, ledger, events):
     return record
 
 
-def run(folder, output):
-    """As the service runs a job: what an earlier run left is gone on with. The chunks that were kept."""
-    found = finished_before(folder / output, "job")
+def run(folder, output, job):
+    """As the service runs a job, or the command with --resume one without a name: what an earlier run left is gone on
+    with. The receipt."""
+    found = finished_before(folder / output, job) if job else None
     if found is not None:
         return found
     parameters = workloads()["smooth"].Parameters(size="5")
     spec = JobSpec(workload="smooth", input=folder / "in.npy", output=folder / output, parameters=parameters)
-    options = RunOptions(memory_bytes=64 << 20, chunk_bytes=None, resume=True, start_over=True, job="job")
+    options = RunOptions(memory_bytes=64 << 20, chunk_bytes=None, resume=True, start_over=bool(job), job=job)
     device = CpuDevice(1)
     device.target_bytes = lambda job_bytes: 20_000
-    return run_job(plan_job(spec, device, options), options, stream=run_in_segments)
+    planned = plan_job(spec, device, options)
+    return (None if job else published_before(planned)) or run_job(planned, options, stream=run_in_segments)
 
 
-def killed_at(step, folder, output):
+def killed_at(step, folder, output, job):
     """Forks a process that runs the job and dies, as if by kill -9, before its so manieth change of the file system.
 
     Whether it died of that.
@@ -97,7 +99,7 @@ def killed_at(step, folder, output):
                         os._exit(KILLED)
 
             sys.addaudithook(count)
-            run(folder, output)
+            run(folder, output, job)
             os._exit(0)
         finally:
             os._exit(1)
@@ -106,9 +108,11 @@ def killed_at(step, folder, output):
     return code == KILLED
 
 
-@pytest.mark.parametrize(("output", "first"), [("out.npy", 1), ("out.zarr", 20)])
+@pytest.mark.parametrize(
+    ("output", "first", "job"), [("out.npy", 1, "job"), ("out.zarr", 20, "job"), ("out.png", 10, None)]
+)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, first):
+def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, first, job):
     samples = np.random.default_rng(1).integers(0, 65536, (64, 101)).astype(np.uint16)
     write_image(tmp_path / "in.npy", samples, "YX")
     expected, step = box(samples, 5), first  # the kernel is compiled here, not in each child
@@ -116,12 +120,13 @@ def test_a_run_killed_at_any_step_is_completed_by_the_next(tmp_path, output, fir
         folder = tmp_path / str(step)
         folder.mkdir()
         (folder / "in.npy").hardlink_to(tmp_path / "in.npy")
-        died = killed_at(step, folder, output)
+        died = killed_at(step, folder, output, job)
         made = (folder / output).stat() if (folder / output).exists() else None
-        receipt = run(folder, output)
+        known = job is not None or (folder / f"{output}.ledger" / "job.json").exists()
+        receipt = run(folder, output, job)
         np.testing.assert_array_equal(read_image(folder / output), expected, err_msg=f"step {step}")
-        assert receipt["job"] == "job"
-        if made is not None:  # nothing is published twice
+        assert receipt.get("job") == job
+        if made is not None and known:  # nothing is published twice, unless the command had put all its notes away
             assert (folder / output).stat().st_ino == made.st_ino, f"step {step}"
         assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"], f"step {step}"
         if not died:

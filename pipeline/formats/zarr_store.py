@@ -1,0 +1,35 @@
+"""A Zarr hierarchy's files as zarr reads them, but for what is none: opening a named pipe would wait for its other end.
+
+Imported only where zarr is needed.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+from zarr.storage import LocalStore
+
+from pipeline.errors import InputError
+
+
+class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
+    """Reading raises InputError where something else than a regular file or a folder has a file's name."""
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        _require_regular(self.root / key)
+        return await super().get(key, *arguments, **options)
+
+    def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
+        _require_regular(self.root / key)
+        return super().get_sync(key, *arguments, **options)
+
+
+def _require_regular(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # none, which zarr takes for a chunk that is not stored; or a fault that opening it will name
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")
