@@ -146,7 +146,7 @@ def _on_device(cupy: Any, place: int, values: Any) -> Any:
     """A copy that ends with its memory; some of those that are not to be aligned begin a sample behind that."""
     whole = values.shape[1] in {aligned for _, aligned in COLUMNS.values()}
     row_bytes = values.nbytes // values.shape[0]
-    offset = 0 if whole else max(row_bytes % 16 == 0, place // 2 % 2)
+    offset = 0 if whole else max(row_bytes % 16 == 0, place // 4 % 2)
     copy = cupy.empty(offset + values.size, values.dtype)[offset:].reshape(values.shape)
     copy[...] = cupy.asarray(values)
     return copy
