@@ -44,6 +44,11 @@ def pair_of(path: Path) -> tuple[Path, Path]:
     return _beside(path, ".cfl"), _beside(path, ".hdr")
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that an input is read from: both of a pair, which may be named without a suffix, else it alone."""
+    return pair_of(path) if path.suffix.lower() in ("", ".cfl", ".hdr") else (path,)
+
+
 def _beside(path: Path, suffix: str) -> Path:
     if path.suffix.lower() == suffix:
         return path

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
-from pipeline.formats.bart import pair_of
+from pipeline.formats.bart import files_of
 from pipeline.formats.base import Region
 from pipeline.formats.image_series import AXES, series_format_for_output
 from pipeline.formats.partial import Opening
@@ -101,7 +101,7 @@ class Mri(OneOutput, JointWorkload):
     def _inputs(self) -> Iterator[Path]:
         """Every file that is read."""
         for path in (self.spec.input, *self.parameters.further_files):
-            yield from pair_of(path) if path.suffix.lower() in ("", ".cfl", ".hdr") else (path,)
+            yield from files_of(path)
 
     def _further_versions(self) -> list[str]:
         return [version_of(path) for path in self._inputs() if path != self.spec.input]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.formats.bart import files_of
 from pipeline.formats.kspace import TrajectoryUnits
 from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters, version_of
 from pipeline.workloads.index_range import IndexRange
@@ -170,5 +171,5 @@ class MriParameters(Parameters):
             found.pop("calibration")
         for name in ("trajectory", "field_map", "density", "sensitivities"):
             if name in found and Path(found[name]).is_absolute():
-                found[name] = version_of(Path(found[name]))
+                found[name] = " and ".join(map(version_of, files_of(Path(found[name]))))
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads import mri_audit
 from pipeline.workloads.mri_images import Kept
+from pipeline.workloads.mri_parameters import MriParameters
 from pipeline.workloads.mri_series import affine_of
 from tests.images import read_image
 from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
@@ -231,6 +233,17 @@ def test_bart_in_and_out_is_npz_in_and_npy_out(tmp_path):
     found = read_cfl(tmp_path / "out.cfl")
     assert found.shape[:3] == (N, N, 1)
     assert normalised_error(found.reshape(N, N).T, expected[0, 0]) < 1e-5
+
+
+@pytest.mark.parametrize("named", ["t", "t.cfl", "t.hdr"])
+@pytest.mark.parametrize("changed", ["t.cfl", "t.hdr"])
+def test_a_pair_that_changed_is_another_parameter_however_it_is_named(tmp_path, named, changed):
+    write_cfl(tmp_path / "t", scan()[1])
+    parameters = MriParameters(trajectory=tmp_path / named)
+    before = parameters.in_force()
+    assert parameters.in_force() == before
+    os.utime(tmp_path / changed, (1, 1))
+    assert parameters.in_force() != before
 
 
 def test_three_dimensions(tmp_path):
