@@ -253,11 +253,13 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         return reinterpret_cast<Element*>(&turned(column, row / ACROSS))[row % ACROSS];
     };
     if (at_ends) {
+        // The first elements, and those of the last that are not among them.
         const int k = threadIdx.x;
         const long long last = (matrices.rows - 1) * matrices.row_pitch + matrices.columns - 1;
         const long long n = k < ACROSS ? k : last - (k - ACROSS);
+        const bool wanted = k < 2 * ACROSS && n >= (k < ACROSS ? 0 : ACROSS) && n <= last;
         const long long row = n / matrices.row_pitch - place.row, column = n % matrices.row_pitch - place.column;
-        if (k < 2 * ACROSS && n >= (k < ACROSS ? 0 : ACROSS) && n <= last && row >= 0 && row < ROWS && column >= 0 && column < min(columns, 0ll + COLUMNS))
+        if (wanted && row >= 0 && row < ROWS && column >= 0 && column < min(columns, 0ll + COLUMNS))
             element(column, row) = reinterpret_cast<const Element*>(begin)[n];
         __syncthreads();
     }

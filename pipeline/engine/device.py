@@ -17,6 +17,7 @@ from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.base import Chunk, Workload
 
 MIB = 1 << 20
+CLOCK_TRIES = 5
 # 1: one chunk at a time; 2: copies out beside computing; 3: copies in and out beside computing; 5: reading and writing
 # too. With 2 and 3 a ring full of chunks is read, then goes through the device, then is written.
 OVERLAPS = (1, 2, 3, 5)
@@ -145,9 +146,15 @@ class CudaDevice(Device):
         return allocate_cuda_slot(input_bytes, output_bytes)
 
     def begin(self) -> None:
-        self._origin.record(self._upload)
-        self._origin.synchronize()
-        self._origin_time = time.perf_counter()
+        """Reads both clocks at once: of a few tries the one that the host came back from soonest."""
+        soonest = float("inf")
+        for _ in range(CLOCK_TRIES):
+            origin, asked = self._cupy.cuda.Event(), time.perf_counter()
+            origin.record(self._upload)
+            origin.synchronize()
+            answered = time.perf_counter()
+            if answered - asked < soonest:
+                soonest, self._origin, self._origin_time = answered - asked, origin, answered
 
     def enter(self) -> None:
         self._cupy.cuda.Device(self._ordinal).use()
