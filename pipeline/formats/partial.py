@@ -272,13 +272,15 @@ def _remove_abandoned(path: Path) -> None:
 
 def _take_name(partial: Path, final: Path) -> Path | None:
     """Rename a folder over another; returns where the older one is now, if there was one."""
+    older = final.with_name(final.name + ".partial.older")
     if not final.exists():
         partial.rename(final)
-        return None
+        return older if older.is_dir() else None  # of a run that was killed between its renames
     if _exchanged(partial, final):
         return partial
+    if older.is_dir():
+        shutil.rmtree(older)  # of a run that was killed before it had removed it
     # Without an atomic exchange the name is empty for a moment, yet one of the two always stands beside it.
-    older = final.with_name(final.name + ".partial.older")
     final.rename(older)
     try:
         partial.rename(final)

@@ -15,7 +15,8 @@ from pipeline.errors import InputError
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
-    """Reading raises InputError where something else than a regular file or a folder has a file's name."""
+    """Reading raises InputError where something else than a regular file or a folder has a file's name, and where a
+    link leads nowhere: its chunk would be taken for one that is not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
         _require_regular(self.root / key)
@@ -29,7 +30,11 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
 def _require_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
+    except FileNotFoundError as exc:
+        if path.is_symlink():  # as git-annex leaves them where contents have not been fetched
+            raise InputError(f"{path}: is a link that leads to no file; fetch what it stands for") from exc
+        return  # which zarr takes for a chunk that is not stored
     except OSError:
-        return  # none, which zarr takes for a chunk that is not stored; or a fault that opening it will name
+        return  # a fault that opening it will name
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -377,6 +378,20 @@ def test_without_an_exchange_a_failed_rename_brings_the_old_folder_back(
     folder.discard()
     assert [found.name for found in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "deep" / "chunk").read_text() == "old"
+
+
+@pytest.mark.parametrize("killed", ["between the renames", "before the older one was removed"])
+def test_without_an_exchange_what_a_killed_run_left_is_not_in_the_way(
+    killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_exchanged", lambda *_: False)
+    filled(tmp_path / "a", "old").publish()
+    (tmp_path / "a").rename(tmp_path / "a.partial.older")
+    if killed == "before the older one was removed":
+        shutil.copytree(tmp_path / "a.partial.older", tmp_path / "a")
+    filled(tmp_path / "a", "new").publish()
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "new"
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

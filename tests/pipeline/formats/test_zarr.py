@@ -333,6 +333,19 @@ def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path
         read_whole(FORMAT, path)
 
 
+@pytest.mark.parametrize("shards", [None, (8, 8)])
+def test_a_chunk_whose_link_leads_nowhere_is_refused_and_not_taken_for_empty(tmp_path: Path, shards: Any) -> None:
+    path = tmp_path / "a.zarr"
+    save_array(path, volume(8, 8), (4, 4), shards=shards)
+    chunk = path / "c" / "0" / "0"
+    chunk.rename(tmp_path / "elsewhere")
+    chunk.symlink_to(tmp_path / "elsewhere")
+    np.testing.assert_array_equal(read_whole(FORMAT, path), volume(8, 8))
+    (tmp_path / "elsewhere").unlink()
+    with input_error(chunk, "leads to no file"):
+        read_whole(FORMAT, path)
+
+
 def test_a_named_pipe_in_place_of_an_arrays_metadata_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     save_ome(path, volume(8, 8), "yx", "0.5")

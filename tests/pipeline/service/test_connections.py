@@ -19,8 +19,9 @@ HEAD = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\n"
 
 
 async def app(scope, receive, send):
-    """Reads the body, then answers it in two parts, the second long after the deadline where it is asked to be late."""
-    message = await receive()
+    """Reads the body, except of GET, then answers it in two parts, the second long after the deadline where it is asked
+    to be late."""
+    message = await receive() if scope["method"] != "GET" else {"type": "http.request", "body": b"none"}
     body = message.get("body", b"")
     while message.get("more_body"):
         message = await receive()
@@ -59,10 +60,10 @@ def connect(monkeypatch):
 
 def answer(client):
     said = b""
-    while not said.endswith(b"\r\n\r\n"):
-        said += client.recv(1)
-    while not said.endswith(b"\r\n") or said.endswith(b"\r\n\r\n"):
-        said += client.recv(1)
+    while not said.endswith(b"\r\n") or said.count(b"\r\n\r\n") == 0 or said.endswith(b"\r\n\r\n"):
+        byte = client.recv(1)
+        assert byte, said  # closed too early
+        said += byte
     return said
 
 
@@ -104,6 +105,32 @@ def test_an_answer_may_take_longer(connect):
         for _ in range(2):
             client.sendall(HEAD + b"late")
             assert answer(client).endswith(b"late\r\n")
+
+
+def test_a_body_that_comes_after_its_answer_does_not_hold_the_connection(connect):
+    with connect() as client:
+        client.sendall(HEAD.replace(b"POST", b"GET"))
+        assert answer(client).endswith(b"none\r\n")
+        client.sendall(b"abcd")
+        assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", HEAD[:-2], HEAD, HEAD + b"ab"])
+def test_an_answer_is_not_cut_by_the_begin_of_another_request(connect, sent):
+    with connect() as client:
+        client.sendall(HEAD + b"late")
+        client.recv(1)  # the answer has begun
+        client.sendall(sent)
+        assert answer(client).endswith(b"late\r\n")
+        assert client.recv(1) == b""
+
+
+def test_a_request_has_its_time_however_old_the_connection_is(connect):
+    with connect() as client:
+        for sent in (HEAD, b"abcd"):
+            time.sleep(DEADLINE_S * 0.7)
+            client.sendall(sent)
+        assert answer(client).endswith(b"abcd\r\n")
 
 
 def test_the_service_is_served_so(tmp_path, monkeypatch):
