@@ -322,11 +322,16 @@ def test_truncated_blosc_in_version_2_is_an_input_error(tmp_path: Path) -> None:
             read_whole(FORMAT, path)
 
 
-@pytest.mark.parametrize("shards", [None, (8, 8)])
-def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path: Path, shards: Any) -> None:
+def saved_with_first_chunk(tmp_path: Path, shards: Any) -> tuple[Path, Path]:
+    """An array of volume(8, 8), and the file of its first chunk or shard."""
     path = tmp_path / "a.zarr"
     save_array(path, volume(8, 8), (4, 4), shards=shards)
-    chunk = path / "c" / "0" / "0"
+    return path, path / "c" / "0" / "0"
+
+
+@pytest.mark.parametrize("shards", [None, (8, 8)])
+def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path: Path, shards: Any) -> None:
+    path, chunk = saved_with_first_chunk(tmp_path, shards)
     chunk.unlink()
     os.mkfifo(chunk)
     with input_error(chunk, "is not a regular file"):
@@ -335,9 +340,7 @@ def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path
 
 @pytest.mark.parametrize("shards", [None, (8, 8)])
 def test_a_chunk_whose_link_leads_nowhere_is_refused_and_not_taken_for_empty(tmp_path: Path, shards: Any) -> None:
-    path = tmp_path / "a.zarr"
-    save_array(path, volume(8, 8), (4, 4), shards=shards)
-    chunk = path / "c" / "0" / "0"
+    path, chunk = saved_with_first_chunk(tmp_path, shards)
     chunk.rename(tmp_path / "elsewhere")
     chunk.symlink_to(tmp_path / "elsewhere")
     np.testing.assert_array_equal(read_whole(FORMAT, path), volume(8, 8))
