@@ -14,7 +14,7 @@ __device__ inline int rows_before(const Offset* __restrict__ starts, int rows, l
     const int lane = threadIdx.x % 32;
     int low = static_cast<int>(max(step - nonzeros, 0ll)), high = static_cast<int>(min(step, static_cast<long long>(rows)));
     while (low < high) {
-        const int stride = (high - low + 31) / 32;
+        const int stride = (high - low - 1) / 32 + 1;
         const long long row = low + lane * static_cast<long long>(stride);
         const bool before = row < high && row + starts[row + 1] < step;
         const int found = __popc(__ballot_sync(ALL_LANES, before));
