@@ -116,7 +116,7 @@ struct TensorInput {
         constexpr int LAST = Shape::SEEN_ROWS % AT_ONCE * Shape::PITCH;  // only rows before this have one more to do
 #pragma unroll
         for (int i = 0; i < Shape::SEEN_ROWS; i += AT_ONCE, source += stride)
-            if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes(samples + to + slot + i * Shape::PITCH, source);
+            if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
     }
 
     // The same where some lies beyond an edge.

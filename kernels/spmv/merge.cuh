@@ -60,12 +60,14 @@ __device__ constexpr int padded(unsigned i) {
 // that begins anew with each row, the sums of their rows so far. A row then finds its sum at its last nonzero; what belongs
 // to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search. Where a
 // part begins its block finds out itself: it takes less time than a kernel of its own.
+// Threads read whole lines of values and columns, wherever a part begins: warps that share lines ask L2 for them twice, and
+// L2 has enough to do with x (H200: 265 us before, 253 after, on a power law of 3.2e7 nonzeros).
 template <typename Value, typename Offset>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, sizeof(Value) == 4 ? 8 : 5)
 merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
             const Value* __restrict__ x, Value* __restrict__ y, int rows, long long nonzeros,
             int* __restrict__ carry_rows, Value* __restrict__ carries) {
-    constexpr int VECTORS = STEPS * sizeof(Value) / 16;
+    constexpr int VECTORS = STEPS * sizeof(Value) / 16, LINE = 32;
     __shared__ __align__(16) Value sums[padded<Value>(TILE_STEPS)];
     __shared__ __align__(8) unsigned char heads[TILE_STEPS];  // where a row begins
     __shared__ unsigned short begins[TILE_STEPS + 1];
@@ -82,14 +84,15 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
     const int row = bounds[0], next_row = bounds[1], held_rows = next_row - row;
     const long long nonzero = step - row;
     const int held = static_cast<int>(end - next_row - nonzero);
-    const Value* my_values = settled(values + nonzero + threadIdx.x);
-    const int* my_columns = settled(columns + nonzero + threadIdx.x);
-    const int mine_held = held - static_cast<int>(threadIdx.x);
+    // A thread's nonzeros: `first`, which may lie before the part, and every THREADS-th from there on.
+    const int first = static_cast<int>(threadIdx.x - static_cast<unsigned>(nonzero) % LINE);
+    const Value* my_values = settled(values + nonzero + first);
+    const int* my_columns = settled(columns + nonzero + first);
     Value value[STEPS];
     int column[STEPS];
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
-        const bool exists = k * THREADS < mine_held;
+        const bool exists = (k > 0 || first >= 0) && first + k * THREADS < held;
         value[k] = exists ? read_once(my_values + k * THREADS) : Value(0);
         column[k] = exists ? read_once(my_columns + k * THREADS) : NONE;
     }
@@ -113,9 +116,13 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
         if (r <= held_rows) start = starts[row + r];
         if (r < held_rows) next_start = starts[row + r + 1];
     }
+    Value* to = sums + padded<Value>(first + THREADS) - padded<Value>(THREADS);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)
-        sums[padded<Value>(threadIdx.x) + k * padded<Value>(THREADS)] = value[k] * of_x[k];
+        if (k > 0 || first >= 0) to[k * padded<Value>(THREADS)] = value[k] * of_x[k];
+    const int last = first + TILE_STEPS;
+    if (last < held)  // a part of few rows that begins within a line
+        to[padded<Value>(TILE_STEPS)] = read_once(values + nonzero + last) * x[read_once(columns + nonzero + last)];
     __syncthreads();
 
     uint4* mine = reinterpret_cast<uint4*>(sums + padded<Value>(threadIdx.x * STEPS));

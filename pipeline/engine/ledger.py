@@ -27,7 +27,7 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
-from pipeline.formats.partial import partial_path, samples_path
+from pipeline.formats.partial import partial_path, samples_path, settle_older
 from pipeline.formats.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
@@ -236,6 +236,7 @@ def remove_leftovers(output: Path) -> None:
     for path in _partials(final):
         with writing(final):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    settle_older(final)
     ledger.remove()
 
 

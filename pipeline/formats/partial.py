@@ -174,6 +174,20 @@ def samples_path(final: Path) -> Path:
     return final.with_name(final.name + ".samples")
 
 
+def settle_older(final: Path) -> None:
+    """After a run that was killed while its folder took the final name, where that takes two renames: the older result
+    has its name back, or goes where the newer one has it."""
+    older = _older_path(final)
+    if not older.is_dir():
+        return
+    with writing(final):
+        shutil.rmtree(older) if os.path.lexists(final) else older.rename(final)
+
+
+def _older_path(final: Path) -> Path:
+    return final.with_name(final.name + ".partial.older")
+
+
 def _behind_link(final: Path) -> Path:
     """Through a symbolic link the file it names is replaced, never the link."""
     with writing(final):
@@ -272,7 +286,7 @@ def _remove_abandoned(path: Path) -> None:
 
 def _take_name(partial: Path, final: Path) -> Path | None:
     """Rename a folder over another; returns where the older one is now, if there was one."""
-    older = final.with_name(final.name + ".partial.older")
+    older = _older_path(final)
     if not final.exists():
         partial.rename(final)
         return older if older.is_dir() else None  # of a run that was killed between its renames

@@ -16,7 +16,7 @@ from pipeline.engine import checkpoints
 from pipeline.engine import run as run_module
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over
+from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, published_before, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
 from pipeline.workloads import JobSpec, workloads
@@ -193,6 +193,21 @@ def test_a_run_killed_after_it_had_published_is_complete(folder, monkeypatch, st
     assert names_in(folder) == ["in.npy", output, f"{output}.receipt.json"]
     np.testing.assert_array_equal(read_image(folder / output), made)
     assert published_before(job) is None
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_an_older_result_that_a_killed_run_renamed_is_settled(folder, published):
+    """Where folders cannot be exchanged, a run renames the older result first, and removes it last."""
+    output, older = folder / "out.zarr", folder / "out.zarr.partial.older"
+    older.mkdir()
+    (older / "sample").write_text("older")
+    if published:
+        output.mkdir()
+        (output / "sample").write_text("newer")
+    Ledger(output, {}).create()
+    remove_leftovers(output)
+    assert [path.name for path in folder.glob("out*")] == ["out.zarr"]
+    assert (output / "sample").read_text() == ("newer" if published else "older")
 
 
 def test_another_job_does_not_take_over_what_is_complete(folder, monkeypatch):
