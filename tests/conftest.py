@@ -3,15 +3,17 @@ those that need more than there are skip. Those that run share the GPUs with wha
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import gc
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -72,14 +74,31 @@ def pytest_collection_finish() -> None:
 
 
 def _fewest(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of every kernel test's cases two, for each variant that it names: looking for races makes each very long."""
+    """Of every kernel test's cases two of each kind, of middling size: looking for races makes each very long."""
     groups: dict[object, list[pytest.Item]] = {}
     for item in items:
-        named = getattr(getattr(item, "callspec", None), "params", {}).values()
         whole = item.path.name == "test_cuda.py" and (item.path, getattr(item, "originalname", item.name))
-        groups.setdefault((whole or item, *(value for value in named if isinstance(value, str))), []).append(item)
-    kept = {id(group[place]) for group in groups.values() for place in (0, len(group) // 2)}
+        groups.setdefault((whole or item, *map(_kind, _parameters(item))), []).append(item)
+    kept = set()
+    for group in groups.values():
+        group.sort(key=lambda item: sum(case.bytes() for case in _parameters(item) if hasattr(case, "bytes")))
+        kept |= {id(group[place]) for place in (len(group) // 2, len(group) * 3 // 4)}
     return [item for item in items if id(item) in kept]
+
+
+def _parameters(item: pytest.Item) -> Iterable[Any]:
+    return getattr(getattr(item, "callspec", None), "params", {}).values()
+
+
+def _kind(parameter: Any) -> object:
+    """What of a test's parameter decides which kernels run: of a case names, switches and dimensions, not sizes."""
+    if isinstance(parameter, str | bool | None):
+        return parameter
+    if isinstance(parameter, tuple):
+        return len(parameter)
+    if dataclasses.is_dataclass(parameter):
+        return tuple(_kind(value) for name, value in vars(parameter).items() if name != "content")
+    return type(parameter)
 
 
 def _devices_needed(item: pytest.Item) -> int:
