@@ -15,17 +15,30 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
+// A line cut into pieces: `longs` of `length` positions, and shorter ones behind them (kernels/smoothing/cut.py).
+struct Cut {
+    int longs, length, shorter;
+    __device__ int begin(int piece) const { return min(piece, longs) * length + max(piece - longs, 0) * shorter; }
+};
+
 struct Place {
     int tile, band;
     long long plane;
 };
 
 // Which part of the images a block filters. Tiles at the left and right edge take longest, so all of those come first: a
-// device that is done with them last would stand idle but for a few blocks.
+// device that is done with them last would stand idle but for a few blocks. The last bands, which are lower, come last.
 __device__ inline Place place_of(unsigned block, const Picture& picture) {
     const unsigned edges = min(picture.tiles, 2), outer = edges * picture.bands * picture.planes;
     const bool at_edge = block < outer;
     const unsigned across = at_edge ? edges : picture.tiles - edges, rest = at_edge ? block : block - outer;
     const int tile = static_cast<int>(rest % across) + (at_edge ? 0 : 1), row = rest / across;
-    return {at_edge && tile == 1 ? picture.tiles - 1 : tile, row % picture.bands, row / picture.bands};
+    return {at_edge && tile == 1 ? picture.tiles - 1 : tile, row / picture.planes, row % picture.planes};
+}
+
+// The same for blocks that walk along strips of rows, a band each. Neighbouring strips are done at once: what their halos
+// share is then in L2. The last comes first, since those at the edges take longest.
+__device__ inline Place place_in_strips(unsigned block, const Picture& picture) {
+    const unsigned band = (block + picture.bands - 1) % picture.bands, rest = block / picture.bands;
+    return {static_cast<int>(rest / picture.planes), static_cast<int>(band), rest % picture.planes};
 }

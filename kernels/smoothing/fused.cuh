@@ -161,7 +161,7 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
 template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 __global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::THREADS,
                                   Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::BLOCKS)
-fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter) {
+fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter, Cut bands) {
     typedef Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED> Shape;
     constexpr int STEP = Shape::STEP, WIDTH = Shape::WIDTH, SEGMENT = Shape::SEGMENT;
     constexpr int STAGE = Shape::SAMPLES / static_cast<int>(sizeof(Sample));
@@ -175,7 +175,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
     const int x = place.tile * Shape::OUTPUTS, x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
-    const int y_begin = place.band * picture.band_rows, y_end = min(y_begin + picture.band_rows, picture.out_rows);
+    const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const bool whole = x_in >= Shape::SKEW && x_in + WIDTH <= picture.row_samples;
     if (!whole) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();

@@ -13,6 +13,7 @@ import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.cut import Cost, Cut, cut
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
@@ -142,9 +143,10 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kind, radius = chosen
     picture = picture_of(image, view, cval, out)
     tile = _tile(dtype, view.channels, kind, radius, aligned=picture.aligned)
-    blocks = _cut(picture, tile, 16 * radius)
+    bands = _cut(picture, tile)
+    blocks = picture.planes * picture.tiles * picture.bands
     entry = _entry(C_TYPES[dtype.name], view.channels, radius, kind, picture.aligned)
-    args = (image, out, picture, _filter(view, dtype, kind, radius))
+    args = (image, out, picture, _filter(view, dtype, kind, radius), bands)
     kernel("smoothing", entry).launch((blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream)
 
 
@@ -172,7 +174,7 @@ class Tile:
     outputs: int  # samples of a row that it writes
     shared_bytes: int
     resident: int  # blocks on a multiprocessor
-    rounds: tuple[int, ...]  # how often blocks should fill the device, best first (measured on an H200)
+    begin: float  # rows that a block could have written while it begins (measured on an H200)
 
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
@@ -198,7 +200,7 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        rounds=(12, 4, 3, 2, 1) if paired else (4, 3, 2, 1),
+        begin=0.5 if paired else 3 + radius / 2,
     )
 
 
@@ -233,21 +235,13 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
     return int(np.array(value, dtype).view(f"u{dtype.itemsize}"))
 
 
-def _cut(picture: Picture, tile: Tile, tall: int) -> int:
-    """Cuts the output into the tile's columns and bands of rows; returns the number of blocks.
-
-    Bands are tall, since each also reads the rows of its halo (`tall` makes that negligible), but there are enough of
-    them to fill the device in whole rounds.
-    """
+def _cut(picture: Picture, tile: Tile) -> Cut:
+    """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
-    bands = 1
-    for rounds in tile.rounds:
-        bands = max(rounds * tile.resident * multiprocessors() // (picture.tiles * picture.planes), 1)
-        if picture.out_rows // bands >= tall:
-            break
-    picture.band_rows = max(_up_to(-(-picture.out_rows // bands), tile.step), MIN_BAND_ROWS)
-    picture.bands = -(-picture.out_rows // picture.band_rows)
-    return int(picture.planes) * int(picture.tiles) * int(picture.bands)
+    cost = Cost(unit=tile.step, least=MIN_BAND_ROWS // tile.step, begin=tile.begin)
+    bands = cut(picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors(), cost)
+    picture.bands = bands.pieces(picture.out_rows)
+    return bands
 
 
 def _filter(view: View, dtype: np.dtype[Any], kind: str, radius: int) -> Filter:

@@ -24,7 +24,6 @@ constexpr int TENSOR_REACH = 32;  // the longest
 struct TensorFilter {
     unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weight at distance 0 …, as float16; y 2^15 times as large
     float settling, scale;                                    // see settle() and finish()
-    int band;                                                 // positions of a row that a block writes: whole chunks
 };
 
 template <int CHANNELS, int RADIUS>
@@ -274,7 +273,7 @@ __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Sh
 
 template <int CHANNELS, int RADIUS>
 __global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS>::BLOCKS)
-tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter) {
+tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter, Cut tiles) {
     typedef Tensor<CHANNELS, RADIUS> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -283,14 +282,10 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, place = lane % 4;
     unsigned char* results = samples + Shape::SEEN_ROWS * Shape::PITCH + warp * Shape::RESULTS;
 
-    // Neighbouring strips are done at once: what their halos share is then in L2. The last comes first, since those at
-    // the edges take longest, and should not begin when all others are done.
-    const int strip = (blockIdx.x + picture.bands - 1) % picture.bands, rest = blockIdx.x / picture.bands;
-    const long long plane = rest / picture.tiles;
-    const unsigned char* in_plane = in + plane * picture.rows * picture.row_samples;
-    const int y = strip * TENSOR_ROWS, warp_y = y + 16 * warp;
-    const int x_begin = rest % picture.tiles * filter.band;
-    const int x_end = min(x_begin + filter.band, picture.out_row_samples / CHANNELS);
+    const Place area = place_in_strips(blockIdx.x, picture);
+    const unsigned char* in_plane = in + area.plane * picture.rows * picture.row_samples;
+    const int y = area.band * TENSOR_ROWS, warp_y = y + 16 * warp;
+    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), picture.out_row_samples / CHANNELS);
 
     const int first = y + picture.centre_y - RADIUS;
     for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += TENSOR_THREADS) {
@@ -300,7 +295,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
     __syncthreads();
     const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
     const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, inside, picture);
-    const long long first_line = (plane * picture.out_rows + warp_y) * picture.out_row_samples;
+    const long long first_line = (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;
     const TensorOutput<Shape, CHANNELS> output(results, out, first_line, picture.out_rows - warp_y, picture);
 
     const int turns = (x_end - x_begin + CHUNK - 1) / CHUNK, chunks = turns + Shape::SLOTS - 1;

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cut import Cost, cut
 from kernels.smoothing.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, SHARED_BYTES, View, picture_of, view_of
 from kernels.smoothing.window import EXACT_RADIUS, Window
 
@@ -29,7 +29,6 @@ class TensorFilter(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_ushort * (EXACT_RADIUS + 1)) for name in ("y", "x")),
         *((name, ctypes.c_float) for name in ("settling", "scale")),
-        ("band", ctypes.c_int),
     )
 
 
@@ -51,12 +50,14 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture.bands = -(-picture.out_rows // rows)
     out_columns = picture.out_row_samples // view.channels
     resident = min(_blocks(view.channels, radius), SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
-    band = _chunk(radius) * _chunks(view.planes * picture.bands, out_columns, radius, resident)
-    picture.tiles = -(-out_columns // band)
+    chunk = _chunk(radius)
+    cost = Cost(unit=chunk, begin=START_CHUNKS * chunk)
+    tiles = cut(out_columns, view.planes * picture.bands, resident, cost)
+    picture.tiles = tiles.pieces(out_columns)
     kernel("smoothing", f"tensor<{view.channels}, {radius}>").launch(
         (view.planes * picture.bands * picture.tiles,),
         (32 * WARPS,),
-        (image, out, picture, _filter(view, band)),
+        (image, out, picture, _filter(view), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
     )
@@ -64,18 +65,6 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
 
 def _radius(windows: Sequence[Window]) -> int:
     return next(radius for radius in RADII if radius >= max(window.after for window in windows))
-
-
-@functools.lru_cache(maxsize=64)
-def _chunks(strips: int, out_columns: int, radius: int, resident: int) -> int:
-    """Chunks that a block writes: few enough that blocks fill the device evenly, though each begins with some more."""
-    most = -(-out_columns // _chunk(radius))
-
-    def time(chunks: int) -> float:
-        # Whole rounds would be exact if all blocks took equally long; half a block stands for the last to end.
-        return max(strips * -(-most // chunks) / resident + 0.5, 1) * (chunks + START_CHUNKS)
-
-    return min({-(-most // bands) for bands in range(1, min(most, 64) + 1)}, key=time)
 
 
 def _chunk(radius: int) -> int:
@@ -96,9 +85,9 @@ def _strip(channels: int, radius: int) -> tuple[int, int]:
     return rows, (rows + _chunk(radius) - 16) * (pitch + 8) + rows * result_pitch
 
 
-def _filter(view: View, band: int) -> TensorFilter:
+def _filter(view: View) -> TensorFilter:
     whole = view.across is None
-    found = TensorFilter(settling=WHOLE if whole else QUARTERS, scale=1.0 if whole else 0.25, band=band)
+    found = TensorFilter(settling=WHOLE if whole else QUARTERS, scale=1.0 if whole else 0.25)
     for window, weights, unit in ((view.down, found.y, UNIT), (view.across, found.x, 1.0)):
         half = (1.0,) if window is None or window.half_weights is None else window.half_weights
         weights[: len(half)] = (np.array(half) * unit).astype(np.float16).view(np.uint16).tolist()

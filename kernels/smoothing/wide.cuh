@@ -16,7 +16,6 @@ constexpr int WIDE_STRIP = 32;  // rows of a block: a lane each
 struct Reach {
     float y[33], x[33];  // weight at distance 0 … reach, then 0; y 2^126 times as large where samples are TINY
     int reach_y, reach_x;
-    int band;  // positions of a row that a block writes
 };
 
 // WIDTH words or more so that rows begin `apart` banks apart.
@@ -184,7 +183,7 @@ __device__ inline float entered(Sample sample) {
 template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
 __global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS, ALIGNED>::THREADS,
                                   Wide<Sample, CHANNELS, RADIUS, ALIGNED>::BLOCKS)
-wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights) {
+wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, Cut tiles) {
     typedef Wide<Sample, CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int COLUMN = Shape::COLUMN, STEP = Shape::STEP, SPAN = Shape::SPAN, RING = Shape::CHUNKS * WIDE_RUN;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -193,15 +192,11 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
     unsigned* results = reinterpret_cast<unsigned*>(shared + Shape::SAMPLES + Shape::SUMS);
     long long* offsets = reinterpret_cast<long long*>(shared + Shape::SAMPLES + Shape::SUMS + Shape::RESULTS);
 
-    // Neighbouring strips are done at once: what their halos share is then in L2. The last comes first, since those at
-    // the edges take longest, and should not begin when all others are done.
-    const int strip = (blockIdx.x + picture.bands - 1) % picture.bands, rest = blockIdx.x / picture.bands;
-    const long long plane = rest / picture.tiles;
-    const Sample* in_plane = in + plane * picture.rows * picture.row_samples;
-    const int y = strip * WIDE_STRIP, rows = min(WIDE_STRIP, picture.out_rows - y);
-    const int x_begin = rest % picture.tiles * weights.band;
-    const int x_end = min(x_begin + weights.band, picture.out_row_samples / CHANNELS);
-    Sample* line = out + (plane * picture.out_rows + y) * picture.out_row_samples;
+    const Place area = place_in_strips(blockIdx.x, picture);
+    const Sample* in_plane = in + area.plane * picture.rows * picture.row_samples;
+    const int y = area.band * WIDE_STRIP, rows = min(WIDE_STRIP, picture.out_rows - y);
+    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), picture.out_row_samples / CHANNELS);
+    Sample* line = out + (area.plane * picture.out_rows + y) * picture.out_row_samples;
     const auto store = [&](int x) {
         store_step<Shape>(results, line + static_cast<long long>(x) * CHANNELS, rows, max(x_begin - x, 0) * CHANNELS,
                           min(x_end - x, STEP) * CHANNELS, picture);

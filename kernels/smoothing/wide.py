@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cut import Cost, cut
 from kernels.smoothing.fused import (
     C_TYPES,
     MAX_BLOCKS,
@@ -51,7 +51,7 @@ class Reach(ctypes.Structure):
     _fields_ = (
         ("y", ctypes.c_float * 33),
         ("x", ctypes.c_float * 33),
-        *((name, ctypes.c_int) for name in ("reach_y", "reach_x", "band")),
+        *((name, ctypes.c_int) for name in ("reach_y", "reach_x")),
     )
 
 
@@ -77,14 +77,14 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     resident = min((512 if radius > 16 else 768) // threads, SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
-    steps = _steps(view.planes * picture.bands, out_columns, step, radius, resident)
-    reach = _reach(view, dtype, steps * step - 2 * radius)
-    picture.tiles = -(-out_columns // reach.band)
+    cost = Cost(unit=step, lost=2 * radius, begin=step)
+    tiles = cut(out_columns, view.planes * picture.bands, resident, cost)
+    picture.tiles = tiles.pieces(out_columns)
     entry = _entry(dtype.name, view.channels, radius, picture.aligned)
     kernel("smoothing", entry).launch(
         (view.planes * picture.bands * picture.tiles,),
         (threads,),
-        (image, out, picture, reach),
+        (image, out, picture, _reach(view, dtype), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
     )
@@ -92,20 +92,6 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
 
 def _radius(windows: Sequence[Window]) -> int | None:
     return next((radius for radius in RADII if radius >= max(window.after for window in windows)), None)
-
-
-@functools.lru_cache(maxsize=64)
-def _steps(strips: int, out_columns: int, step: int, radius: int, resident: int) -> int:
-    """Steps that a block takes: few enough that blocks fill the device evenly, though each begins with a halo."""
-    best, best_time = 0, 0.0
-    for bands in range(1, 25):
-        steps = max(-(-(-(-out_columns // bands) + 2 * radius) // step), 2 * radius // step + 1)
-        blocks = strips * -(-out_columns // (steps * step - 2 * radius))
-        # Whole rounds would be exact if all blocks took equally long; half a block stands for the last to end.
-        time = max(blocks / resident + 0.5, 1) * (steps + 1)
-        if best == 0 or time < best_time:
-            best, best_time = steps, time
-    return best
 
 
 def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int) -> int:
@@ -121,8 +107,8 @@ def _pitch(width: int, apart: int) -> int:
     return (width - apart + 31) // 32 * 32 + apart
 
 
-def _reach(view: View, dtype: np.dtype[Any], band: int) -> Reach:
-    reach = Reach(band=band)
+def _reach(view: View, dtype: np.dtype[Any]) -> Reach:
+    reach = Reach()
     for window, weights, axis in ((view.down, reach.y, "y"), (view.across, reach.x, "x")):
         half = (1.0,) if window is None or window.half_weights is None else window.half_weights
         weights[: len(half)] = half

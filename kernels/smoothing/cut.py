@@ -1,0 +1,93 @@
+"""How lines of work are cut into blocks: long pieces first and shorter ones last, so that a device is done everywhere
+at about the same time, though each piece costs something to begin."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+# What is tried: how often pieces fill the device if all are long, which part of them stays long, and how many shorter
+# ones may do the work of a long one.
+ROUNDS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12)
+FEW = 16  # pieces of a line, up to which every number is tried
+LONG_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+SHORTER = (2, 3, 4, 6, 8)
+
+
+class Cut(ctypes.Structure):
+    """struct Cut of bands.cuh."""
+
+    _fields_ = (("longs", ctypes.c_int), ("length", ctypes.c_int), ("shorter", ctypes.c_int))
+
+    def pieces(self, line: int) -> int:
+        """Of a line of so many positions."""
+        return int(self.longs + max(-(-(line - self.longs * self.length) // self.shorter), 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a piece of a line takes, in positions of the line."""
+
+    unit: int  # pieces do whole units of work
+    least: int = 1  # units of a piece
+    lost: int = 0  # positions that a piece goes through, but does not write
+    begin: float  # positions that a block could have done while it begins
+    tail: float = 0.25  # of a piece's time: how much longer than the others the last one takes (measured on an H200)
+
+    def length(self, units: int) -> int:
+        """Positions that a piece of so many units writes."""
+        return units * self.unit - self.lost
+
+    def units(self, length: int) -> int:
+        """The fewest of a piece that writes so many positions."""
+        return max(-(-(length + self.lost) // self.unit), self.lost // self.unit + 1, self.least)
+
+    def time(self, units: int) -> float:
+        return units * self.unit + self.begin
+
+
+def cut(line: int, lines: int, resident: int, cost: Cost) -> Cut:
+    """How `lines` lines of `line` positions each are best cut, where so many blocks are `resident` at once."""
+    longs, length, shorter = _cut(line, lines, resident, cost)
+    return Cut(longs=longs, length=length, shorter=shorter)
+
+
+@lru_cache(maxsize=256)
+def _cut(line: int, lines: int, resident: int, cost: Cost) -> tuple[int, int, int]:
+    best, best_time = (1, line, line), float("inf")
+    for units in _long(line, lines, resident, cost):
+        for longs, shorter in _tapers(line, units, cost):
+            rest = max(line - longs * cost.length(units), 0)
+            shorts = -(-rest // cost.length(shorter))
+            time = _done(lines * longs, cost.time(units), lines * shorts, cost.time(shorter), resident, cost.tail)
+            if time < best_time:
+                best, best_time = (longs, cost.length(units), cost.length(shorter)), time
+    return best
+
+
+def _done(longs: int, long_time: float, shorts: int, short_time: float, resident: int, tail: float) -> float:
+    """When blocks are done of which the longer kind comes first, and the last of either kind takes `tail` more."""
+    rounds, left = divmod(longs, resident)
+    end = (rounds + (left > 0)) * long_time
+    beside = (resident - left) * int(long_time / short_time) if left else 0  # the last of the longer kind
+    shorter_rounds = max(-(-(shorts - beside) // resident), 0)
+    return max(end + tail * long_time, end + (shorter_rounds + tail) * short_time)
+
+
+def _long(line: int, lines: int, resident: int, cost: Cost) -> list[int]:
+    """Units of long pieces to be tried."""
+    pieces = {*range(1, FEW + 1), *(max(int(rounds * resident / lines), 1) for rounds in ROUNDS)}
+    return sorted({cost.units(-(-line // count)) for count in pieces})
+
+
+def _tapers(line: int, units: int, cost: Cost) -> Iterator[tuple[int, int]]:
+    """How many long pieces there are of a line, and the units of those in place of the others."""
+    pieces = -(-line // cost.length(units))
+    yield pieces, units
+    few = range(1, pieces) if pieces <= FEW else {int(pieces * share) for share in LONG_SHARES}
+    for parts in SHORTER:
+        shorter = max(-(-units // parts), cost.units(1))
+        if shorter < units:
+            yield from ((longs, shorter) for longs in few)
