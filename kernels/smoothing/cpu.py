@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.smoothing import cpu_float, cpu_integer_box
+from kernels.smoothing import cpu_float, cpu_integer_box, cpu_small_box
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu_rows import Axis, Tile, row_pitch
 from kernels.smoothing.settling import settlings
@@ -92,12 +92,47 @@ def _method(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     if windows[0].half_weights is not None:
         return _gaussian(windows, dtype)
     divisor = math.prod(window.taps for window in windows)
-    return _float_box(divisor, dtype) if dtype.kind == "f" else _integer_box(divisor, dtype)
+    if dtype.kind == "f":
+        return _float_box(divisor, dtype)
+    small = _small_box(windows, divisor, dtype)
+    return _integer_box(divisor, dtype) if small is None else small
+
+
+def _small_box(windows: tuple[Window, ...], divisor: int, dtype: np.dtype[Any]) -> Method | None:
+    """Of few samples; None where there are more."""
+    middle = _middle(dtype)
+    if dtype == np.uint8:
+        division = cpu_small_box.byte_division(divisor)
+    elif divisor <= cpu_small_box.MOST_SAMPLES and windows[-1].taps <= cpu_small_box.MOST_COLUMNS:
+        division = cpu_small_box.float_division(divisor, middle)
+    else:
+        return None
+    return (
+        None
+        if division is None
+        else Method(
+            tile=cpu_small_box.small_box_tile,
+            precision=np.uint16 if dtype == np.uint8 else np.int32,
+            scratch_rows=lambda _rows: cpu_small_box.SCRATCH_ROWS,
+            cache_samples=1 << (16 if dtype == np.uint8 else 15),
+            parameters=lambda sweep, first, last: (
+                middle if first else 0,
+                cpu_float.doublings(sweep.columns.taps),
+                division,
+                last,
+            ),
+        )
+    )
+
+
+def _middle(dtype: np.dtype[Any]) -> int:
+    """Of the type's range, where its sums need to be relative to that."""
+    return 1 << 15 if dtype == np.uint16 else 0
 
 
 def _integer_box(divisor: int, dtype: np.dtype[Any]) -> Method:
     sums, real = (np.int32, np.float32) if divisor <= MAX_INT32_TAPS else (np.int64, np.float64)
-    middle = 1 << 15 if dtype == np.uint16 else 0
+    middle = _middle(dtype)
     return Method(
         tile=cpu_integer_box.integer_box_tile,
         precision=sums,

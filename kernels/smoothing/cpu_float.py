@@ -197,7 +197,7 @@ def float_box_tile(
             row = _sum_down(scratch, newest, row_steps, position - first, width, pitch)
             y = position - rows.first - rows.taps + 1
             if y >= tile.y0:
-                row = _sum_across(scratch, row, column_steps, channels, width, pitch)
+                row = sum_across(scratch, row, column_steps, channels, width, pitch)
                 at = ((plane * rows.out_length + y) * columns.out_length + tile.x0) * channels
                 scaled(scratch, row, factor, out, at, count)
 
@@ -228,7 +228,7 @@ def _sum_down(scratch: Any, newest: int, steps: Any, arrived: int, width: int, p
 
 
 @compiled
-def _sum_across(scratch: Any, row: int, steps: Any, channels: int, width: int, pitch: int) -> int:
+def sum_across(scratch: Any, row: int, steps: Any, channels: int, width: int, pitch: int) -> int:
     """The window sums along one row, in the two spare rows by turns. Returns where they lie."""
     source, target, spare = row, pitch, 2 * pitch
     length = width

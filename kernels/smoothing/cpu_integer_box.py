@@ -70,10 +70,10 @@ def integer_box_tile(
     for plane in range(tile.plane0, tile.plane1):
         fill(scratch, 0, width * channels, -middle * rows.taps)
         for j in range(rows.taps):
-            _enter(image, border, scratch, rows, columns, channels, tile, outside, plane, tile.y0 + rows.first + j)
+            enter(image, border, scratch, rows, columns, channels, tile, outside, plane, tile.y0 + rows.first + j)
         for y in range(tile.y0, tile.y1):
             if y > tile.y0:
-                _move(image, border, scratch, rows, columns, channels, tile, outside, plane, y + rows.first - 1)
+                move(image, border, scratch, rows, columns, channels, tile, outside, plane, y + rows.first - 1)
             at = ((plane * rows.out_length + y) * columns.out_length + tile.x0) * channels
             _prefix_sums(scratch, 0, pitch, width, channels)
             if divisor == 0:
@@ -83,7 +83,7 @@ def integer_box_tile(
 
 
 @compiled
-def _enter(
+def enter(
     image: Any,
     border: Any,
     total: Any,
@@ -110,7 +110,7 @@ def _enter(
 
 
 @compiled
-def _move(
+def move(
     image: Any,
     border: Any,
     total: Any,

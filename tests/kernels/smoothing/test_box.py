@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import ndimage
 
-from kernels.smoothing import BORDER_MODES, DTYPES, box, cpu
+from kernels.smoothing import BORDER_MODES, DTYPES, box, cpu, cpu_small_box
 
 INTEGERS = [dtype for dtype in DTYPES if np.dtype(dtype).kind != "f"]
 FLOATS = [dtype for dtype in DTYPES if np.dtype(dtype).kind == "f"]
@@ -84,26 +84,33 @@ def test_transposing_commutes(dtype, seed, height, width, rows, columns, mode) -
     assert_array_equal(turned.T, box(image, (rows, columns), mode=mode, cval=1))
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "int16"])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_quotients_are_exact_at_every_boundary(dtype: str) -> None:
-    """Sums at k n + n/2 and one to each side, k over the whole range, for every window of 1 × n and for large n × n."""
+    """Sums at k n + n/2 and one to each side, k over the whole range, for every window of 1 × n and n × 1, and for
+    large n × n."""
     held = np.iinfo(dtype)
-    for rows, columns in [(1, n) for n in range(2, 256)] + [
-        (3, 3),
-        (31, 31),
-        (64, 64),
-        (99, 101),
-        (128, 255),
-        (255, 255),
-    ]:
+    lines = [shape for n in range(2, 256) for shape in ((1, n), (n, 1))]
+    for rows, columns in [*lines, (3, 3), (31, 31), (64, 64), (99, 101), (128, 255), (255, 255)]:
         n = rows * columns
         means = np.unique(np.linspace(held.min, held.max - 1, 173).astype(np.int64))
         for sums in (means * n + n // 2 - 1, means * n + n // 2, means * n + (n + 1) // 2, means * n + n - 1):
             # Each window of n samples holds its sum as evenly as whole numbers can.
             level, rest = np.divmod(sums, n)
-            lines = (level[:, None] + (np.arange(n) < rest[:, None])).astype(dtype).reshape(-1, rows, columns)
-            got = box(lines, (rows, columns), mode="valid", axes=(1, 2))[:, 0, 0]
+            boxes = (level[:, None] + (np.arange(n) < rest[:, None])).astype(dtype).reshape(-1, rows, columns)
+            got = box(boxes, (rows, columns), mode="valid", axes=(1, 2))[:, 0, 0]
             assert_array_equal(got, (2 * sums + n) // (2 * n))
+
+
+@pytest.mark.parametrize("divisor", range(2, 300))
+def test_means_of_bytes_by_one_multiplication(divisor: int) -> None:
+    division = cpu_small_box.byte_division(divisor)
+    sums = np.arange(255 * divisor + 1, dtype=np.uint64)
+    if division is None:
+        assert divisor > 180
+        return
+    half, multiplier, shift = map(int, division)
+    assert sums[-1] + half < 1 << 16
+    np.testing.assert_array_equal((sums + half) * multiplier >> 16 + shift, (2 * sums + divisor) // (2 * divisor))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
