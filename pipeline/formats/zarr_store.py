@@ -15,8 +15,8 @@ from pipeline.errors import InputError
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
-    """Reading raises InputError where something else than a regular file or a folder has a file's name, and where a
-    link leads nowhere: its chunk would be taken for one that is not stored."""
+    """Reading raises InputError where something else than a regular file has a file's name, or a link that leads nowhere:
+    a folder or such a link would be taken for a chunk that is not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
         _require_regular(self.root / key)
@@ -36,5 +36,5 @@ def _require_regular(path: Path) -> None:
         return  # which zarr takes for a chunk that is not stored
     except OSError:
         return  # a fault that opening it will name
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if not stat.S_ISREG(mode):
         raise InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -330,10 +331,13 @@ def saved_with_first_chunk(tmp_path: Path, shards: Any) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("shards", [None, (8, 8)])
-def test_a_named_pipe_in_place_of_a_chunk_is_refused_and_not_waited_for(tmp_path: Path, shards: Any) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_place_of_a_chunk_is_refused_and_not_waited_for(
+    tmp_path: Path, shards: Any, make: Callable[[Path], None]
+) -> None:
     path, chunk = saved_with_first_chunk(tmp_path, shards)
     chunk.unlink()
-    os.mkfifo(chunk)
+    make(chunk)
     with input_error(chunk, "is not a regular file"):
         read_whole(FORMAT, path)
 
