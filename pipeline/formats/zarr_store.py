@@ -15,8 +15,8 @@ from pipeline.errors import InputError
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
-    """Reading raises InputError where something else than a regular file has a file's name, or a link that leads nowhere:
-    a folder or such a link would be taken for a chunk that is not stored."""
+    """Reading raises InputError where something else than a regular file has a file's name, or a link that leads
+    nowhere: a folder or such a link would be taken for a chunk that is not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
         _require_regular(self.root / key)
