@@ -19,7 +19,7 @@ from kernels.smoothing.cpu_rows import Axis, Tile, beyond, clipped, convert, fil
 
 SCRATCH_ROWS = 3  # the running sums, and two for those along the row
 MOST_SAMPLES = 255  # of a box, but for bytes: see `float_division`
-MOST_COLUMNS = 9  # of a box, but for bytes: prefix sums cost less for more (Zen 3: from 9 to 15 on)
+MOST_COLUMNS = 9  # of a box, but for bytes: prefix sums cost less for more (AVX-512: from 9 to 15 on)
 WHOLE_FLOATS = 1.5 * 2**23  # floats of this size are one apart
 
 
