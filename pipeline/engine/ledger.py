@@ -225,7 +225,8 @@ class Ledger:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove what an interrupted run kept for one that resumes; harmless where there is nothing.
+    """Remove what an interrupted run kept for one that resumes, and settle the older result if it was killed while it
+    replaced that; harmless where there is nothing.
 
     No run may be at work on the output. OutputError where something else stands where its ledger belongs.
     """
