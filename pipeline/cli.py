@@ -248,9 +248,10 @@ def _run(
         receipt = published_before(job) if resume else None
         line = published_before_line if receipt is not None else result_line
         shown = receipt is None and not quiet and sys.stderr is not None and sys.stderr.isatty()
-        with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as written:
+        with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as bar:
             events = RunEvents(
-                on_written=written,
+                on_written=bar.written,
+                on_recut=bar.recut,
                 on_published=lambda: _published.append(output),
                 on_kept=lambda kept, chunks: _kept.append(
                     f"{kept} of {counted(chunks, 'chunk')} kept: go on with --resume"

@@ -24,6 +24,7 @@ Every message is one line: what is wrong, where (file, record or parameter), and
 from __future__ import annotations
 
 import errno
+import math
 import resource
 
 # What the system says where the disk is at fault, and not whoever named a place on it.
@@ -94,7 +95,16 @@ class ServiceError(MillraceError):
 
 
 class AuditError(MillraceError):
-    """A result was checked and found wrong."""
+    """A result was checked and found wrong.
+
+    worst_error, tolerance : what was found and what had been tolerated, in the workload's unit; not finite where the
+                             result was not
+    """
+
+    def __init__(self, message: str, *, worst_error: float = math.inf, tolerance: float = 1.0) -> None:
+        super().__init__(message)
+        self.worst_error = worst_error
+        self.tolerance = tolerance
 
 
 class UserError(MillraceError):

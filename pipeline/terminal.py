@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import format_bytes
@@ -12,16 +13,22 @@ from pipeline.errors import counted
 from pipeline.workloads.base import Chunk, Plan
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgressBar:
+    """What the line hears of: each written chunk, and the plan that takes the place of the first."""
+
+    written: Callable[[Chunk], None] = lambda chunk: None
+    recut: Callable[[Plan], None] = lambda plan: None
+
+
 @contextmanager
-def progress_bar(
-    plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: ""
-) -> Iterator[Callable[[Chunk], None]]:
-    """Call what this yields with each written chunk: bytes done, bytes per second and the time left, on stderr.
+def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: "") -> Iterator[ProgressBar]:
+    """Tell what this yields how the job goes on: bytes done, bytes per second and the time left, on stderr.
 
     note : a few words beside them, asked for as the line is drawn
     """
     if not shown:
-        yield lambda chunk: None
+        yield ProgressBar()
         return
     from rich.console import Console
     from rich.progress import (
@@ -50,7 +57,10 @@ def progress_bar(
     )
     with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
         task = progress.add_task(title, total=plan.output_bytes)
-        yield lambda chunk: progress.advance(task, chunk.output_bytes)
+        yield ProgressBar(
+            written=lambda chunk: progress.advance(task, chunk.output_bytes),
+            recut=lambda plan: progress.reset(task, total=plan.output_bytes),
+        )
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:

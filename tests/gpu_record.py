@@ -1,7 +1,8 @@
 """The record of the last run of the GPU tests, and whether it speaks of the code in this tree.
 
 python tests/gpu_record.py run [pytest arguments]   runs the tests marked gpu or multi_gpu and writes the record; what
-                                                    fails beside others is run again alone, and named there
+                                                    fails beside others is run again alone, and named there. Where
+                                                    arguments may leave tests out (-k, -x, a path), no record is written
 python tests/gpu_record.py check [--strict]         one line: does the record match the tree? Exit 1 only if --strict
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shlex
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -22,6 +25,13 @@ RECORD = ROOT / "tests" / "gpu-record.json"
 FOLDERS = ("kernels", "pipeline/engine", "pipeline/cluster")
 SUFFIXES = (".py", ".cu", ".cuh")
 _ALONE = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
+# What decides how tests are run and shown, and never which: with a value of their own, without, and in one word.
+_VALUED = {
+    "-n", "--numprocesses", "--maxprocesses", "--dist", "-p", "-r", "-W", "--tb", "--color", "--capture", "--durations",
+    "--durations-min", "--verbosity",
+}  # fmt: skip
+_PLAIN = {"--quiet", "--verbose", "--showlocals", "--no-header", "--no-summary"}
+_SHORT = re.compile(r"-[qvsl]+|-[nprW].+")
 _MARKED = re.compile(r"\bmark\.(multi_)?gpu\b")
 
 
@@ -94,10 +104,16 @@ def run(arguments: list[str]) -> int:
     marked = ["-m", "gpu or multi_gpu"]
     status = int(pytest.main([*marked, *arguments, *_files()], plugins=[counts]))
     again = counts.failed()
+    if not again and status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        print("not every test was run: the record stays", file=sys.stderr)
+        return status
     if again:  # some look at time or memory, of which others in parallel take their share
         alone = Counts()
         status = int(pytest.main([*marked, *_ALONE, *again], plugins=[alone]))
         counts.outcomes.update(alone.outcomes)
+    if may_select([*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *arguments]):
+        print("the arguments may have left tests out: the record stays", file=sys.stderr)
+        return status
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
@@ -108,6 +124,19 @@ def run(arguments: list[str]) -> int:
     }
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     return status
+
+
+def may_select(arguments: list[str]) -> bool:
+    """Whether pytest may run fewer tests because of these arguments: all but those known not to do that."""
+    rest = iter(arguments)
+    for argument in rest:
+        name, given, _ = argument.partition("=")
+        if name in _VALUED:
+            if not given:
+                next(rest, None)
+        elif argument not in _PLAIN and not _SHORT.fullmatch(argument):
+            return True
+    return False
 
 
 def _files() -> list[str]:

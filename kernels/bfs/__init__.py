@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out
+
 __all__ = ["UNREACHED", "levels"]
 
 UNREACHED = -1
@@ -33,14 +35,14 @@ def levels(
     symmetric        : the caller's word that every edge is there both ways: a search may then run from the vertices not
                        reached yet to those that are, which looks at far fewer edges. Not checked: where it is not so,
                        levels come out too high.
-    out              : int32 [n], C-contiguous, for the result
+    out              : int32 [n], C-contiguous, for the result; no memory shared with the graph
     stream           : CUDA: the stream to launch on; default CuPy's current one. The call waits for the device, since
                        the host must see where a search ends.
 
     Returns the levels, int32 [n]. Raises ValueError or TypeError, in one line that names the parameter.
     """
     source = _check_graph(offsets, columns, source)
-    _check_out(offsets, out)
+    check_out(out, (len(offsets) - 1,), np.int32, apart_from={"offsets": offsets, "columns": columns})
     if isinstance(offsets, np.ndarray):
         from kernels.bfs import cpu
 
@@ -79,13 +81,3 @@ def _check_rows(offsets: Any, columns: Any) -> None:
     if len(columns) and not (columns.min() >= 0 and columns.max() < len(offsets) - 1):
         place = np.flatnonzero((columns < 0) | (columns >= len(offsets) - 1))[0]
         raise ValueError(f"columns: entry {place} is {columns[place]}, of {len(offsets) - 1} vertices")
-
-
-def _check_out(offsets: Any, out: Any) -> None:
-    if out is None:
-        return
-    shape, kind = (len(offsets) - 1,), np.ndarray if isinstance(offsets, np.ndarray) else type(offsets)
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype int32")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")

@@ -13,16 +13,19 @@ Precision: float32 throughout. With K terms to a result, it is wrong by at most 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+
+from kernels.arrays import check_out, check_workers
 
 __all__ = ["DTYPE", "MAX_LINE_WEIGHTS", "MAX_SIDE", "convolve", "layer"]
 
 DTYPE = "float32"
 MAX_LINE_WEIGHTS = 961
 MAX_SIDE = 31  # of an image's mask
-MAX_SIZE = (1 << 31) - 1 - 1024  # rows and columns of images are counted in 32 bits, up to a tile beyond the edge
+MAX_SIZE = (1 << 31) - 1 - 1024  # rows, columns and a map's weights are counted in 32 bits, up to a tile beyond them
 
 
 def convolve(samples: Any, mask: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
@@ -30,7 +33,8 @@ def convolve(samples: Any, mask: Any, *, out: Any = None, workers: int | None = 
 
     samples : NumPy or CuPy array [n] or [rows, columns], float32, any strides
     mask    : NumPy array with as many axes, float32, odd sides, all weights finite
-    out     : array for the result, of the samples' kind and shape: float32, C-contiguous; no memory shared with samples
+    out     : array for the result, of the samples' kind and shape: float32, C-contiguous; no memory shared with the
+              others
     workers : CPU threads; default one a core
     stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
@@ -41,8 +45,8 @@ def convolve(samples: Any, mask: Any, *, out: Any = None, workers: int | None = 
     _check_mask(mask, samples.ndim)
     if samples.ndim == 2 and max(samples.shape) > MAX_SIZE:
         raise ValueError(f"samples must have at most {MAX_SIZE} rows and columns; got shape {samples.shape}")
-    _check_workers(workers)
-    _check_out(samples, samples.shape, out)
+    check_workers(workers)
+    check_out(out, samples.shape, np.float32, apart_from={"samples": samples, "mask": mask})
     if isinstance(samples, np.ndarray):
         from kernels.convolution import cpu
 
@@ -56,7 +60,8 @@ def layer(images: Any, filters: Any, *, out: Any = None, stream: Any = None) -> 
     """A convolution layer's maps of some images.
 
     images  : NumPy or CuPy array [images, channels, rows, columns], float32, any strides
-    filters : array of the same kind [maps, channels, mask rows, mask columns], float32; no side may pass the images'
+    filters : array of the same kind [maps, channels, mask rows, mask columns], float32; no side may pass the images',
+              nor a map's weights 2³¹ − 1025
     out     : array for the result, of the same kind: float32, C-contiguous; no memory shared with the others
     stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
@@ -76,8 +81,11 @@ def layer(images: Any, filters: Any, *, out: Any = None, stream: Any = None) -> 
             f"filters of {filters.shape[2]} × {filters.shape[3]} do not fit into images of "
             f"{images.shape[2]} × {images.shape[3]}"
         )
+    weights = math.prod(filters.shape[1:])
+    if weights > MAX_SIZE:
+        raise ValueError(f"filters must have at most {MAX_SIZE} weights a map; got {weights}, of shape {filters.shape}")
     shape = (images.shape[0], filters.shape[0], *(side - mask + 1 for side, mask in sides))
-    _check_out(images, shape, out)
+    check_out(out, shape, np.float32, apart_from={"images": images, "filters": filters})
     if isinstance(images, np.ndarray):
         from kernels.convolution import cpu
 
@@ -106,24 +114,3 @@ def _check_mask(mask: Any, axes: int) -> None:
         raise ValueError(f"mask must have as many axes as samples ({axes}), odd sides up to {limit}; got {mask.shape}")
     if not np.isfinite(mask).all():
         raise ValueError(f"mask has a weight that is not finite: {mask[~np.isfinite(mask)][0]}")
-
-
-def _check_workers(workers: int | None) -> None:
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
-
-
-def _check_out(given: Any, shape: tuple[int, ...], out: Any) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(given, np.ndarray) else type(given)
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype float32")
-    if isinstance(out, np.ndarray):
-        if not out.flags.writeable:
-            raise ValueError("out is read-only")
-        shared = np.may_share_memory(given, out)
-    else:
-        shared = bool(out.size) and out.data.ptr == given.data.ptr
-    if shared:
-        raise ValueError("out shares memory with the input, which would be overwritten before it is read")

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
 from kernels.coulomb.reach import Reach, reaching
 
@@ -105,7 +106,8 @@ def potential(
               arrays are checked for values that are not finite; CuPy arrays are not: that would wait for the device.
     scheme  : what an atom adds to a point
     cell    : the periodic cell; None: there is none. Not with the scheme "direct", whose sum over images has no limit.
-    out     : array for the result, of the atoms' kind: float32, of the grid's shape, C-contiguous
+    out     : array for the result, of the atoms' kind: float32, of the grid's shape, C-contiguous; no memory shared
+              with the atoms
     workers : CPU threads; default one a core
     stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that with
               a cell the number of images is read back once.
@@ -119,9 +121,8 @@ def potential(
         if scheme.name == "direct":
             raise ValueError('scheme "direct" cannot be periodic: choose shift, taylor2 or truncate, or leave out cell')
         check_cell(cell, scheme)
-    _check_out(atoms, grid, out)
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    check_out(out, grid.shape, np.float32, apart_from={"atoms": atoms})
+    check_workers(workers)
     if isinstance(atoms, np.ndarray):
         from kernels.coulomb import cpu
 
@@ -150,13 +151,3 @@ def _check_atoms(atoms: Any) -> None:
     if isinstance(atoms, np.ndarray) and not np.isfinite(atoms).all():
         row, column = np.argwhere(~np.isfinite(atoms))[0]
         raise ValueError(f"atoms: {'xyzq'[column]} of atom {row} is {atoms[row, column]}")
-
-
-def _check_out(atoms: Any, grid: Grid, out: Any) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(atoms, np.ndarray) else type(atoms)
-    if not isinstance(out, kind) or out.shape != grid.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {grid.shape} and dtype float32")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out
+
 __all__ = ["DTYPE", "MAX_SIZE", "gemm", "gram"]
 
 DTYPE = "float32"
@@ -37,7 +39,7 @@ def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None) -> Any:
         raise TypeError(f"a and b must be arrays of one kind; got {type(a).__module__} and {type(b).__module__}")
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a has {a.shape[1]} columns and b {b.shape[0]} rows: they must be as many")
-    _check_out(a, (a.shape[0], b.shape[1]), out)
+    check_out(out, (a.shape[0], b.shape[1]), np.float32, apart_from={"a": a, "b": b})
     if isinstance(a, np.ndarray):
         from kernels.gemm import cpu
 
@@ -58,7 +60,7 @@ def gram(a: Any, *, out: Any = None, stream: Any = None) -> Any:
     Raises ValueError or TypeError, in one line that names the parameter.
     """
     _check_matrix("a", a)
-    _check_out(a, (a.shape[0], a.shape[0]), out)
+    check_out(out, (a.shape[0], a.shape[0]), np.float32, apart_from={"a": a})
     if isinstance(a, np.ndarray):
         from kernels.gemm import cpu
 
@@ -75,13 +77,3 @@ def _check_matrix(name: str, matrix: Any) -> None:
         raise TypeError(f"{name} has dtype {matrix.dtype}; supported is {DTYPE}")
     if matrix.ndim != 2 or max(matrix.shape) > MAX_SIZE:
         raise ValueError(f"{name} must be a matrix of at most {MAX_SIZE} rows and columns; got shape {matrix.shape}")
-
-
-def _check_out(a: Any, shape: tuple[int, int], out: Any) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(a, np.ndarray) else type(a)
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype float32")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")

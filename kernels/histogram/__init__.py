@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_workers
+
 __all__ = ["INTEGER_BINS", "histogram"]
 
 INTEGER_BINS = {"uint8": 256, "uint16": 65536}
@@ -45,8 +47,7 @@ def histogram(
     dtype = values.dtype.newbyteorder("=")
     if dtype.name not in (*INTEGER_BINS, *FLOATS):
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join((*INTEGER_BINS, *FLOATS))}")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    check_workers(workers)
     checked = _checked_edges(edges, dtype)
     channels = 1
     if channel_axis is not None:

@@ -34,16 +34,15 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
 from kernels.nufft.checks import (
     DTYPES,
     METHODS,
-    check_out,
     checked_array,
     checked_eps,
     checked_shape,
     checked_trajectory,
     checked_weights,
-    checked_workers,
     on_host,
 )
 from kernels.nufft.toeplitz import Toeplitz, toeplitz_kernel, toeplitz_shape
@@ -80,7 +79,7 @@ class Nufft:
         checked_trajectory(trajectory, self.shape)
         self.points = len(trajectory)
         self.eps = checked_eps(eps, trajectory)
-        checked_workers(workers)
+        check_workers(workers)
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
         self._host = on_host(trajectory)
@@ -98,7 +97,7 @@ class Nufft:
         """Samples of images.
 
         images : [..., *shape], of the trajectory's kind of array; complex64, on the CPU complex128 too
-        out    : array for the result, C-contiguous
+        out    : array for the result, C-contiguous; no memory shared with the images
         stream : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
         Returns samples [..., M] of the images' dtype.
@@ -106,7 +105,7 @@ class Nufft:
         """
         images = checked_array("images", images, self._host, self.shape)
         leading = images.shape[: -len(self.shape)]
-        check_out(out, images, (*leading, self.points))
+        check_out(out, (*leading, self.points), images.dtype, apart_from={"images": images})
         return self._plan.forward(images, out, stream)
 
     def adjoint(self, samples: Any, weights: Any = None, out: Any = None, stream: Any = None) -> Any:
@@ -114,7 +113,7 @@ class Nufft:
 
         samples : [..., M], of the trajectory's kind of array; complex64, on the CPU complex128 too
         weights : real [M]; None: all one
-        out     : array for the result, C-contiguous
+        out     : array for the result, C-contiguous; no memory shared with the samples or weights
         stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
         Returns images [..., *shape] of the samples' dtype.
@@ -122,7 +121,8 @@ class Nufft:
         """
         samples = checked_array("samples", samples, self._host, (self.points,))
         weights = checked_weights(weights, self.points, self._host)
-        check_out(out, samples, (*samples.shape[:-1], *self.shape))
+        shape = (*samples.shape[:-1], *self.shape)
+        check_out(out, shape, samples.dtype, apart_from={"samples": samples, "weights": weights})
         return self._plan.adjoint(samples, weights, out, stream)
 
 

@@ -60,11 +60,6 @@ def checked_eps(eps: float, trajectory: Any) -> float:
     return float(eps)
 
 
-def checked_workers(workers: int | None) -> None:
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
-
-
 def checked_array(name: str, array: Any, host: bool, trailing: tuple[int, ...]) -> Any:
     """The array, whose last axes must be `trailing`."""
     checked_kind(name, array, host)
@@ -87,13 +82,3 @@ def checked_weights(weights: Any, points: int, host: bool) -> Any:
     if weights.shape != (points,):
         raise ValueError(f"weights must have shape [{points}], one a point; got {tuple(weights.shape)}")
     return weights
-
-
-def check_out(out: Any, like: Any, shape: tuple[int, ...]) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if on_host(like) else type(like)
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != like.dtype or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {like.dtype}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")

@@ -184,10 +184,6 @@ def _both(entry: str, tail: str = "") -> tuple[str, ...]:
     return tuple(f"{entry}<{axes}{tail}>" for axes in KERNELS)
 
 
-def _widths(axes: int) -> list[int]:
-    return sorted({found.width for found in KERNELS[axes]})
-
-
 # In the order of the source, naive to fast; the last of each direction is the one in production.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {

@@ -14,15 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
 from kernels.nufft.checks import (
-    check_out,
     checked_array,
     checked_eps,
     checked_kind,
     checked_shape,
     checked_trajectory,
     checked_weights,
-    checked_workers,
     on_host,
 )
 
@@ -82,7 +81,7 @@ def toeplitz_kernel(
     shape = checked_shape(shape)
     checked_trajectory(trajectory, shape)
     checked_eps(eps, trajectory)
-    checked_workers(workers)
+    check_workers(workers)
     weights = checked_weights(weights, len(trajectory), on_host(trajectory))
     if on_host(trajectory):
         from kernels.nufft import cpu
@@ -108,7 +107,7 @@ class Toeplitz:
 
     def __init__(self, kernel: Any, shape: Sequence[int], *, workers: int | None = None) -> None:
         self.shape = checked_shape(shape)
-        checked_workers(workers)
+        check_workers(workers)
         self._host = checked_kind("kernel", kernel)
         padded = toeplitz_shape(self.shape, host=self._host)
         supported = ("float32", "float64") if self._host else ("float32",)
@@ -136,7 +135,7 @@ class Toeplitz:
         Raises ValueError or TypeError, in one line that names the parameter.
         """
         image = checked_array("image", image, self._host, self.shape)
-        check_out(out, image, image.shape)
+        check_out(out, image.shape, image.dtype, apart_from={"image": image}, may_be="image")
         return self._body.apply(image, out, stream)
 
     def apply_sense(self, image: Any, maps: Any, out: Any = None, stream: Any = None, *, add: bool = False) -> Any:
@@ -157,9 +156,10 @@ class Toeplitz:
                 f"image must have shape {self.shape} and maps [coils, *shape] of one dtype; got {image.shape} "
                 f"{image.dtype} and {maps.shape} {maps.dtype}"
             )
-        check_out(out, image, self.shape)
         if add and (out is None or out is image):
             raise ValueError("add needs an out that is not the image: what is there is added to")
+        read = {"image": image, "maps": maps}
+        check_out(out, self.shape, image.dtype, apart_from=read, may_be=None if add else "image")
         if self._host and add:
             out += self._body.apply_sense(image, maps, None, stream)
             return out

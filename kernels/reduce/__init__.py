@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_workers
+
 __all__ = ["DTYPES", "OPERATIONS", "argmax", "maximum", "mean_variance", "minimum", "total"]
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -73,8 +75,7 @@ def _reduced(operation: str, values: Any, ddof: int, workers: int | None, stream
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join(DTYPES)}")
     if operation != "total" and values.size <= ddof:
         raise ValueError(f"values must have more than {ddof} elements for {operation}; got shape {values.shape}")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    check_workers(workers)
     if isinstance(values, np.ndarray):
         from kernels.reduce import cpu
 

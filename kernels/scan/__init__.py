@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
+
 __all__ = ["DTYPES", "exclusive", "inclusive", "segmented"]
 
 DTYPES = ("int32", "int64", "uint32", "uint64", "float32", "float64")
@@ -32,7 +34,7 @@ def inclusive(values: Any, *, out: Any = None, workers: int | None = None, strea
     """Sums up to and with each value.
 
     values  : NumPy or CuPy array [n] of one of DTYPES
-    out     : contiguous array [n] of the same kind and dtype; may be `values` itself
+    out     : contiguous array [n] of the same kind and dtype; may be `values` itself, else no memory shared with it
     workers : CPU threads; default one a core
     stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
@@ -80,19 +82,9 @@ def _scanned(values: Any, heads: Any, without: bool, out: Any, workers: int | No
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join(DTYPES)}")
     if values.ndim != 1:
         raise ValueError(f"values must have one axis; got shape {values.shape}")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
-    if out is not None:
-        kind = np.ndarray if isinstance(values, np.ndarray) else type(values)
-        native = values.dtype.newbyteorder("=")
-        if (
-            not isinstance(out, kind)
-            or out.shape != values.shape
-            or out.dtype != native
-            or not out.flags.c_contiguous
-            or (isinstance(out, np.ndarray) and not out.flags.writeable)
-        ):
-            raise ValueError(f"out must be a contiguous, writeable {kind.__name__} [{values.size}] of dtype {native}")
+    check_workers(workers)
+    native = values.dtype.newbyteorder("=")
+    check_out(out, values.shape, native, apart_from={"values": values, "heads": heads}, may_be="values")
     if isinstance(values, np.ndarray):
         from kernels.scan import cpu
 

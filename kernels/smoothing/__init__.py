@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
 from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
 
@@ -71,7 +72,7 @@ def box(
     nan_policy   : float images: "propagate", "omit" (mean over the samples that are not NaN) or "raise"
     mask         : float images: boolean array of the image's shape, True where a sample counts; the mean is over those
                    samples, NaN where there are none. A border of mode "constant" counts as samples.
-    out          : array for the result, C-contiguous, in native byte order, not overlapping `image`
+    out          : array for the result, C-contiguous, in native byte order, not overlapping `image` or `mask`
     workers      : CPU threads; default one a core
     stream       : CUDA: the stream to launch on; default CuPy's current one
 
@@ -176,9 +177,9 @@ def _smooth(
 ) -> Any:
     windows = request.windows
     _check_cval(image.dtype, cval)
-    _check_out(image, out, request)
     body = _body(image, workers, stream)
     counted = _counted(image, nan_policy, mask)
+    check_out(out, request.shape, request.dtype, apart_from={"image": image, "mask": mask})
     if counted is None:
         return body(image, windows, cval, out)
     filled = image.copy()
@@ -248,26 +249,6 @@ def _output_shape(shape: tuple[int, ...], windows: list[Window]) -> tuple[int, .
     return tuple(lengths)
 
 
-def _check_out(image: Any, out: Any, request: _Request) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(image, np.ndarray) else type(image)
-    shape, dtype = request.shape, request.dtype
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {dtype}")
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only")
-    if _may_overlap(image, out):
-        raise ValueError("out shares memory with image; smoothing cannot be done in place")
-
-
-def _may_overlap(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray):
-        return bool(np.may_share_memory(a, b))
-    first, second = a.data.ptr, b.data.ptr
-    return bool(first < second + b.nbytes and second < first + a.nbytes)
-
-
 def _counted(image: Any, nan_policy: str, mask: Any) -> Any:
     """Boolean array of the samples that count, or None where all do."""
     if nan_policy not in NAN_POLICIES:
@@ -292,8 +273,7 @@ def _checked_mask(image: Any, mask: Any) -> Any:
 
 
 def _body(image: Any, workers: int | None, stream: Any) -> Any:
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    check_workers(workers)
     if isinstance(image, np.ndarray):
         from kernels.smoothing import cpu
 

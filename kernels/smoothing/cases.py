@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kernels.smoothing import DTYPES, MODES, box, gaussian
 from kernels.smoothing.borders import border_indices
-from kernels.smoothing.window import Window, box_window, gaussian_radius, gaussian_windows
+from kernels.smoothing.window import Window, box_window, gaussian_windows
 
 Array = NDArray[Any]
 
@@ -314,8 +314,3 @@ def _fma_float64(weight: float, x: Array, total: Array) -> Array:
         for a, b in zip(x.ravel(), total.ravel(), strict=True)
     ]
     return np.array(exact).reshape(x.shape)
-
-
-def gaussian_reach(sigma: float) -> int:
-    """Samples on each side that the default truncation keeps."""
-    return gaussian_radius(sigma)

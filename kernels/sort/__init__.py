@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_workers
+
 __all__ = ["DTYPES", "argsort", "merge", "sort"]
 
 DTYPES = ("uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -38,7 +40,7 @@ def sort(keys: Any, values: Any = None, *, workers: int | None = None, stream: A
     _check_keys("keys", keys)
     if values is not None:
         _check_values(values, keys)
-    _check_workers(workers)
+    check_workers(workers)
     if isinstance(keys, np.ndarray):
         from kernels.sort import cpu
 
@@ -54,7 +56,7 @@ def argsort(keys: Any, *, workers: int | None = None, stream: Any = None) -> Any
     Parameters and errors as in `sort`.
     """
     _check_keys("keys", keys)
-    _check_workers(workers)
+    check_workers(workers)
     if isinstance(keys, np.ndarray):
         from kernels.sort import cpu
 
@@ -79,7 +81,7 @@ def merge(first: Any, second: Any, *, workers: int | None = None, stream: Any = 
             f"first and second must be of one library and dtype; got {type(first).__name__} of {first.dtype} and "
             f"{type(second).__name__} of {second.dtype}"
         )
-    _check_workers(workers)
+    check_workers(workers)
     if isinstance(first, np.ndarray):
         from kernels.sort import cpu
 
@@ -105,8 +107,3 @@ def _check_values(values: Any, keys: Any) -> None:
         raise TypeError(f"values has dtype {values.dtype}: sort positions instead (argsort), and take")
     if values.shape != keys.shape:
         raise ValueError(f"values must have the shape of keys, {keys.shape}; got {values.shape}")
-
-
-def _check_workers(workers: Any) -> None:
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")

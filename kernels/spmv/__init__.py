@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
 from kernels.spmv.formats import (
     VALUES,
     Coo,
@@ -23,6 +24,7 @@ from kernels.spmv.formats import (
     Hybrid,
     Jds,
     Matrix,
+    arrays_of,
     to_coo,
     to_csr,
     to_ell,
@@ -52,7 +54,7 @@ def spmv(matrix: Matrix, x: Any, *, out: Any = None, workers: int | None = None,
 
     matrix  : one of the formats above
     x       : array [columns] of the matrix's dtype and library, C-contiguous
-    out     : array for the result [rows], likewise; no memory shared with x
+    out     : array for the result [rows], likewise; no memory shared with x or the matrix
     workers : CPU threads; default one a core
     stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that the
               first product with a `Csr` reads back its longest row, which decides between two kernels.
@@ -63,18 +65,8 @@ def spmv(matrix: Matrix, x: Any, *, out: Any = None, workers: int | None = None,
     if not isinstance(matrix, Csr | Coo | Ell | Hybrid | Jds):
         raise TypeError(f"matrix must be a Csr, Coo, Ell, Hybrid or Jds; got {type(matrix).__name__}")
     _check_vector("x", x, matrix, matrix.shape[1])
-    if out is not None:
-        _check_vector("out", out, matrix, matrix.shape[0])
-        if isinstance(out, np.ndarray):
-            if not out.flags.writeable:
-                raise ValueError("out is read-only")
-            shared = np.may_share_memory(x, out)
-        else:
-            shared = bool(out.size) and out.data.ptr == x.data.ptr
-        if shared:
-            raise ValueError("out shares memory with x, which would be overwritten before it is read")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+    check_out(out, (matrix.shape[0],), x.dtype, apart_from={"x": x} | arrays_of(matrix))
+    check_workers(workers)
     if isinstance(x, np.ndarray):
         from kernels.spmv import cpu
 

@@ -176,6 +176,14 @@ class Jds:
 Matrix = Csr | Coo | Ell | Hybrid | Jds
 
 
+def arrays_of(matrix: Matrix) -> dict[str, Any]:
+    """The arrays that a matrix is made of, by their names."""
+    if isinstance(matrix, Hybrid):
+        ell, coo = arrays_of(matrix.ell), arrays_of(matrix.coo)
+        return {f"ell's {name}": ell[name] for name in ell} | {f"coo's {name}": coo[name] for name in coo}
+    return {name: value for name, value in vars(matrix).items() if hasattr(value, "dtype")}
+
+
 def library(array: Any) -> Any:
     """NumPy or CuPy, whichever the array is of."""
     return sys.modules[type(array).__module__.partition(".")[0]]

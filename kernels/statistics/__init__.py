@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out
 from kernels.statistics.totals import LAYOUTS, MAX_SAMPLES, Layout, Totals
 
 __all__ = ["DTYPES", "LAYOUTS", "MAX_SAMPLES", "Layout", "Totals", "partial_shape", "summarise"]
@@ -36,7 +37,7 @@ def summarise(image: Any, *, channel_axis: int | None = None, out: Any = None, s
 
     image        : NumPy or CuPy array, C-contiguous, one of `DTYPES`, at most `MAX_SAMPLES` samples a channel
     channel_axis : the axis of channels; None: there is but one
-    out          : array for the result, of the image's kind: int64, `partial_shape`, C-contiguous
+    out          : array for the result, of the image's kind: int64, `partial_shape`, C-contiguous, apart from the image
     stream       : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
 
     Returns the partial: int64 [channels, words]. On the CPU one thread computes, without Python's lock.
@@ -55,10 +56,7 @@ def summarise(image: Any, *, channel_axis: int | None = None, out: Any = None, s
             f"image has {blocks[0] * blocks[2]} samples a channel: summarise at most {MAX_SAMPLES} at once"
         )
     shape = partial_shape(dtype, blocks[1])
-    if out is not None and (
-        type(out) is not type(image) or out.shape != shape or out.dtype != np.int64 or not out.flags.c_contiguous
-    ):
-        raise ValueError(f"out must be a C-contiguous int64 array of shape {shape}, where the image is")
+    check_out(out, shape, np.int64, apart_from={"image": image})
     if isinstance(image, np.ndarray):
         from kernels.statistics import cpu
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
+
 __all__ = ["DTYPE", "MAX_SIZE", "stencil"]
 
 DTYPE = "float32"
@@ -58,9 +60,8 @@ def stencil(
             raise ValueError(f"{name} must be finite in float32; got {factor!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be a whole number, 0 or more; got {steps!r}")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
-    _check_out(field, out)
+    check_workers(workers)
+    check_out(out, field.shape, np.float32, apart_from={"field": field})
     if isinstance(field, np.ndarray):
         from kernels.stencil import cpu
 
@@ -77,18 +78,3 @@ def _check_field(field: Any) -> None:
         raise TypeError(f"field has dtype {field.dtype}; supported is {DTYPE}")
     if field.ndim != 3 or max(field.shape) > MAX_SIZE:
         raise ValueError(f"field must be an array [z, y, x] of at most {MAX_SIZE} a side; got shape {field.shape}")
-
-
-def _check_out(field: Any, out: Any) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(field, np.ndarray) else type(field)
-    if not isinstance(out, kind) or out.shape != field.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {field.shape} and dtype float32")
-    if isinstance(out, np.ndarray):
-        if not out.flags.writeable:
-            raise ValueError("out is read-only")
-        if np.may_share_memory(field, out):
-            raise ValueError("out shares memory with field: neighbours would be overwritten before they are read")
-    elif field.size and out.data.ptr == field.data.ptr:
-        raise ValueError("out shares memory with field: neighbours would be overwritten before they are read")

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_out, check_workers
+
 __all__ = ["MAX_ITEMSIZE", "transpose"]
 
 MAX_ITEMSIZE = 16
@@ -37,9 +39,9 @@ def transpose(array: Any, *, out: Any = None, workers: int | None = None, stream
         raise TypeError(f"array has dtype {array.dtype}; elements must be of 1 to {MAX_ITEMSIZE} bytes")
     if array.ndim < 2:
         raise ValueError(f"array must have two axes or more; got shape {array.shape}")
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
-    _check_out(array, out)
+    check_workers(workers)
+    shape = (*array.shape[:-2], array.shape[-1], array.shape[-2])
+    check_out(out, shape, array.dtype, apart_from={"array": array})
     if isinstance(array, np.ndarray):
         from kernels.transpose import cpu
 
@@ -47,28 +49,3 @@ def transpose(array: Any, *, out: Any = None, workers: int | None = None, stream
     from kernels.transpose import cuda
 
     return cuda.transpose(array, out, stream=stream)
-
-
-def _check_out(array: Any, out: Any) -> None:
-    if out is None:
-        return
-    kind = np.ndarray if isinstance(array, np.ndarray) else type(array)
-    shape = (*array.shape[:-2], array.shape[-1], array.shape[-2])
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != array.dtype or not out.flags.c_contiguous:
-        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {array.dtype}")
-    if isinstance(out, np.ndarray):
-        if not out.flags.writeable:
-            raise ValueError("out is read-only")
-        if np.may_share_memory(array, out):
-            raise ValueError("out must not share memory with array")
-    elif _span(array)[0] < _span(out)[1] and _span(out)[0] < _span(array)[1]:
-        raise ValueError("out must not share memory with array")
-
-
-def _span(array: Any) -> tuple[int, int]:
-    """The addresses between which a CuPy array's elements lie."""
-    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    if array.size == 0:
-        return 0, 0
-    first = int(array.data.ptr) + sum(step for step in reach if step < 0)
-    return first, first + sum(abs(step) for step in reach) + int(array.dtype.itemsize)

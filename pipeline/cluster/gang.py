@@ -24,7 +24,6 @@ from pipeline.cluster.member import (
     RankOutcome,
     RankTask,
     Transport,
-    alone,
     assign,
     end_process,
     give_up_rank,
@@ -128,13 +127,6 @@ def run_gang(
     limits = limits or GangLimits()
     with workers.turn(limits.turn_s, check):
         return _Gang(workers, function, shards, arguments, transport, limits, check).run()
-
-
-def run_alone(function: GangFunction, shards: int, *arguments: Any) -> GangResult:
-    """The same function in this process, with every shard on one rank: no Dask, no connections."""
-    started = time.perf_counter()
-    value = alone(function, shards, arguments)
-    return GangResult(values=(value,), ranks=("here",), epoch=1, lost=(), seconds=time.perf_counter() - started)
 
 
 class _Gang:

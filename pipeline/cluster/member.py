@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernels.threads import interruptible
-from pipeline.cluster.communicator import AbortReason, Array, Communicator, Op, SoloCommunicator, combine
+from pipeline.cluster.communicator import AbortReason, Array, Communicator, Op, combine
 from pipeline.cluster.deterministic import fixed_tree_sum
 from pipeline.cluster.mesh import Endpoint, Membership, listen
 from pipeline.cluster.nccl import NcclCommunicator
@@ -250,12 +250,6 @@ def end_process(session: str, address: str) -> None:
     part = _parts.get(address)
     if part is not None and part.session == session and part.running:
         os._exit(STUCK_EXIT_CODE)
-
-
-def alone(function: GangFunction, shard_count: int, arguments: Sequence[Any]) -> Any:
-    """The function with every shard on one rank."""
-    member = Member(SoloCommunicator(), range(shard_count), shard_count)
-    return function(member, *arguments)
 
 
 def _of_another(error: BaseException | None) -> bool:

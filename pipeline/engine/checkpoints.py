@@ -80,8 +80,9 @@ class Checkpoints:
                 self._workload.flush()
                 entry = Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device)
                 self._unsaved.append(entry)
-                with self._lock:
-                    self._written = [chunk for chunk in self._written if chunk not in entry.chunks]
+                entered = set(written)
+                with self._lock:  # for which every writer waits
+                    self._written = [chunk for chunk in self._written if chunk not in entered]
             while self._unsaved:
                 if not self._joined and not self._ledger.exists:
                     self._ledger.create()

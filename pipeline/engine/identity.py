@@ -30,12 +30,12 @@ class InputIdentity:
 
     def __init__(self, path: Path, *, always_hash: bool = False) -> None:
         self._path = path
-        self._stat = path.stat()
         self._version = input_version(path)
+        self._is_folder = path.is_dir()
         self._digest: str | None = None
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
-        if path.is_file() and (always_hash or self._stat.st_size <= HASHED_UP_TO_BYTES):
+        if path.is_file() and (always_hash or self._version["bytes"] <= HASHED_UP_TO_BYTES):
             self._thread = threading.Thread(target=self._hash, name="input-sha256", daemon=True)
             self._thread.start()
 
@@ -44,20 +44,25 @@ class InputIdentity:
         self._abandoned.set()
 
     def check(self) -> None:
-        """InputError where the file is no longer the one that the job began with."""
+        """InputError where the input is no longer the one that the job began with."""
         if self._path.exists() and input_version(self._path) != self._version:
             raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
 
     def result(self) -> dict[str, Any]:
-        """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for)."""
+        """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for).
+
+        Of a folder: the bytes of all files in it, the newest one's mtime, and `listing_sha256`, the SHA-256 of their
+        names, sizes and times. Only a `check` after it says that the digest is of what the job read.
+        """
         if self._thread is not None:
             self._thread.join()
-        return {
+        found = {
             "path": str(self._path.absolute()),
-            "bytes": self._stat.st_size,
-            "mtime": self._stat.st_mtime,
+            "bytes": self._version["bytes"],
+            "mtime": self._version["mtime_ns"] / 10**9,
             "sha256": self._digest,
         }
+        return found | {"listing_sha256": self._version["listing_sha256"]} if self._is_folder else found
 
     def _hash(self) -> None:
         digest = hashlib.sha256()

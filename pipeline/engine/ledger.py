@@ -135,6 +135,7 @@ class Ledger:
         self.remove()
         with writing(self.folder):
             self.folder.mkdir()
+            _sync_folder(self.folder.parent)
         self._begin_run([])
 
     def go_on(self) -> None:
@@ -285,12 +286,26 @@ def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all, and for good: the file's content first, then its name in the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make durable which names are in it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

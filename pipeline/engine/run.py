@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class RunEvents:
     on_written: Callable[[Chunk], None] = lambda chunk: None
     # Chunks begin to move: the stages add to this record as they go.
     on_begun: Callable[[StageRecord], None] = lambda record: None
+    # The device's memory was too small for the chunks: those of this plan are written instead, from the first.
+    on_recut: Callable[[Plan], None] = lambda plan: None
     # Every chunk is in and the audit has passed: what it raises keeps the result from being published.
     on_computed: Callable[[], None] = lambda: None
     on_published: Callable[[], None] = lambda: None
@@ -177,11 +180,11 @@ def run_job(
             ledger, entries = _begun(job, options)
             try:
                 job, record = _stream(job, ledger, entries, stream or stream_on_device, events)
-                identity.check()
-                audit = workload.audit()
-                metrics.audit_error_ratio.labels(workload.name).set(audit["worst_error"] / audit["tolerance"])
+                audit = _audited(workload, identity)
+                found = identity.result()
+                identity.check()  # last: the audit has read the input once more, and it has been hashed to its end
                 receipt = make_receipt(
-                    job, entries=entries, record=record, audit=audit, identity=identity.result(), started=started
+                    job, entries=entries, record=record, audit=audit, identity=found, started=started
                 )
                 if options.job is not None:
                     receipt = {"job": options.job, **receipt}
@@ -191,7 +194,7 @@ def run_job(
                 else:
                     workload.publish()
             except BaseException as error:
-                _keep_or_drop(job, ledger, error, events)
+                _keep_or_drop(workload, ledger, error, events)
                 raise
         except BaseException:
             identity.abandon()
@@ -202,6 +205,24 @@ def run_job(
     write_receipt(job.spec.output, receipt)
     ledger.remove()
     return receipt
+
+
+def _audited(workload: Workload, identity: InputIdentity) -> Mapping[str, Any]:
+    """What the audit says, which the metrics hear whether it passes or not; InputError where the input has changed."""
+    try:
+        audit = workload.audit()
+    except AuditError as error:
+        identity.check()  # of an input that was changed no result is right
+        _tell_audit(workload, error.worst_error, error.tolerance)
+        raise
+    _tell_audit(workload, audit["worst_error"], audit["tolerance"])
+    return audit
+
+
+def _tell_audit(workload: Workload, worst_error: float, tolerance: float) -> None:
+    ratio = worst_error / tolerance
+    # Not a number would be above no limit.
+    metrics.audit_error_ratio.labels(workload.name).set(math.inf if math.isnan(ratio) else ratio)
 
 
 def published_before(job: PlannedJob) -> dict[str, Any] | None:
@@ -306,6 +327,7 @@ def _stream(
         ledger.restart(job_identity(job.spec, job.cut, job.plan))
         # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
         gc.collect()
+        events.on_recut(plan)
     return job, StageRecord()
 
 
@@ -321,11 +343,11 @@ def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
     return replace(job, plan=plan, cut=Cut(budget_bytes=half, target_bytes=half), halvings=job.halvings + 1)
 
 
-def _keep_or_drop(job: PlannedJob, ledger: Ledger, error: BaseException, events: RunEvents) -> None:
+def _keep_or_drop(workload: Workload, ledger: Ledger, error: BaseException, events: RunEvents) -> None:
     """After a failure: what the ledger names is kept, unless the next run would fail at the same place."""
     kept = sum(len(entry.chunks) for entry in ledger.entries())
     if kept and not isinstance(error, UserError | AuditError):
-        job.workload.keep()
-        events.on_kept(kept, len(job.plan.chunks))
+        workload.keep()
+        events.on_kept(kept, ledger.identity["chunks"])  # of the cut as it is now: it may have been halved
     else:
         ledger.remove()

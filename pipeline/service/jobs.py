@@ -35,6 +35,7 @@ __all__ = [
     "Planned",
     "Progressed",
     "Published",
+    "Recut",
     "RetryRequested",
     "Start",
     "State",
@@ -136,6 +137,14 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class Recut:
+    """The chunks did not fit the device: so many smaller ones are computed in their place, from the first."""
+
+    epoch: int
+    chunks: int
+
+
+@dataclass(frozen=True)
 class Computed:
     """Every chunk is in, and the audit has passed."""
 
@@ -172,7 +181,7 @@ class LeaseLost:
 
 Event = (
     DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested
-    | Planned | Progressed | Computed | Published | Failed | Stopped | LeaseLost
+    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost
 )  # fmt: skip
 
 
@@ -286,7 +295,9 @@ def _retry_requested(job: Job, event: RetryRequested) -> Outcome:
     return _told(job, event, State.QUEUED, **changes), ()
 
 
-def _of_a_run(job: Job, event: Planned | Progressed | Computed | Published | Failed | Stopped | LeaseLost) -> Outcome:
+def _of_a_run(
+    job: Job, event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost
+) -> Outcome:
     if event.epoch != job.epoch or job.state not in ACTIVE:
         if event.epoch <= job.epoch:
             return job, ()  # an earlier run, or one that has ended, has still something to say
@@ -296,6 +307,8 @@ def _of_a_run(job: Job, event: Planned | Progressed | Computed | Published | Fai
             return _told(job, event, State.RUNNING, chunks=chunks, chunks_done=0), ()
         case State.RUNNING, Progressed(chunks_done=done):
             return replace(job, chunks_done=max(job.chunks_done, done)), ()
+        case State.RUNNING, Recut(chunks=chunks):
+            return replace(job, chunks=chunks, chunks_done=0), ()
         case State.RUNNING, Computed():
             return _told(job, event, State.PUBLISHING, chunks_done=job.chunks), ()
         case State.PUBLISHING, Published():

@@ -35,13 +35,14 @@ from pipeline.service.jobs import (
     Planned,
     Progressed,
     Published,
+    Recut,
     State,
     Stop,
     Stopped,
 )
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, Store, StoredJob
-from pipeline.workloads import Chunk, JobSpec, Workload, workloads
+from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
@@ -177,9 +178,10 @@ class Runner:
         """How far the run of a job has come; None where none is under way here, or its chunks do not move yet."""
         with self._lock:
             run = self._runs.get(job)
-        if run is None or run.record is None:
+        record = run.record if run is not None else None
+        if run is None or record is None:
             return None
-        stages, unfinished = run.record.now(), list(run.record.under_way.values())
+        stages, unfinished = record.now(), list(record.under_way.values())
         written = run.written + sum(told["write"][2] for told in unfinished)
         return UnderWay(seconds=time.monotonic() - run.began, stages=stages, chunks_done=written)
 
@@ -309,6 +311,7 @@ class Runner:
         events = RunEvents(
             on_written=lambda chunk: self._count(run, chunk),
             on_begun=run.begin,
+            on_recut=lambda plan: self._begin_anew(run, plan),
             on_computed=lambda: self._tell_own(run, Computed(epoch)),
             on_kept=lambda kept, chunks: self._log(job, f"{kept} of {counted(chunks, 'chunk')} kept"),
             check=run.check,
@@ -350,6 +353,11 @@ class Runner:
         if now - run.told_at >= PROGRESS_S:
             run.told_at = now
             self._tell(run.claimed.job.id, Progressed(run.epoch, run.written))
+
+    def _begin_anew(self, run: _Run, plan: Plan) -> None:
+        """What was written in larger chunks counts no more."""
+        run.written, run.record = 0, None
+        self._tell_own(run, Recut(run.epoch, len(plan.chunks)))
 
     # Telling
 

@@ -80,14 +80,6 @@ class Plan:
     def output_bytes(self) -> int:
         return sum(chunk.output_bytes for chunk in self.chunks)
 
-    @cached_property
-    def largest_input_bytes(self) -> int:
-        return max(chunk.input_bytes for chunk in self.chunks)
-
-    @cached_property
-    def largest_output_bytes(self) -> int:
-        return max(chunk.output_bytes for chunk in self.chunks)
-
 
 class Parameters(BaseModel):
     """Base of every workload's parameters: frozen, no unknown fields; it makes the command's options."""

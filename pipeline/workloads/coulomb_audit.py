@@ -113,7 +113,9 @@ class CoulombAudit(AuditedPlaces):
             raise AuditError(
                 f"audit failed at grid point {tuple(places[worst].tolist())}: wrote {written[worst]:g}, "
                 f"{expected.values[worst]:g} is right; off by {errors[worst]:.3g} of its terms' sum (tolerated: "
-                f"{tolerance:.3g}); nothing was published; please report this"
+                f"{tolerance:.3g}); nothing was published; please report this",
+                worst_error=float(errors[worst]),
+                tolerance=tolerance,
             )
         return {
             "samples": len(which),

@@ -121,7 +121,9 @@ class MriAudit:
                 found = "no finite number" if note["error"] is None else f"off by {note['error']:.3g}"
                 raise AuditError(
                     f"audit failed: a k-space sample of image {number} by the transform ({note['method']}) is {found} "
-                    f"of the image's sum (tolerated: {allowed:.3g}); nothing was published; please report this"
+                    f"of the image's sum (tolerated: {allowed:.3g}); nothing was published; please report this",
+                    worst_error=float("nan") if note["error"] is None else note["error"],
+                    tolerance=allowed,
                 )
             worst = max(worst, note["error"])
         return {

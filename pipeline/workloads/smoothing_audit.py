@@ -56,7 +56,9 @@ class SmoothingAudit(AuditedPlaces):
                 place = tuple(self._places[which].tolist())
                 raise AuditError(
                     f"audit failed at sample {place}: wrote {written:g}, off by {error:g} (tolerated: {tolerance:g}); "
-                    "nothing was published; please report this"
+                    "nothing was published; please report this",
+                    worst_error=error,
+                    tolerance=tolerance,
                 )
             worst = max(worst, error)
         unit = "relative to the window's largest value" if is_float else "sample values"

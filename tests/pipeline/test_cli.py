@@ -286,6 +286,28 @@ def test_too_many_open_files_name_their_limit(folder, millrace, monkeypatch):
     assert re.fullmatch(r"millrace: .*Too many open files.*: raise the limit \(ulimit -n\), then run again\n", err)
 
 
+def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, monkeypatch):
+    from pipeline.engine.device import CpuDevice
+    from pipeline.errors import OutOfDeviceMemory
+
+    write_image(folder / "large.npy", np.zeros((512, 1024), np.uint8), "YX")
+    process, seen = CpuDevice.process, []
+
+    def shrinking(device, workload, chunk, slot, record):
+        seen.append(chunk.input_bytes)
+        if len(seen) > 4 and chunk.input_bytes > max(seen) * 3 // 4:
+            raise OutOfDeviceMemory("no room to compute")
+        process(device, workload, chunk, slot, record)
+
+    monkeypatch.setattr(CpuDevice, "process", shrinking)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    arguments = ("--size", "3", "--chunk-bytes", "128KiB", "--device", "cpu", "--threads", "1")
+    code, out, err = millrace("run", "smooth", "large.npy", "out.npy", *arguments)
+    assert code == 0, err
+    assert "(halved 1 time to fit the device)" in out
+    assert re.findall(r"([\d.]+)/([\d.]+) (\w+)", err)[-1] == ("512.0", "512.0", "KiB")
+
+
 def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):
     from pipeline.workloads.smoothing import Smoothing
 

@@ -16,11 +16,12 @@ from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.engine.stages import STAGES, StageRecord
-from pipeline.errors import MillraceError, ParameterError
+from pipeline.errors import AuditError, MillraceError, ParameterError
 from pipeline.metrics.pipelines import Level
 from pipeline.metrics.table import TABLE, as_markdown
 from pipeline.service.store import NoSuchJob
 from pipeline.workloads import JobSpec, workloads
+from pipeline.workloads.smoothing_audit import SmoothingAudit
 from tests.images import write_image
 from tests.pipeline.scrapes import families, free_port, samples
 
@@ -237,3 +238,20 @@ def test_chunks_are_written_kept_or_failed(tmp_path, monkeypatch):
     assert grown("output_bytes_total") >= 2 * 700 * 301
     assert grown("input_bytes_total") > grown("output_bytes_total") * 0.9
     assert after["millrace_audit_error_ratio", (("workload", "smooth"),)] <= 1
+
+
+@pytest.mark.parametrize(("error", "ratio"), [(7.0, 14.0), (float("nan"), float("inf"))])
+def test_a_refused_result_is_seen_in_the_metrics(tmp_path, monkeypatch, error, ratio):
+    write_image(tmp_path / "in.npy", np.zeros((40, 30), np.uint8), "YX")
+    spec = JobSpec(
+        workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy",
+        parameters=workloads()["smooth"].Parameters(size="3"),
+    )  # fmt: skip
+    monkeypatch.setattr(SmoothingAudit, "_error", lambda *_: error)
+    options = RunOptions(memory_bytes=64 << 20)
+    with pytest.raises(AuditError, match="audit failed at sample"):
+        run_job(plan_job(spec, CpuDevice(1), options), options)
+    assert here()["millrace_audit_error_ratio", (("workload", "smooth"),)] == ratio
+    monkeypatch.undo()
+    run_job(plan_job(spec, CpuDevice(1), options), options)
+    assert here()["millrace_audit_error_ratio", (("workload", "smooth"),)] <= 1

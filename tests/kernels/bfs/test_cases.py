@@ -70,6 +70,7 @@ def test_a_given_array_is_filled() -> None:
 
 
 OFFSETS, COLUMNS = np.array([0, 1, 2, 2]), np.array([1, 2], np.int32)
+CYCLE, SHORT = np.array([1, 2, 0], np.int32), np.array([0, 1, 2, 3], np.int32)
 WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda: levels([0, 1], COLUMNS, 0), TypeError, "offsets must be a NumPy or CuPy array; got list"),
     (lambda: levels(OFFSETS.astype(np.float64), COLUMNS, 0), TypeError, "offsets has dtype float64"),
@@ -82,6 +83,8 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda: levels(OFFSETS[[0, 2, 1, 3]], COLUMNS, 0), ValueError, "offsets must rise"),
     (lambda: levels(OFFSETS, COLUMNS + 1, 0), ValueError, "columns: entry 1 is 3, of 3 vertices"),
     (lambda: levels(OFFSETS, COLUMNS, 0, out=np.empty(3)), ValueError, "out must be a C-contiguous ndarray of shape"),
+    (lambda: levels(OFFSETS, CYCLE, 0, out=CYCLE), ValueError, "out shares memory with columns"),
+    (lambda: levels(SHORT, CYCLE, 0, out=SHORT[1:]), ValueError, "out shares memory with offsets"),
 ]
 
 

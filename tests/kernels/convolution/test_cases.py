@@ -13,6 +13,9 @@ from kernels.convolution.cases import Case, cases
 LINE, IMAGE = np.zeros(7, np.float32), np.zeros((5, 7), np.float32)
 LAYER, WIDE = np.zeros((2, 3, 5, 7), np.float32), np.ones((1, 33), np.float32)
 MASK, SQUARE = np.ones(3, np.float32), np.ones((3, 3), np.float32)
+ONE, (PIXEL, FILTER) = np.ones((1, 3, 1, 1), np.float32), np.ones((2, 1, 1, 1, 1), np.float32)
+WITHIN = LAYER.ravel()[35:105].reshape(2, 1, 5, 7)  # within the images, and not at their start
+HEAVY = np.broadcast_to(np.float32(0), (1, 1 << 15, 1 << 8, 1 << 8))  # 2³¹ numbers in the memory of one
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
@@ -80,7 +83,15 @@ REFUSALS = {
     "workers": (ValueError, "workers must be a whole number", lambda: convolve(LINE, MASK, workers=0)),
     "shape of out": (ValueError, r"out must be .*shape \(5, 7\)", lambda: convolve(IMAGE, SQUARE, out=LINE)),
     "read-only out": (ValueError, "out is read-only", lambda: convolve(IMAGE, SQUARE, out=READ_ONLY)),
-    "out is samples": (ValueError, "out shares memory with the input", lambda: convolve(IMAGE, SQUARE, out=IMAGE)),
+    "out is samples": (ValueError, "out shares memory with samples", lambda: convolve(IMAGE, SQUARE, out=IMAGE)),
+    "out is mask": (ValueError, "out shares memory with mask", lambda: convolve(SQUARE + 1, SQUARE, out=SQUARE)),
+    "out is images": (ValueError, "out shares memory with images", lambda: layer(LAYER, ONE, out=WITHIN)),
+    "out is filters": (ValueError, "out shares memory with filters", lambda: layer(PIXEL, FILTER, out=FILTER)),
+    "heavy filters": (
+        ValueError,
+        "filters must have at most 2147482623 weights a map; got 2147483648, of shape",
+        lambda: layer(HEAVY, HEAVY),
+    ),
     "channels": (ValueError, "images have 3 channels and filters 2", lambda: layer(LAYER, LAYER[:, :2])),
     "large filters": (ValueError, "filters of 5 × 7 do not fit .* of 3 × 7", lambda: layer(LAYER[:, :, :3], LAYER)),
     "images": (ValueError, r"images must have 4 axes; got shape \(5, 7\)", lambda: layer(IMAGE, LAYER)),

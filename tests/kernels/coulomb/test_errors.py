@@ -13,6 +13,7 @@ from kernels.coulomb import Cell, Grid, Scheme, cutoff, direct, potential
 
 ATOMS = np.array([[0.0, 0.0, 0.0, 1.0], [1.0, 2.0, 3.0, -1.0]])
 GRID = Grid(origin=(0.0, 0.0, 0.0), spacing=(0.5, 0.5, 0.5), shape=(5, 6, 7))
+MAP = np.zeros((5, 6, 7), np.float32)
 BOX = Cell(vectors=((30.0, 0.0, 0.0), (0.0, 20.0, 0.0), (0.0, 0.0, 40.0)))
 
 
@@ -100,9 +101,15 @@ REFUSALS = {
         r"out must be a C-contiguous ndarray of shape \(5, 6, 7\) and dtype float32",
         lambda: direct(ATOMS, GRID, out=np.zeros((5, 6, 7))),
     ),
+    "out is atoms": (ValueError, "out shares memory with atoms", lambda: direct(_atoms_in(MAP), GRID, out=MAP)),
     "out protected": (ValueError, "out is read-only", lambda: direct(ATOMS, GRID, out=_protected())),
     "workers": (ValueError, "workers must be a whole number of threads", lambda: direct(ATOMS, GRID, workers=0)),
 }
+
+
+def _atoms_in(memory: Any) -> Any:
+    """Two atoms within the memory of an array."""
+    return memory.ravel()[:8].reshape(2, 4)
 
 
 def _protected() -> Any:

@@ -73,6 +73,7 @@ def test_a_gram_matrix_is_symmetric() -> None:
     np.testing.assert_allclose(product, product.T, rtol=1e-5, atol=1e-5)
 
 
+SIDES = np.ones((2, 3, 3), np.float32)
 READ_ONLY = np.zeros((3, 3), np.float32)
 READ_ONLY.flags.writeable = False
 REFUSALS = {
@@ -92,6 +93,8 @@ REFUSALS = {
         lambda: gram(SQUARE, out=np.zeros((3, 6), np.float32)[:, ::2]),
     ),
     "read-only out": (ValueError, "out is read-only", lambda: gram(SQUARE, out=READ_ONLY)),
+    "out is b": (ValueError, "out shares memory with b", lambda: gemm(SIDES[0], SIDES[1], out=SIDES[1])),
+    "out is a": (ValueError, "out shares memory with a", lambda: gram(SIDES[0], out=SIDES[0])),
 }
 
 

@@ -14,6 +14,7 @@ SHAPE = (8, 9)
 K = np.zeros((5, 2), np.float32)
 IMAGE = np.zeros(SHAPE, np.complex64)
 SAMPLES = np.zeros(5, np.complex64)
+BATCH = np.zeros((3, *SHAPE), np.complex64)
 
 
 def plan() -> Nufft:
@@ -55,6 +56,36 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"out must be a C-contiguous ndarray of shape \(5,\)",
     ),
     "read-only": (lambda: plan().forward(IMAGE, read_only(SAMPLES)), ValueError, "out is read-only"),
+    "out is images": (
+        lambda: plan().forward(IMAGE, IMAGE.ravel()[-5:]),
+        ValueError,
+        "out shares memory with images",
+    ),
+    "out is samples": (
+        lambda: plan().adjoint(IMAGE.ravel()[:5], None, IMAGE),
+        ValueError,
+        "out shares memory with samples",
+    ),
+    "out is weights": (
+        lambda: plan().adjoint(SAMPLES, IMAGE.view(np.float32).ravel()[:5], IMAGE),
+        ValueError,
+        "out shares memory with weights",
+    ),
+    "out beside image": (
+        lambda: toeplitz().apply(BATCH[:2], BATCH[1:]),
+        ValueError,
+        "out shares memory with image",
+    ),
+    "out is a map": (
+        lambda: toeplitz().apply_sense(IMAGE, BATCH, BATCH[1]),
+        ValueError,
+        "out shares memory with maps",
+    ),
+    "added to the image": (
+        lambda: toeplitz().apply_sense(IMAGE, BATCH, IMAGE[:], add=True),
+        ValueError,
+        "out shares memory with image",
+    ),
     "flat image": (lambda: forward(SAMPLES, K), ValueError, "images must have 2 axes or more"),
     "flat trajectory": (lambda: forward(IMAGE, SAMPLES.real), ValueError, r"trajectory must be an array \[M, 2\] or"),
     "adjoint": (lambda: adjoint(SAMPLES, K, (8, 9, 3)), ValueError, r"trajectory must be an array \[M, 3\]"),

@@ -67,6 +67,9 @@ def test_arrays_of_any_layout_and_in_place() -> None:
 
 
 VALUES = np.zeros(5, np.float32)
+READ_ONLY = VALUES.copy()
+READ_ONLY.flags.writeable = False
+LONG, BYTES = np.ones(8, np.int32), np.ones(32, np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +79,12 @@ VALUES = np.zeros(5, np.float32)
         (lambda: inclusive(np.zeros(2, np.int8)), TypeError, "values has dtype int8; supported are int32"),
         (lambda: exclusive(np.zeros((2, 2))), ValueError, r"values must have one axis; got shape \(2, 2\)"),
         (lambda: inclusive(VALUES, workers=0), ValueError, "workers must be a whole number of threads"),
-        (lambda: inclusive(VALUES, out=np.zeros(5)), ValueError, r"out must be a contiguous, writeable ndarray \[5\]"),
-        (lambda: inclusive(VALUES, out=np.zeros(10, np.float32)[::2]), ValueError, "out must be a contiguous"),
+        (lambda: inclusive(VALUES, out=np.zeros(5)), ValueError, r"out must be a C-contiguous ndarray of shape \(5,\)"),
+        (lambda: inclusive(VALUES, out=np.zeros(10, np.float32)[::2]), ValueError, "out must be a C-contiguous"),
+        (lambda: inclusive(VALUES, out=READ_ONLY), ValueError, "out is read-only"),
+        (lambda: inclusive(LONG[:-1], out=LONG[1:]), ValueError, "out shares memory with values"),
+        (lambda: exclusive(LONG[::-1], out=LONG), ValueError, "out shares memory with values"),
+        (lambda: segmented(LONG, BYTES[:8], out=BYTES.view(np.int32)), ValueError, "out shares memory with heads"),
         (lambda: segmented(VALUES, [0] * 5), TypeError, "heads must be an array of the values' kind, ndarray"),
         (lambda: segmented(VALUES, np.zeros(5)), TypeError, "heads has dtype float64; supported are bool"),
         (lambda: segmented(VALUES, np.zeros(4, np.uint8)), ValueError, r"heads must have the shape of values, \(5,\)"),

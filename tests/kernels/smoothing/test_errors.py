@@ -9,7 +9,7 @@ import pytest
 from kernels.smoothing import box, gaussian
 
 U16 = np.zeros((7, 9), np.uint16)
-F32 = np.zeros((7, 9), np.float32)
+F32, OTHER = np.zeros((7, 9), np.float32), np.zeros((7, 9), np.float32)
 
 REFUSALS = {
     "list": (TypeError, "image must be a NumPy or CuPy array; got list", lambda: box([[1, 2]])),
@@ -58,6 +58,7 @@ REFUSALS = {
     "out dtype": (ValueError, "out must be a C-contiguous ndarray .* and dtype uint16", lambda: box(U16, out=F32)),
     "out order": (ValueError, "out must be a C-contiguous", lambda: box(U16, out=np.zeros((9, 7), np.uint16).T)),
     "out overlaps": (ValueError, "out shares memory with image", lambda: box(U16, out=U16)),
+    "out over mask": (ValueError, "out shares memory with mask", lambda: box(F32, mask=_mask_in(OTHER), out=OTHER)),
     "out protected": (ValueError, "out is read-only", lambda: box(U16, out=_protected())),
     "workers 0": (
         ValueError,
@@ -65,6 +66,11 @@ REFUSALS = {
         lambda: box(U16, workers=0),
     ),
 }
+
+
+def _mask_in(memory: np.ndarray) -> np.ndarray:
+    """A mask of as many samples, within the memory of an array."""
+    return memory.view(np.bool_).reshape(-1)[: memory.size].reshape(memory.shape)
 
 
 def _protected() -> np.ndarray:

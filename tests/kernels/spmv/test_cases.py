@@ -124,6 +124,8 @@ CSR = Csr(
     shape=(2, 3),
 )
 ELL, COO, JDS = to_ell(CSR), to_coo(CSR), to_jds(CSR)
+HYBRID = to_hybrid(CSR, slots=1)
+SLOTS = HYBRID.ell.values
 X, READ_ONLY = np.ones(3, np.float32), np.ones(2, np.float32)
 READ_ONLY.flags.writeable = False
 
@@ -142,9 +144,11 @@ REFUSALS = {
     "dtype of x": (TypeError, "x has dtype float64; the matrix has float32", lambda: spmv(CSR, X.astype(float))),
     "size of x": (ValueError, r"x must be C-contiguous of shape \(3,\); got shape \(2,\)", lambda: spmv(CSR, X[:2])),
     "strides of x": (ValueError, "x must be C-contiguous", lambda: spmv(CSR, np.ones(6, np.float32)[::2])),
-    "size of out": (ValueError, r"out must be C-contiguous of shape \(2,\)", lambda: spmv(CSR, X, out=X)),
+    "size of out": (ValueError, r"out must be a C-contiguous ndarray of shape \(2,\)", lambda: spmv(CSR, X, out=X)),
     "read-only out": (ValueError, "out is read-only", lambda: spmv(CSR, X, out=READ_ONLY)),
     "out is x": (ValueError, "out shares memory with x", lambda: spmv(CSR, X, out=X[:2])),
+    "out is values": (ValueError, "out shares memory with values", lambda: spmv(CSR, X, out=CSR.values[1:])),
+    "out is in hybrid": (ValueError, "out shares memory with ell's values", lambda: spmv(HYBRID, X, out=SLOTS[0])),
     "workers": (ValueError, "workers must be a whole number of threads", lambda: spmv(CSR, X, workers=0)),
     "values": (TypeError, "values has dtype int64; supported are float32, float64", _changed(CSR, values=np.arange(3))),
     "no array": (TypeError, "values must be a NumPy or CuPy array; got list", _changed(CSR, values=[1.0])),

@@ -71,8 +71,11 @@ def test_refusals():
         summarise(good[:, ::2])
     with pytest.raises(ValueError, match="channel_axis 3 is no axis of an image of shape"):
         summarise(good, channel_axis=3)
-    with pytest.raises(ValueError, match=r"out must be a C-contiguous int64 array of shape \(3, 260\)"):
+    with pytest.raises(ValueError, match=r"out must be a C-contiguous ndarray of shape \(3, 260\) and dtype int64"):
         summarise(good, channel_axis=2, out=np.zeros((1, 260), np.int64))
+    memory = np.zeros(260 * 8, np.uint8)
+    with pytest.raises(ValueError, match="out shares memory with image"):
+        summarise(memory[-60:], out=memory.view(np.int64)[None])
     with pytest.raises(ValueError, match=f"summarise at most {MAX_SAMPLES} at once"):
         summarise(Huge())
 

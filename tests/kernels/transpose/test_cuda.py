@@ -92,7 +92,7 @@ def test_work_is_ordered_on_the_stream_given(cupy: Any) -> None:
 
 def test_mistakes_are_named(cupy: Any) -> None:
     array = cupy.zeros((5, 7), cupy.float32)
-    with pytest.raises(ValueError, match="out must not share memory with array"):
+    with pytest.raises(ValueError, match="out shares memory with array"):
         transpose(array, out=array.reshape(7, 5))
     with pytest.raises(ValueError, match="out must be a C-contiguous ndarray"):
         transpose(array, out=np.zeros((7, 5), np.float32))

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.cluster.communicator import SoloCommunicator
+from pipeline.cluster.member import Member
+
 ELEMENTS = 20_011
 
 
@@ -53,6 +56,11 @@ def summed(member, folder=None, work=0, rounds=0):
     for _ in range(rounds):
         assert (member.communicator.allreduce(ones) == member.size).all()
     return member.reduce(deterministic=True).tobytes()
+
+
+def alone(function, shards):
+    """What the function returns with every shard on one rank, in this process: no workers, no connections."""
+    return function(Member(SoloCommunicator(), range(shards), shards))
 
 
 def place(member):

@@ -17,7 +17,7 @@ from kernels.threads import Interrupted, for_each
 from pipeline import metrics
 from pipeline.cluster import member
 from pipeline.cluster.communicator import SoloCommunicator
-from pipeline.cluster.gang import GangLimits, run_alone, run_gang
+from pipeline.cluster.gang import GangLimits, run_gang
 from pipeline.cluster.member import assign
 from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import cpu_workers
@@ -35,7 +35,7 @@ PHASES = ("init", "compute", "reduce")
 
 @pytest.fixture(scope="module")
 def expected():
-    return run_alone(gang_functions.summed, SHARDS).values[0]
+    return gang_functions.alone(gang_functions.summed, SHARDS)
 
 
 # Threads as workers

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.cluster.gang import run_alone, run_gang
+from pipeline.cluster.gang import run_gang
 from pipeline.cluster.nccl import NcclCommunicator
 from pipeline.cluster.worker_processes import local_workers
 from pipeline.cluster.worker_specs import gpu_workers
@@ -36,7 +36,7 @@ def gpus():
 
 @pytest.fixture(scope="module")
 def expected():
-    return run_alone(gang_functions.summed, SHARDS).values[0]
+    return gang_functions.alone(gang_functions.summed, SHARDS)
 
 
 def all_there(gpus):

@@ -13,14 +13,14 @@ from pipeline.errors import StorageError
 
 
 class Notes:
-    """A workload that tells of each chunk once, whoever asks."""
+    """A workload that tells of each chunk once, whoever asks; `order` has each flush among the entries."""
 
     def __init__(self):
         self.untold = []
-        self.flushes = 0
+        self.order = []
 
     def flush(self):
-        self.flushes += 1
+        self.order.append("flush")
 
     def audit_notes(self):
         told, self.untold = self.untold, []
@@ -61,6 +61,40 @@ def test_what_a_full_disk_refused_is_entered_later_with_its_notes():
             checkpoints._save()
         write(workload, checkpoints, 2)
     assert told(ledger.entries) == told(checkpoints.saved) == [((0, 1), [0, 1]), ((2,), [2])]
+
+
+def test_what_is_entered_is_durable_first():
+    workload, ledger = Notes(), Entered()
+    ledger.add = workload.order.append
+    with Checkpoints(ledger, workload, "cpu", joined=threading.Lock()) as checkpoints:
+        write(workload, checkpoints, 0)
+        checkpoints._save()
+        write(workload, checkpoints, 1)
+    kinds = [each if each == "flush" else each.chunks for each in workload.order]
+    assert kinds == ["flush", (0,), "flush", (1,)]
+
+
+class Compared(int):
+    """A chunk's number that counts how often it is compared for equality."""
+
+    count = 0
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return int(self) == int(other)
+
+
+def test_entering_many_chunks_does_not_compare_each_with_each():
+    """Every writer waits meanwhile."""
+    chunks = [Compared(number) for number in range(1000)]
+    with Checkpoints(Entered(), Notes(), "cpu", joined=threading.Lock()) as checkpoints:
+        for chunk in chunks:
+            checkpoints.note(SimpleNamespace(index=chunk))
+        Compared.count = 0
+        checkpoints._save()
+        assert Compared.count <= len(chunks)
+    assert len(checkpoints.saved) == 1
 
 
 def test_leaving_says_that_the_disk_is_full():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import stat
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -372,6 +376,62 @@ def test_notes_that_no_run_wrote_are_named(folder, notes):
     job, options = job_in(folder, resume=True, chunk_bytes=None)
     with pytest.raises(StorageError, match=r"out\.npy\.ledger: the entry of chunk \d+ is damaged; run again without"):
         run_job(job, options)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is made, made durable and renamed, in order, by name."""
+    order = []
+    sync, mkdir, rename = os.fsync, Path.mkdir, Path.replace
+
+    def recorded_sync(descriptor):
+        order.append(("sync", re.sub(r"\.\d+$", "", Path(f"/proc/self/fd/{descriptor}").readlink().name)))
+        sync(descriptor)
+
+    def recorded_mkdir(path, *arguments, **options):
+        order.append(("mkdir", path.name))
+        mkdir(path, *arguments, **options)
+
+    def recorded_rename(path, target):
+        order.append(("rename", target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(Path, "mkdir", recorded_mkdir)
+    monkeypatch.setattr(Path, "replace", recorded_rename)
+    return order
+
+
+def written(name):
+    """A file's content, then its name in the folder."""
+    return [("sync", f".{name}"), ("rename", name), ("sync", "out.npy.ledger")]
+
+
+def test_what_is_entered_outlives_a_power_cut(folder, calls):
+    ledger, _ = ledger_of(folder)
+    assert calls == [("mkdir", "out.npy.ledger"), ("sync", folder.name), *written("job.json")]
+    calls.clear()
+    ledger.add(Entry(chunks=(3,), notes={}, device="cpu"))
+    (entry,) = ledger.folder.glob("chunks-*")
+    assert calls == written(entry.name)
+    calls.clear()
+    (folder / "out.npy.partial").touch()
+    ledger.conclude({"chunks": 1})
+    assert calls == written("receipt.json")
+
+
+def test_a_file_system_that_cannot_sync_folders_has_a_ledger_all_the_same(folder, monkeypatch):
+    sync = os.fsync
+
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    ledger, _ = ledger_of(folder)
+    ledger.add(Entry(chunks=(3,), notes={}, device="cpu"))
+    assert [entry.chunks for entry in ledger.entries()] == [(3,)]
 
 
 def test_the_recorded_cut_comes_back(folder):

@@ -26,6 +26,7 @@ from pipeline.service.jobs import (
     Planned,
     Progressed,
     Published,
+    Recut,
     RetryRequested,
     Start,
     State,
@@ -42,6 +43,7 @@ EVENTS = {
     "claimed": Claimed(EPOCH + 1),
     "planned": Planned(EPOCH, 7),
     "progressed": Progressed(EPOCH, 4),
+    "cut anew": Recut(EPOCH, 13),
     "computed": Computed(EPOCH),
     "published": Published(EPOCH),
     "failed": Failed(EPOCH, "in.npy: truncated", transient=False),
@@ -53,7 +55,7 @@ EVENTS = {
     "dependency in": DependencySucceeded("a"),
     "dependency failed": DependencyFailed("a", FAILED),
 }
-RUN_EVENTS = list(EVENTS)[1:9]
+RUN_EVENTS = list(EVENTS)[1:10]
 ILLEGAL = None
 _OUTSIDE = {"claimed": ILLEGAL, "retry": ILLEGAL}
 _ENDS = {"failed": FAILED, "failed, try again": QUEUED, "stopped": QUEUED, "lease lost": QUEUED}
@@ -64,15 +66,18 @@ TABLE = {
         "dependency in": QUEUED, "dependency failed": QUEUED,
     },
     PLANNING: {
-        **_OUTSIDE, **_ENDS, "planned": RUNNING, "progressed": ILLEGAL, "computed": ILLEGAL, "published": ILLEGAL,
+        **_OUTSIDE, **_ENDS, "planned": RUNNING, "progressed": ILLEGAL, "cut anew": ILLEGAL, "computed": ILLEGAL,
+        "published": ILLEGAL,
         "cancel": PLANNING, "dependency in": PLANNING, "dependency failed": PLANNING,
     },
     RUNNING: {
-        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": RUNNING, "computed": PUBLISHING, "published": ILLEGAL,
+        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": RUNNING, "cut anew": RUNNING, "computed": PUBLISHING,
+        "published": ILLEGAL,
         "cancel": RUNNING, "dependency in": RUNNING, "dependency failed": RUNNING,
     },
     PUBLISHING: {
-        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": ILLEGAL, "computed": ILLEGAL, "published": SUCCEEDED,
+        **_OUTSIDE, **_ENDS, "planned": ILLEGAL, "progressed": ILLEGAL, "cut anew": ILLEGAL, "computed": ILLEGAL,
+        "published": SUCCEEDED,
         "cancel": PUBLISHING, "dependency in": PUBLISHING, "dependency failed": PUBLISHING,
     },
     SUCCEEDED: {
@@ -142,6 +147,14 @@ def test_a_cancellation_that_comes_too_late_leaves_the_result():
     job, _ = handle(job_in(PUBLISHING), CancelRequested())
     after, actions = handle(job, Published(EPOCH))
     assert (after.state, after.cancelling, actions) == (SUCCEEDED, False, (TellDependents(SUCCEEDED),))
+
+
+def test_a_job_that_is_cut_anew_begins_anew():
+    job, _ = handle(job_in(RUNNING), Progressed(EPOCH, 6))
+    job, actions = handle(job, Recut(EPOCH, 13))
+    assert (job.chunks, job.chunks_done, actions) == (13, 0, ())
+    job, _ = handle(job, Progressed(EPOCH, 2))
+    assert job.chunks_done == 2
 
 
 def test_attempts_end():
@@ -232,6 +245,11 @@ class AnySequence(RuleBasedStateMachine):
         assert self.job.chunks_done >= before
 
     @precondition(lambda self: self.job.state is RUNNING)
+    @rule(chunks=st.integers(1, 99))
+    def cut_anew(self, chunks):
+        self.take(Recut(self.epoch, chunks))
+
+    @precondition(lambda self: self.job.state is RUNNING)
     @rule()
     def compute(self):
         self.take(Computed(self.epoch))
@@ -276,6 +294,10 @@ class AnySequence(RuleBasedStateMachine):
     @invariant()
     def dependents_are_told_once(self):
         assert self.told == ([self.job.state] if self.job.state in TERMINAL else [])
+
+    @invariant()
+    def no_more_is_done_than_there_is(self):
+        assert self.job.chunks_done <= (self.job.chunks or 0)
 
     @invariant()
     def it_is_published_at_most_once(self):

@@ -15,9 +15,9 @@ from pipeline.cluster.place import Place
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
-from pipeline.errors import ClusterError, InputError, OutputError, ParameterError, StorageError
+from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Published, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
@@ -169,6 +169,39 @@ def test_a_failure_of_ours_is_tried_again_and_finished_chunks_are_kept(service, 
     assert done.receipt["resumed_chunks"] > 0
     np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
     assert names_in(data) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_job_whose_chunks_do_not_fit_the_device_tells_of_the_smaller_ones(service, streams, data, monkeypatch):
+    """Its first chunks are written, then the device has no more room for such: what is told counts from nothing."""
+    monkeypatch.setattr(runner_module, "PROGRESS_S", 0.0)
+    told, apply, process = [], service.store.apply, CpuDevice.process
+    largest = 0
+
+    def heard(job, event, **rest):
+        after, actions = apply(job, event, **rest)
+        told.append((event, after.chunks, after.chunks_done))
+        return after, actions
+
+    def shrinking(device, workload, chunk, slot, record):
+        nonlocal largest
+        largest = max(largest, chunk.input_bytes)
+        if chunk.input_bytes > largest * 3 // 4 and len(streams.chunks) >= 8:
+            raise OutOfDeviceMemory("no room to compute")
+        process(device, workload, chunk, slot, record)
+
+    monkeypatch.setattr(service.store, "apply", heard)
+    monkeypatch.setattr(CpuDevice, "process", shrinking)
+    service.runner()
+    done = service.wait(service.submit())
+    assert done.job.state is State.SUCCEEDED, done.job.error
+    assert done.receipt["halvings"] == 1
+    assert done.job.chunks == done.job.chunks_done == done.receipt["chunks"]
+    cut = next(place for place, (event, *_) in enumerate(told) if isinstance(event, Recut))
+    before, after = told[:cut], told[cut:]
+    assert max(event.chunks_done for event, *_ in before if isinstance(event, Progressed)) >= 8
+    assert after[0][1:] == (done.receipt["chunks"], 0)
+    progress = [event.chunks_done for event, *_ in after if isinstance(event, Progressed)]
+    assert sorted(progress) == list(range(1, done.receipt["chunks"] + 1))
 
 
 def stopped_at(streams, count):

@@ -1,0 +1,69 @@
+"""What the public functions of all operations refuse alike: arrays for results, and numbers of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["check_out", "check_workers"]
+
+
+def check_workers(workers: Any) -> None:
+    """ValueError unless `workers` is None or a whole number of threads, 1 or more."""
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
+
+
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: Any, *, apart_from: Mapping[str, Any], may_be: str | None = None
+) -> None:
+    """ValueError unless `out` is None, or can take a result while the inputs are still read.
+
+    shape, dtype : the result's; it is C-contiguous, and of the library of the first array in `apart_from`
+    apart_from   : the arrays that are read, by their parameters' names; None stands for one that was not given. Arrays
+                   of NumPy and of CuPy are apart in any case. From the first byte to the last of each counts, also
+                   what strides leave out.
+    may_be       : the name of the one that `out` may be all the same: the very same elements in the same order
+    """
+    if out is None:
+        return
+    first = next(iter(apart_from.values()))
+    on_host = isinstance(first, np.ndarray)
+    kind = np.ndarray if on_host else type(first)
+    if not isinstance(out, kind) or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {np.dtype(dtype)}")
+    if on_host and not out.flags.writeable:
+        raise ValueError("out is read-only")
+    for name, array in apart_from.items():
+        if array is None or isinstance(array, np.ndarray) != on_host or (name == may_be and _are_same(array, out)):
+            continue
+        if np.may_share_memory(array, out) if on_host else _may_share_device_memory(array, out):
+            raise ValueError(f"out shares memory with {name}, which would be overwritten before it is read")
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return (_address(one), one.shape, one.strides) == (_address(other), other.shape, other.strides)
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _may_share_device_memory(one: Any, other: Any) -> bool:
+    """As `np.may_share_memory`, of CuPy's arrays."""
+    (low, high), (begin, end) = _span(one), _span(other)
+    return low < end and begin < high
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """The addresses between which an array's elements lie: of the first byte, and one past the last."""
+    if array.size == 0:
+        return 0, 0
+    first = _address(array)
+    if array.flags.c_contiguous:
+        return first, first + int(array.nbytes)
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    last = first + sum(step for step in reach if step > 0)
+    return first + sum(step for step in reach if step < 0), last + int(array.dtype.itemsize)

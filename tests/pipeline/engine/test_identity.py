@@ -1,0 +1,106 @@
+"""What a receipt says of the input: the bytes that the result was made from, or nothing at all."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import box
+from pipeline.engine.device import CpuDevice
+from pipeline.engine.identity import InputIdentity
+from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.errors import AuditError, InputError
+from pipeline.workloads import JobSpec, workloads
+from tests.images import names_in, read_image, write_image
+
+
+def samples(seed):
+    return np.random.default_rng(seed).integers(0, 65536, (300, 101)).astype(np.uint16)
+
+
+@pytest.fixture
+def job(tmp_path):
+    write_image(tmp_path / "in.npy", samples(1), "YX")
+    parameters = workloads()["smooth"].Parameters(size="5")
+    spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
+    return plan_job(spec, CpuDevice(1), RunOptions(memory_bytes=64 << 20))
+
+
+def run(job):
+    return run_job(job, RunOptions(memory_bytes=64 << 20, checksum=True))
+
+
+def replace_input(job):
+    other = job.spec.input.with_name("other.npy")
+    write_image(other, samples(2), "YX")
+    other.replace(job.spec.input)
+
+
+def test_the_digest_is_of_what_was_read(tmp_path, job):
+    content = (tmp_path / "in.npy").read_bytes()
+    found = run(job)["input"]
+    assert found["sha256"] == hashlib.sha256(content).hexdigest()
+    assert found["bytes"] == len(content)
+    assert found["mtime"] == pytest.approx((tmp_path / "in.npy").stat().st_mtime, abs=1e-6)
+    assert "listing_sha256" not in found
+    np.testing.assert_array_equal(read_image(tmp_path / "out.npy"), box(samples(1), 5))
+
+
+def in_the_audit(job, monkeypatch):
+    audit = job.workload.audit
+
+    def slow():
+        verdict = audit()
+        replace_input(job)
+        return verdict
+
+    monkeypatch.setattr(job.workload, "audit", slow)
+
+
+def before_a_failing_audit(job, monkeypatch):
+    def fail():
+        replace_input(job)
+        raise AuditError("audit failed at sample (0, 0); nothing was published; please report this")
+
+    monkeypatch.setattr(job.workload, "audit", fail)
+
+
+def while_it_is_hashed(job, monkeypatch):
+    result = InputIdentity.result
+
+    def late(identity):
+        replace_input(job)
+        return result(identity)
+
+    monkeypatch.setattr(InputIdentity, "result", late)
+
+
+@pytest.mark.parametrize("changed", [in_the_audit, before_a_failing_audit, while_it_is_hashed])
+def test_an_input_replaced_at_the_end_is_told_and_nothing_is_published(tmp_path, job, monkeypatch, changed):
+    changed(job, monkeypatch)
+    with pytest.raises(InputError, match=r"in\.npy: changed while it was read; nothing was published; run again"):
+        run(job)
+    assert names_in(tmp_path) == ["in.npy"]
+
+
+def test_a_wrong_result_of_an_input_that_did_not_change_is_ours_to_answer_for(job, monkeypatch):
+    def fail():
+        raise AuditError("audit failed at sample (0, 0); nothing was published; please report this")
+
+    monkeypatch.setattr(job.workload, "audit", fail)
+    with pytest.raises(AuditError, match="please report this"):
+        run(job)
+
+
+def test_a_folder_has_the_bytes_of_its_files(tmp_path):
+    write_image(tmp_path / "in.zarr", samples(1), "YX")
+    files = [path for path in (tmp_path / "in.zarr").rglob("*") if path.is_file()]
+    found = InputIdentity(tmp_path / "in.zarr").result()
+    assert found["bytes"] == sum(path.stat().st_size for path in files)
+    assert found["mtime"] == pytest.approx(max(path.stat().st_mtime for path in files), abs=1e-6)
+    assert found["sha256"] is None
+    before = found["listing_sha256"]
+    files[0].rename(files[0].with_name("renamed"))
+    assert InputIdentity(tmp_path / "in.zarr").result()["listing_sha256"] != before
