@@ -7,12 +7,20 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from contextlib import suppress
 
-from distributed import Client, Future, KilledWorker, Reschedule, get_worker
+from distributed import Client, Future, KilledWorker, Reschedule, Status, get_worker
 
-from pipeline.cluster.segments import ClusterJob, Segment, SegmentReceipt, close_job, leaving, run_segment
+from pipeline.cluster.connection import scheduler_lost, submit
+from pipeline.cluster.segments import (
+    ClusterJob,
+    Segment,
+    SegmentReceipt,
+    close_job,
+    job_was_ended,
+    leaving,
+    run_segment,
+)
 from pipeline.errors import ClusterError, MillraceError
 
 LIVENESS_SECONDS = 0.5
@@ -55,7 +63,9 @@ class SegmentTasks:
 
     def _submit(self, segment: Segment) -> None:
         self._attempts[segment] += 1
-        future = self._client.submit(
+        future = submit(
+            self._client,
+            self._where,
             _run_segment,
             self._job,
             segment,
@@ -75,32 +85,37 @@ class SegmentTasks:
                 if future in self._running:
                     return future
             if self._client.status != "running":
-                raise self._scheduler_lost()
+                raise scheduler_lost(self._where)
 
     def _outcome(self, future: Future, segment: Segment) -> SegmentReceipt | None:
         """The receipt; None where the segment shall run again because its worker died."""
-        if future.cancelled() or self._client.status != "running":
-            raise self._scheduler_lost()
+        if self._client.status != "running":
+            raise scheduler_lost(self._where)
+        chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
         try:
             error = future.exception()
             if error is None:
                 receipt: SegmentReceipt = future.result()
                 return receipt
-        except (OSError, CancelledError) as lost:  # among them distributed's CommClosedError
-            raise self._scheduler_lost() from lost
+            worker_died = isinstance(error, KilledWorker)
+        except MillraceError:  # its worker died before it could tell what it had, and another one failed
+            raise
+        except Exception as lost:
+            # What it told is gone, with its worker or with the scheduler; what it did is in the ledger.
+            error, worker_died = lost, True
+        if self._client.status != "running":
+            raise scheduler_lost(self._where) from error
         if isinstance(error, MillraceError):
             raise error
-        chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
-        if not isinstance(error, KilledWorker):
+        if not worker_died:
             raise ClusterError(
                 f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
             ) from error
         if self._attempts[segment] == MOST_ATTEMPTS:
-            raise ClusterError(f"{chunks} took down one worker after another of {self._where}: see their logs")
+            raise ClusterError(
+                f"{chunks} took down one worker after another of {self._where}: see their logs"
+            ) from error
         return None
-
-    def _scheduler_lost(self) -> ClusterError:
-        return ClusterError(f"{self._where} went away")
 
     def _end(self) -> None:
         """Cancel what is left, and let the workers give back what they hold for the job.
@@ -130,13 +145,21 @@ async def _close_job(name: str, wait: bool) -> None:
 
 def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
     worker = get_worker()
+    key = worker.get_current_task()
+
+    def check() -> None:
+        """A worker that stood still while the job was ended may never have been told so, but its task is cancelled."""
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == "cancelled" or worker.status in (Status.closing, Status.closed):
+            raise job_was_ended()
+
     try:
         if leaving.is_set():
             raise ClusterError("this worker leaves")
         return run_segment(
-            job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages))
+            job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages)), check
         )
     except MillraceError:
-        if not leaving.is_set():
+        if not leaving.is_set() and worker.status not in (Status.closing, Status.closed):
             raise
         raise Reschedule from None  # another worker finds in the ledger what was done here

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
 SEGMENTS_A_WORKER = 8
 # How often a segment tells how far it has come.
 TELL_S = 0.5
+# Of so many jobs that were ended a process keeps the names: what comes late of a job comes within seconds.
+ENDED_KEPT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ class DeviceProfile:
 class ClusterJob:
     """All that a worker needs to take part in a job. Paths are absolute: every worker sees the same files."""
 
-    name: str
+    name: str  # of this run of it alone: another try has another
     spec: JobSpec
     cut: Cut
     held_bytes: int  # what the workload may keep besides the chunks
@@ -109,13 +112,17 @@ def profile(worker_device: WorkerDevice) -> DeviceProfile:
     )
 
 
-def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], None]) -> SegmentReceipt:
+def run_segment(
+    job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], None], check: Callable[[], None] = lambda: None
+) -> SegmentReceipt:
     """Compute and write the segment's chunks, and enter them in the ledger. Blocks until they are durable.
 
-    tell : called now and then with what the stages have done so far
+    tell :  called now and then with what the stages have done so far
+    check : called before the first chunk and after each; it raises where nobody wants the segment any more
 
     Raises what the pipeline raises: MillraceError for what went wrong with the job.
     """
+    check()
     ledger = Ledger(job.spec.output, job.ledger_identity)
     found = ledger.within(segment.chunks)
     in_already = {chunk for entry in found for chunk in entry.chunks}
@@ -128,6 +135,7 @@ def run_segment(job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], 
     def written(chunk: Chunk) -> None:
         nonlocal told_at
         checkpoints.note(chunk)
+        check()
         if time.monotonic() - told_at >= TELL_S:
             told_at = time.monotonic()
             tell(record.told())
@@ -155,12 +163,14 @@ def leave() -> None:
 
 
 def close_job(name: str, within_s: float | None = None) -> None:
-    """Give back what this process holds for a job; harmless where it holds nothing.
+    """Give back what this process holds for a job, and refuse what comes of it from now on; harmless where it holds
+    nothing.
 
     Segments of it that are under way end after the chunks in hand, which are entered in the ledger; those that are not
     written within so many seconds are given up.
     """
     with _opening:
+        _ended.add(name)
         opened = _jobs.pop(name, None)
         idle = opened is not None and opened.users == 0
     if opened is None:
@@ -168,8 +178,31 @@ def close_job(name: str, within_s: float | None = None) -> None:
     if idle:
         opened.close()
         return
-    opened.stop(MillraceError("the job was ended"), within_s)
+    opened.stop(job_was_ended(), within_s)
     opened.closed.wait()
+
+
+def job_was_ended() -> MillraceError:
+    """What stops whoever works on a job that is over."""
+    return MillraceError("the job was ended")
+
+
+class EndedJobs:
+    """The jobs that were ended here, the newest of them: a segment that comes late must not open one anew, and write
+    into what is being removed, or into the next output of that name. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._names: deque[str] = deque(maxlen=ENDED_KEPT)
+
+    def add(self, name: str) -> None:
+        """The job is over, for good."""
+        if name not in self._names:
+            self._names.append(name)
+
+    def refuse(self, name: str) -> None:
+        """MillraceError where the job is over."""
+        if name in self._names:
+            raise job_was_ended()
 
 
 class _OpenJob:
@@ -229,13 +262,18 @@ class _OpenJob:
 
 
 _jobs: dict[str, _OpenJob] = {}
+_ended = EndedJobs()
 _opening = threading.Lock()
 
 
 @contextmanager
 def _using(job: ClusterJob) -> Iterator[_OpenJob]:
-    """The job as this process has it open; it stays so until whoever uses it has left."""
+    """The job as this process has it open; it stays so until whoever uses it has left.
+
+    MillraceError where it has been ended.
+    """
     with _opening:
+        _ended.refuse(job.name)
         opened = _jobs.get(job.name)
         if opened is None:
             _close_idle()

@@ -22,7 +22,7 @@ from pipeline import metrics
 from pipeline.cluster.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.member import Member
 from pipeline.cluster.rank_device import RankDevice
-from pipeline.cluster.segments import ClusterJob, own_device, refuse_other_input
+from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input
 from pipeline.engine.device import Device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.planned import PlannedJob
@@ -285,12 +285,14 @@ def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
 
 
 _open: dict[str, Workload] = {}
+_ended = EndedJobs()
 _opening = threading.Lock()
 
 
 def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
-    """The job as this process has it open; any other is closed first."""
+    """The job as this process has it open; any other is closed first. MillraceError where it has been ended."""
     with _opening:
+        _ended.refuse(job.name)
         found = _open.get(job.name)
         if found is None:
             for name in list(_open):
@@ -310,6 +312,7 @@ def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
 
 def _close(name: str) -> None:
     with _opening:
+        _ended.add(name)
         found = _open.pop(name, None)
     if found is not None:
         found.discard()

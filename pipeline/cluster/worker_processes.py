@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,10 +21,11 @@ from distributed.utils import get_ip, get_ip_interface
 from pipeline import metrics
 from pipeline.cluster import fork_server, worker_states
 from pipeline.cluster import scheduler as scheduler_setup
+from pipeline.cluster.connection import Connection
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.cluster.worker_specs import WorkerSpec
 from pipeline.cluster.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
-from pipeline.errors import ClusterError, DeviceUnavailable
+from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
 
 # Two segments at a time on each worker: while one is written, the next is read.
 TASKS_A_WORKER = 2
@@ -41,6 +43,8 @@ _CONFIG = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.admin.tick.limit": "30s",
+    # Its nanny brings a worker back however long that takes; Dask would end the nanny, and so the worker, for good.
+    "distributed.deploy.lost-worker-timeout": "1h",
     "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
     "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
     # What Dask remembers for who looks for a fault in it: little, since a service runs for months.
@@ -105,27 +109,56 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         try:
             cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
         except Exception as error:
-            raise ClusterError(f"the local workers do not start: {type(error).__name__}: {error}") from error
-        with cluster, Client(cluster, security=security, set_as_default=False) as client:
-            client.wait_for_workers(len(specs), timeout=START_SECONDS)
-            yield DaskWorkers(client, specs[0].device, "the local cluster")
+            raise ClusterError(f"the local workers do not start: {_reason(error)}") from error
+        where = "the local cluster"
+        connect = partial(Client, cluster, security=security, set_as_default=False)
+        with _closed_in_the_end(cluster), closing(Connection(connect, where)) as connection:
+            try:
+                connection.client.wait_for_workers(len(specs), timeout=START_SECONDS)
+            except TimeoutError as error:
+                raise ClusterError(f"the local workers do not start: {error}") from error
+            yield DaskWorkers(connection, specs[0].device, where)
+
+
+def _reason(error: BaseException) -> str:
+    """What lies behind an error of Dask's, which says only that something failed, and the way out if there is one."""
+    while (behind := error.__cause__ or error.__context__) is not None:
+        error = behind
+    return "; ".join(filter(None, (f"{type(error).__name__}: {error}", too_many_files(error))))
+
+
+@contextmanager
+def _closed_in_the_end(cluster: SpecCluster) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        # What goes wrong with ending workers (one dies as it is told to end, or takes longer than Dask waits) takes
+        # nothing from what they have done: whatever is left of them ends with this process.
+        with suppress(Exception):
+            cluster.close()
 
 
 @contextmanager
 def workers_of(address: str, device: str, threads: int | None) -> Iterator[DaskWorkers]:
     """The workers of a Dask scheduler that is already there. DeviceUnavailable where none answers."""
     _quiet_dask()
+    where = f"the scheduler {address}"
+
+    def connect() -> Client:
+        asyncio.run(_greet(address, CONNECT_SECONDS))  # a client would wait for ever for one that says nothing
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+
     try:
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, TimeoutError, KeyError) as error:
+        connection = Connection(connect, where)
+    except Exception as error:  # whatever Dask makes of the answer of another server
         raise DeviceUnavailable(
-            f"--scheduler {address}: no Dask scheduler answers there ({type(error).__name__}: {error}); start one with "
+            f"--scheduler {address}: no Dask scheduler answers there ({_told_by(error)}); start one with "
             "`dask scheduler`, or leave --scheduler out"
         ) from error
-    with client:
+    with closing(connection):
         with suppress(TimeoutError):  # those that have just been started
-            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
-        yield DaskWorkers(client, WorkerDevice(device=device, threads=threads), f"the scheduler {address}")
+            connection.client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        yield DaskWorkers(connection, WorkerDevice(device=device, threads=threads), where)
 
 
 def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, metrics_port: int | None = None) -> None:
@@ -140,7 +173,10 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
-            await _greet(address, CONNECT_SECONDS)  # it is there: what fails from now on takes longer
+            try:
+                await _greet(address, CONNECT_SECONDS)  # it is there: what fails from now on takes longer
+            except Exception as error:  # whatever Dask makes of the answer of another server
+                raise _no_scheduler(address, error) from error
             told = asyncio.create_task(_told_to_leave())
             await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
             for number, spec in enumerate(specs):
@@ -175,7 +211,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError) as error:
-            raise DeviceUnavailable(f"{address}: no Dask scheduler answers there: {error}; is it running?") from error
+            raise _no_scheduler(address, error) from error
         except RuntimeError as error:
             asyncio.run(_check_scheduler(address))
             raise ClusterError(f"the workers do not start: {error}: {error.__cause__}") from error
@@ -191,14 +227,26 @@ def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: in
 
 
 async def _greet(address: str, within_s: float) -> None:
-    comm = await connect(address, timeout=within_s, **Security().get_connection_args("worker"))
-    await comm.close()
+    """Any exception where no scheduler answers: Dask takes what another server says for lengths of messages."""
+    async with asyncio.timeout(within_s + 1):  # the other is for connecting alone
+        comm = await connect(address, timeout=within_s, **Security().get_connection_args("worker"))
+        await comm.close()
+
+
+def _no_scheduler(address: str, error: Exception) -> DeviceUnavailable:
+    return DeviceUnavailable(f"{address}: no Dask scheduler answers there: {_told_by(error)}; is it running?")
+
+
+def _told_by(error: Exception) -> str:
+    if isinstance(error, OSError | ValueError | KeyError):
+        return f"{type(error).__name__}: {error}" if str(error) else "it says nothing"
+    return "another server is there"  # what it said was taken for lengths of messages, which tell nobody anything
 
 
 async def _check_scheduler(address: str) -> None:
     try:
         await _greet(address, LOOK_SECONDS)
-    except OSError as error:
+    except Exception as error:
         raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from error
 
 

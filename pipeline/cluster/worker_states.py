@@ -49,12 +49,22 @@ def dask_setup(worker: Any) -> None:
     forget_keys(worker)
     # It tells in a traceback that a scheduler which ends closes its connections.
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)
+    logging.getLogger("distributed.worker").addFilter(in_one_line)
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device.startswith(("GPU-", "MIG-")) and "," not in device:
         metrics.gpus.watch(device)  # it has not opened it yet
     metrics.worker_restarts.inc(int(os.environ.get(RESTARTS, "0")))
     begin_counts()
     worker.metrics[_TOLD] = _heartbeat
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """Takes from a record of a lost connection the traceback that Dask adds: one that ends as its worker leaves is no
+    fault."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, OSError):
+        record.msg, record.args, record.exc_info = f"{record.getMessage().removesuffix('.')}: {error}", (), None
+    return True
 
 
 def begin_counts() -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures import Future as ThreadFuture
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,6 +24,7 @@ from distributed import Client, Future, KilledWorker, Semaphore, get_worker
 
 from pipeline import __version__, metrics
 from pipeline.cluster.communicator import Deadline
+from pipeline.cluster.connection import Connection, listen, scheduler_lost, submit
 from pipeline.cluster.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.cluster.shares import Shares
@@ -42,10 +44,10 @@ START_SECONDS = 60.0
 class DaskWorkers:
     """The workers of a Dask cluster as one device: what planning asks of it, and `stream` for the engine."""
 
-    def __init__(self, client: Client, worker_device: WorkerDevice, where: str) -> None:
+    def __init__(self, connection: Connection, worker_device: WorkerDevice, where: str) -> None:
         """ClusterError or DeviceUnavailable where a worker is not fit for the job; `where`: the cluster in words."""
-        self._client = client
-        self._address = str(client.scheduler.address)
+        self._connection = connection
+        self._address = str(connection.client.scheduler.address)
         self._worker_device = worker_device
         self._where = where
         # Whether this process counts in its metrics what its workers do: where nobody asks them for theirs.
@@ -63,7 +65,6 @@ class DaskWorkers:
         # The memory that a user allows is a host's, and its workers share it.
         self.ring_depth = self._ring_depth * max(hosts.values())
         self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # of the jobs that are under way
-        client.subscribe_topic(STAGES_TOPIC, self._hear)
 
     def _hear(self, event: tuple[float, Any]) -> None:
         """A segment under way tells what its stages have done."""
@@ -88,10 +89,11 @@ class DaskWorkers:
         Raises the first error that is the job's own; ClusterError where the scheduler went away, or where a segment
         takes down one worker after another.
         """
+        client = self._connection.client
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=f"{job.spec.workload}-{secrets.token_hex(4)}",
+            name=f"{job.spec.workload}-{secrets.token_hex(8)}",
             spec=replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output)),
             cut=job.cut,
             held_bytes=job.workload.hold_at_most(job.cut.budget_bytes),
@@ -107,7 +109,8 @@ class DaskWorkers:
         if shares.are_better:
             shares.stream(plan, ledger, events, record)
             return record
-        run = SegmentTasks(self._client, cluster_job, self._where, events.check)
+        listen(client, self._where, STAGES_TOPIC, self._hear)  # a scheduler that was started again knows of none
+        run = SegmentTasks(client, cluster_job, self._where, events.check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
         self._records[cluster_job.name] = record
         with record.timed():
@@ -125,9 +128,10 @@ class DaskWorkers:
     @contextmanager
     def turn(self, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
         """No other gang has a turn on these workers meanwhile, whichever process it is of. As `one_at_a_time`."""
-        semaphore = Semaphore(name="millrace-gang", scheduler_rpc=self._client.scheduler, loop=self._client.loop)
+        client = self._connection.client
+        semaphore = Semaphore(name="millrace-gang", scheduler_rpc=client.scheduler, loop=client.loop)
         with (
-            closing(_SchedulersLock(semaphore, self._ask)) as lock,
+            closing(_SchedulersLock(semaphore, partial(self._ask, client))) as lock,
             one_at_a_time(self._address, turn_s, check, lock),
         ):
             yield
@@ -139,17 +143,18 @@ class DaskWorkers:
     def identities(self) -> Mapping[str, Mapping[str, Any]]:
         """What the scheduler knows of each worker, by address."""
         # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
-        identity: Mapping[str, Any] = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))
+        client = self._connection.client
+        identity: Mapping[str, Any] = self._ask(client, lambda: client.scheduler.identity(n_workers=-1))
         return dict(identity["workers"])
 
-    def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
+    def _ask(self, client: Client, question: Callable[[], Awaitable[Any]]) -> Any:
         """What the scheduler answers to a call from the client's event loop. ClusterError where it does not."""
-        if self._client.status != "running":
-            raise ClusterError(f"{self._where} went away")
+        if client.status != "running":
+            raise scheduler_lost(self._where)
         try:
-            return self._client.sync(question, callback_timeout=CONNECT_SECONDS)
+            return client.sync(question, callback_timeout=CONNECT_SECONDS)
         except OSError as error:  # which names a connection of Dask's
-            raise ClusterError(f"{self._where} went away: see its log, and start it again") from error
+            raise scheduler_lost(self._where) from error
         except Exception as error:  # whatever a client raises that is being closed
             raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
 
@@ -158,12 +163,13 @@ class DaskWorkers:
 
         A task bound to a worker would wait for ever for one that has died: it may run elsewhere, and refuses to.
         """
-        future = self._client.submit(
-            _on_gang_thread, address, function, args,
+        client = self._connection.client
+        future = submit(
+            client, self._where, _on_gang_thread, address, function, args,
             workers=[address], allow_other_workers=True, pure=False, retries=0, priority=1,
         )  # fmt: skip
         future.add_done_callback(lambda _: on_done())
-        return GangCall(self._client, future, self._where)
+        return GangCall(client, future, self._where)
 
     def tell(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> None:
         """Run `function(*args, address)`, which must not wait, on workers' event loops, as far as they are there.
@@ -173,7 +179,7 @@ class DaskWorkers:
 
         def tell_one(address: str) -> None:
             with suppress(Exception):  # one that is gone needs no telling
-                self._client.run(function, *args, address, workers=[address], on_error="ignore")
+                self._connection.client.run(function, *args, address, workers=[address], on_error="ignore")
 
         tellers = [
             threading.Thread(target=tell_one, args=(address,), name="gang-tell", daemon=True) for address in addresses
@@ -204,8 +210,9 @@ class DaskWorkers:
 
     def _on_each(self, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
         """What a function says on every worker. Its own errors come back as they are."""
+        client = self._connection.client
         futures = {
-            address: self._client.submit(function, *args, workers=[address], pure=False, retries=0)
+            address: submit(client, self._where, function, *args, workers=[address], pure=False, retries=0)
             for address in workers
         }
         try:
@@ -253,13 +260,13 @@ class GangCall:
     def result(self) -> Any:
         """What the function returned or raised; RankLost where its worker is gone. Only once it is done."""
         if self._future.cancelled() or self._client.status != "running":
-            raise ClusterError(f"{self._where} went away")
+            raise scheduler_lost(self._where)
         try:
             return self._future.result()
         except MillraceError:
             raise
         except (OSError, CancelledError) as error:
-            raise ClusterError(f"{self._where} went away") from error
+            raise scheduler_lost(self._where) from error
         except KilledWorker as error:
             raise RankLost(f"a worker of {self._where} died") from error
         except Exception as error:

@@ -40,11 +40,11 @@ def run(*arguments, cwd):
 
 
 @contextmanager
-def running_scheduler(folder):
-    """A Dask scheduler's process and its address."""
+def running_scheduler(folder, port=0):
+    """A Dask scheduler's process and its address; `port`: any free one."""
     address_file = folder / "scheduler.json"
-    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    command += ["--no-dashboard", "--scheduler-file", str(address_file)]
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(address_file)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             # Written bit by bit: it is whole with its last brace.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -34,28 +35,36 @@ def folder(tmp_path):
 class Streamed:
     """A job whose output and ledger are made, its segments for whoever calls `run`."""
 
+    _runs = itertools.count()
+
     def __init__(self, folder, output="out.npy", *, held_at=None):
         parameters = workloads()["smooth"].Parameters(size="5")
         spec = JobSpec(workload="smooth", input=folder / "in.npy", output=folder / output, parameters=parameters)
         self.options = RunOptions(memory_bytes=64 << 20, chunk_bytes=30_000, resume=True, start_over=True, job=output)
         self.job = plan_job(spec, CpuDevice(1), self.options)
+        self.name = f"{output}-{next(self._runs)}"
         self.held_at, self.there, self.go = held_at, threading.Event(), threading.Event()
+        self.unwanted = threading.Event()
 
     def tell(self, stages):
         if stages["write"][2] >= (self.held_at or 1 << 30) and not self.there.is_set():
             self.there.set()
             assert self.go.wait(WAIT_S)
 
+    def check(self):
+        if self.unwanted.is_set():
+            raise MillraceError("nobody wants it")
+
     def stream(self, job, plan, ledger, events):
         """As the cluster does, on this thread."""
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=job.spec.output.name, spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
+            name=self.name, spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
             worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
         self.chunks = [chunk.index for chunk in plan.chunks]
-        receipt = run_segment(cluster_job, Segment(chunks=tuple(self.chunks)), self.tell)
+        receipt = run_segment(cluster_job, Segment(chunks=tuple(self.chunks)), self.tell, self.check)
         for notes in receipt.notes:
             job.workload.add_audit_notes(notes)
         record = StageRecord()
@@ -100,7 +109,7 @@ def test_a_job_that_comes_leaves_one_alone_that_is_under_way(folder):
     third = Streamed(folder, "c.npy", held_at=1)
     thread, outcome = in_thread(third.run)
     assert third.there.wait(WAIT_S)
-    assert list(segments._jobs) == ["c.npy"]
+    assert list(segments._jobs) == [third.name]
     third.go.set()
     thread.join(WAIT_S)
 
@@ -109,7 +118,7 @@ def test_a_job_that_is_ended_keeps_the_chunks_in_hand(folder):
     job = Streamed(folder, held_at=3)
     thread, outcome = in_thread(job.run)
     assert job.there.wait(WAIT_S)
-    closing = threading.Thread(target=close_job, args=("out.npy",))
+    closing = threading.Thread(target=close_job, args=(job.name,))
     closing.start()
     job.go.set()
     closing.join(WAIT_S)
@@ -121,6 +130,43 @@ def test_a_job_that_is_ended_keeps_the_chunks_in_hand(folder):
     assert len(again.chunks) == receipt["chunks"] - receipt["resumed_chunks"]
     np.testing.assert_array_equal(read_image(folder / "out.npy"), box(read_image(folder / "in.npy"), 5))
     assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+def test_a_segment_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder):
+    late = Streamed(folder, "out.zarr")
+    close_job(late.name)
+    with pytest.raises(MillraceError, match="the job was ended"):
+        late.run()
+    assert not segments._jobs
+    assert not list((folder / "out.zarr.partial").rglob("c/*"))
+    Streamed(folder, "out.zarr").run()  # another try is another run
+    np.testing.assert_array_equal(read_image(folder / "out.zarr"), box(read_image(folder / "in.npy"), 5))
+
+
+def test_of_jobs_that_were_ended_only_the_newest_are_remembered():
+    ended = segments.EndedJobs()
+    for number in range(segments.ENDED_KEPT + 1):
+        ended.add(f"job-{number}")
+        ended.add(f"job-{number}")
+    ended.refuse("job-0")
+    for number in (1, segments.ENDED_KEPT):
+        with pytest.raises(MillraceError, match="the job was ended"):
+            ended.refuse(f"job-{number}")
+
+
+def test_a_segment_that_nobody_wants_any_more_stops_after_the_chunks_in_hand(folder):
+    """Its worker stood still while the job was ended."""
+    job = Streamed(folder, held_at=2)
+    thread, outcome = in_thread(job.run)
+    assert job.there.wait(WAIT_S)
+    job.unwanted.set()
+    job.go.set()
+    thread.join(WAIT_S)
+    assert str(outcome[0]) == "nobody wants it"
+    assert not segments._jobs
+    again = Streamed(folder)
+    receipt = again.run()
+    assert 2 <= receipt["resumed_chunks"] < receipt["chunks"]
 
 
 def test_a_segment_asked_for_again_computes_only_what_is_not_in(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from pipeline.cluster.nccl import NcclCommunicator
 from pipeline.cluster.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.cluster.shares import Shares, cut_runs
+from pipeline.engine.device import CpuDevice
 from pipeline.engine.ledger import Ledger, job_identity
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.engine.stages import StageRecord
@@ -47,6 +49,8 @@ def options(folder, how, **more):
 class Streamed:
     """A stream over workers that are threads; remembers what the ledger held at the end."""
 
+    _runs = itertools.count()
+
     def __init__(self, workers, ranks, memory=64 << 20, threads=1):
         self.workers, self.ranks, self.memory, self.threads = workers, ranks, memory, threads
         self.entries = []
@@ -55,7 +59,7 @@ class Streamed:
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=f"test-{id(self)}", spec=planned.spec, cut=planned.cut, held_bytes=0,
+            name=f"test-{next(self._runs)}", spec=planned.spec, cut=planned.cut, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=self.threads),
         )  # fmt: skip
         found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
@@ -105,6 +109,19 @@ def test_each_stage_counts_its_own_seconds(folder, monkeypatch):
     assert receipt["overlap_efficiency"] == pytest.approx(busiest / receipt["wall_seconds"], abs=1e-3)
     assert stages["compute"]["bytes"] == stages["read"]["bytes"]
     assert stages["download"]["bytes"] == stages["write"]["bytes"] == receipt["written_bytes"]
+
+
+def test_a_rank_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder):
+    planned, _ = job(folder, "a.pqr", "late.npy", chunk_bytes=CHUNK_BYTES["avg"], **options(folder, "avg"))
+    cluster_job = ClusterJob(
+        name="ended", spec=planned.spec, cut=planned.cut, held_bytes=0, ledger_identity={},
+        worker_device=WorkerDevice(device="cpu", threads=1),
+    )  # fmt: skip
+    shares._close("ended")
+    with pytest.raises(MillraceError, match="the job was ended"):
+        shares._opened(cluster_job, None, CpuDevice(1))
+    assert not shares._open
+    planned.workload.discard()
 
 
 class StreamEvent:

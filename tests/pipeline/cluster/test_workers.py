@@ -135,7 +135,7 @@ def test_a_scheduler_that_goes_away_leaves_a_job_to_resume(folder, scheduler, mi
         process.kill()
         _, err = command.communicate(timeout=60)
     assert command.returncode == 1
-    assert err.startswith(f"millrace: the scheduler {address} went away; ")
+    assert err.startswith(f"millrace: the scheduler {address} went away: see its log, and start it again; ")
     assert err.endswith("chunks kept: go on with --resume\n")
     code, _, err = millrace(*smooth("out.npy", "--resume"))
     assert (code, err) == (0, "")
