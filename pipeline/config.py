@@ -76,7 +76,7 @@ class Settings(BaseModel):
         None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads that compute in each process [default: the cores, shared evenly among the processes]"
+        None, ge=1, le=1024, description="CPU threads that compute in each process [default: the cores, shared evenly]"
     )
     workers: int | None = Field(
         None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
