@@ -93,6 +93,11 @@ class SmoothingParameters(Parameters):
     def _of_one_mode(self) -> SmoothingParameters:
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        if math.isnan(self.cval) and self.nan_policy != "propagate":
+            # Where an image is cut its borders are samples among others, and would be left out or refused like them.
+            raise ValueError(
+                f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
+            )
         return self
 
     def _differs(self, name: str) -> bool:
