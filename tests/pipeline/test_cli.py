@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 
 from tests.images import COMMAND, names_in, read_image, write_image
 from tests.pipeline.workloads.coulomb_jobs import molecule, write_pqr
@@ -216,7 +217,10 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
     (("in.ppm", "out.ppm", "--bogus"), "No such option"),
     (("in.ppm",), "Missing argument 'OUTPUT'"),
-    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, samples (0, 0) to (5, 7): image contains NaN"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "1000000"), "--radius: a Gaussian of"),
+    (("white.tif", "out.png"), "out.png: PNG would show a negative of this image, in which 0 is white; choose .tif"),
+    (("white.tif", "out.pgm"), "out.pgm: PNM and PAM would show a negative of this image"),
+    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, among samples (0, 0) to (5, 7): image contains NaN"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "some"), "--chunk-bytes: 'some' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
     (("large.png", "out.tif", "--memory", "1MiB"), "large.png must be held whole, which takes 2.0 MiB"),
@@ -240,6 +244,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, me
     np.save("complex.npy", np.zeros((3, 3), complex))
     np.save("float.npy", np.zeros((3, 3), np.float32))
     np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
+    tifffile.imwrite("white.tif", np.zeros((5, 7), np.uint8), photometric="miniswhite")
     np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
     write_image(Path("large.png"), np.zeros((1024, 2048), np.uint8), "YX")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
