@@ -6,20 +6,22 @@ import gc
 import sys
 from typing import NoReturn
 
-from pipeline.stopping import Stopped, raise_on_signals
+from pipeline.stopping import Stopped, held, no_more, raise_on_signals
 
 
 def main() -> NoReturn:
     """`pipeline.cli.main`, which says what ends it; this takes what comes before it listens."""
     raise_on_signals()
     try:
-        from pipeline import cli
+        with held():
+            from pipeline import cli
 
         cli.main()
     except Stopped as stop:
         sys.stderr.write(f"millrace: stopped by {stop.signal.name}\n")
         sys.exit(128 + stop.signal)
     finally:
+        no_more()
         gc.freeze()  # all there is goes with the process: it need not be searched for garbage first
 
 

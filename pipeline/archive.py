@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -18,16 +20,14 @@ _BLOCK = tarfile.BLOCKSIZE
 def packed(folder: Path) -> Iterator[bytes]:
     """The folder's own files and folders, in order; links are left out, wherever they lead.
 
-    Raises StorageError where a file cannot be read, or becomes shorter meanwhile.
+    Raises StorageError before the archive's end where something cannot be read, or the folder is no longer what it was
+    at the start: replaced, or fuller or emptier. A Zarr chunk that is left out would be read as the fill value.
     """
-    for parent, folders, files in os.walk(folder):
-        folders.sort()
-        inside = PurePosixPath(folder.name, *Path(parent).relative_to(folder).parts)
-        yield _header(inside, tarfile.DIRTYPE, 0)
-        for name in sorted(files):
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink():
-                yield from _packed_file(path, inside / name)
+    versions = {each: _version(each) for each in _folders(folder)}
+    yield from _packed_folder(folder, PurePosixPath(folder.name))
+    for each, version in versions.items():
+        if _version(each) != version:
+            raise StorageError(f"{each}: was changed while it was read; fetch it again")
     yield bytes(2 * _BLOCK)
 
 
@@ -51,20 +51,63 @@ def _header(name: PurePosixPath, kind: bytes, size: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
+def _folders(folder: Path) -> Iterator[Path]:
+    """The folder and those within it, each before its names are read."""
+    yield folder
+    with _reading(folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        yield from _folders(folder / name)
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    """Another one once the name is another folder's, or entries have come or gone."""
+    with _reading(folder):
+        found = folder.lstat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _packed_folder(folder: Path, name: PurePosixPath) -> Iterator[bytes]:
+    yield _header(name, tarfile.DIRTYPE, 0)
+    with _reading(folder):
+        entries = sorted(folder.iterdir())
+    for entry in entries:
+        with _reading(entry):
+            mode = entry.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            yield from _packed_folder(entry, name / entry.name)
+        elif stat.S_ISREG(mode):
+            yield from _packed_file(entry, name / entry.name)
+        elif not stat.S_ISLNK(mode):
+            raise StorageError(f"{entry}: is neither a file nor a folder; remove it, then fetch the folder again")
+
+
 def _packed_file(path: Path, name: PurePosixPath) -> Iterator[bytes]:
+    with _reading(path), open(path, "rb", opener=_open_itself) as file:
+        size = left = os.fstat(file.fileno()).st_size
+        yield _header(name, tarfile.REGTYPE, size)
+        while left > 0:
+            piece = file.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise StorageError(f"{path}: became shorter while it was read")
+            left -= len(piece)
+            yield piece
+    yield bytes(-size % _BLOCK)
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """Not what a link or a pipe in its place would lead to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with path.open("rb") as file:
-            size = left = os.fstat(file.fileno()).st_size
-            yield _header(name, tarfile.REGTYPE, size)
-            while left > 0:
-                piece = file.read(min(left, PIECE_BYTES))
-                if not piece:
-                    raise StorageError(f"{path}: became shorter while it was read")
-                left -= len(piece)
-                yield piece
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"{path}: was removed while its folder was read; fetch it again") from error
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}") from error
-    yield bytes(-size % _BLOCK)
 
 
 def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

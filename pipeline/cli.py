@@ -18,7 +18,7 @@ from pipeline.kernels_command import kernels_group
 from pipeline.stdout import open_closed_streams, say, settle, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
 
-FilePath = click.Path(path_type=Path)
+FilePath = click.Path(path_type=Path, readable=False)  # who opens a file says why it cannot be read
 # The outputs of this process that stand under their final names.
 _published: list[Path] = []
 # The outputs that this process was told to make.

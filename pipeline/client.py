@@ -23,7 +23,19 @@ from typing import Any, Self
 import httpx2
 
 from pipeline import archive
-from pipeline.client_answers import OF_A_JOB, OF_AN_EVENT, Event, an_object, as_json, checked, json_of, objects, parsed
+from pipeline.client_answers import (
+    OF_A_JOB,
+    OF_AN_EVENT,
+    Event,
+    MalformedEvent,
+    an_object,
+    as_json,
+    checked,
+    json_of,
+    lines_of,
+    objects,
+    parsed,
+)
 from pipeline.errors import (
     DISK_FAULTS,
     MillraceError,
@@ -265,7 +277,8 @@ class Job:
     def events(self, after: int = 0, *, timeout_s: float | None = None) -> Iterator[Event]:
         """What happens, as it happens, until the job is over. A connection that breaks is made again, for two minutes.
 
-        Raises TimeoutError where the job is not over in time; it goes on.
+        Raises TimeoutError where the job is not over in time; it goes on. ServiceError where nothing answers for so
+        long, or what is sent are no events.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         lost_at = None
@@ -275,7 +288,7 @@ class Job:
             try:
                 with self._client.stream(path, silence_s=left, **headers) as response:
                     checked(response)
-                    for event in parsed(response.iter_lines()):
+                    for event in parsed(lines_of(response.iter_bytes())):
                         after, lost_at = event.number or after, None
                         yield event
                         self._check_time(end, timeout_s, event.data.get("state"))
@@ -283,6 +296,8 @@ class Job:
                     return
                 self._check_time(end, timeout_s, None)  # a proxy may end the stream though the job is not over
                 time.sleep(FIRST_PAUSE_S)
+            except MalformedEvent:
+                raise
             except (httpx2.RequestError, ServiceError) as error:
                 self._check_time(end, timeout_s, None)
                 lost_at = lost_at or time.monotonic()

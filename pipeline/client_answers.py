@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,10 @@ OF_A_JOB = frozenset(
     )
 )  # fmt: skip
 OF_AN_EVENT = frozenset(("number", "at", "kind", "message"))
+
+
+class MalformedEvent(ServiceError):
+    """What was sent is no event of a Millrace service: to ask again would not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +90,31 @@ def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return sent
 
 
-def parsed(lines: Iterator[str]) -> Iterator[Event]:
-    """Server-sent events."""
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The lines of an event stream, which end at CR LF, LF or CR and nowhere else: a message may hold U+2028."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    begun = ""
+    for piece in pieces:
+        *whole, begun = (begun + decoder.decode(piece)).split("\n")
+        yield from whole
+
+
+def parsed(lines: Iterable[str]) -> Iterator[Event]:
+    """Server-sent events. MalformedEvent where one cannot be read."""
     fields: dict[str, str] = {}
     for line in lines:
         if line and not line.startswith(":"):
             name, _, value = line.partition(": ")
             fields[name] = value
         elif not line and "data" in fields:
-            try:
-                number = int(fields["id"]) if "id" in fields else None
-                data = json.loads(fields["data"])
-            except ValueError as error:
-                raise ServiceError(f"an event that is none: {fields}") from error
-            yield Event(kind=fields.get("event", "message"), data=data, number=number)
+            yield _event(fields)
             fields.clear()
+
+
+def _event(fields: Mapping[str, str]) -> Event:
+    try:
+        number = int(fields["id"]) if "id" in fields else None
+        (data,) = objects([json.loads(fields["data"])])
+    except (ValueError, ServiceError) as error:
+        raise MalformedEvent(f"an event that is none: {dict(fields)!r:.200}: is that a Millrace service?") from error
+    return Event(kind=fields.get("event", "message"), data=data, number=number)

@@ -7,12 +7,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ParameterError
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -31,7 +32,8 @@ def parse_bytes(text: Any) -> Any:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-def _whole(text: Any) -> Any:
+def whole(text: Any) -> Any:
+    """A whole number from its digits; anything else as it is."""
     return int(text) if isinstance(text, str) and text.isdecimal() else text
 
 
@@ -76,7 +78,7 @@ class Settings(BaseModel):
         None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads that compute in each process [default: one a core]"
+        None, ge=1, le=1024, description="CPU threads that compute in each process [default: the cores, shared evenly]"
     )
     workers: int | None = Field(
         None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
@@ -86,7 +88,7 @@ class Settings(BaseModel):
         pattern=r"^(tcp|tls)://.+:\d+$",
         description="tcp://HOST:PORT of a Dask scheduler whose workers do the job",
     )
-    overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(_whole)] = Field(
+    overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(
         5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5 [default: 5]"
     )
     metrics_port: int | None = Field(
@@ -96,32 +98,46 @@ class Settings(BaseModel):
 
 def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Settings:
     """The settings in force; `flags` that are None were not given. ParameterError names the source of a wrong value."""
-    environment = os.environ
-    named = file or (Path(environment["MILLRACE_CONFIG"]) if environment.get("MILLRACE_CONFIG") else None)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    return merged(Settings, flags, file)[0]
 
-    def take(found: Mapping[str, Any], source: str) -> None:
-        values.update(found)
-        sources.update({key: source.format(key=key, KEY=key.upper(), flag=key.replace("_", "-")) for key in found})
 
-    if named is not None:
-        take(read_toml(named), f"{named}, key {{key}}")
-    variables = {key: f"MILLRACE_{key.upper()}" for key in Settings.model_fields}
-    take({key: environment[name] for key, name in variables.items() if environment.get(name)}, "MILLRACE_{KEY}")
-    take({key: value for key, value in flags.items() if value is not None}, "--{flag}")
+def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> tuple[_Model, dict[str, str]]:
+    """The settings of a model, and for each where it comes from: "default", the file, a variable or a flag.
+
+    flags : those that are None were not given
+    file  : None: that which MILLRACE_CONFIG names, if any
+
+    Raises ParameterError, which names the source of a wrong value.
+    """
+    if file is None and os.environ.get("MILLRACE_CONFIG"):
+        file = Path(os.environ["MILLRACE_CONFIG"])
+    values = {} if file is None else read_toml(file)
+    sources = dict.fromkeys(model.model_fields, "default") | dict.fromkeys(values, str(file))
+    for name in model.model_fields:
+        variable = f"MILLRACE_{name.upper()}"
+        for source, value in ((variable, os.environ.get(variable) or None), (_flag(name), flags.get(name))):
+            if value is not None:
+                values[name], sources[name] = value, source
     try:
-        return Settings(**values)
+        return model(**values), sources
     except ValidationError as error:
         fault = error.errors()[0]
-        key = str(fault["loc"][0])
-        raise ParameterError(f"{sources.get(key, key)}: {explain(fault)}") from error
+        name = str(fault["loc"][0])
+        if fault["type"] == "missing":
+            raise ParameterError(f"{name}: is not set; give {_flag(name)}, or set it in the file") from error
+        source = f"{file}, key {name}" if sources[name] == str(file) else sources[name]
+        known = f"there is no such setting; there are {', '.join(model.model_fields)}"
+        raise ParameterError(f"{source}: {known if fault['type'] == 'extra_forbidden' else explain(fault)}") from error
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def explain(fault: Mapping[str, Any]) -> str:
     """One pydantic fault in one line."""
     if fault["type"] == "extra_forbidden":
-        return f"there is no such setting; there are {', '.join(Settings.model_fields)}"
+        return "there is no such parameter"
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)

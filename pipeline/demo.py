@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,14 +43,21 @@ def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
 
 def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
     """An input for every workload in `folder`, `size` rows and columns of the image; returns their paths."""
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror}; name a folder that can be made") from error
     image, molecule, scan = folder / "cells.tif", folder / "helix.pqr", folder / "scan.npz"
-    make_cells(image, size, size, seed)
-    make_helix(molecule, BASE_PAIRS)
-    make_scan(scan, SCAN_PIXELS, SPOKES, COILS, seed)
+    try:
+        make_cells(image, size, size, seed)
+        make_helix(molecule, BASE_PAIRS)
+        make_scan(scan, SCAN_PIXELS, SPOKES, COILS, seed)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
+        raise
     return [image, molecule, scan]
 
 

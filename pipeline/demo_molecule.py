@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.formats.partial import PartialFile
+from pipeline.formats.partial import PartialFile, behind_link
 
 # B-DNA: a turn of 36 degrees and a rise of 3.38 Å from one pair of bases to the next.
 TURN_DEGREES = 36.0
@@ -30,7 +30,7 @@ SITES = (
 def make_helix(path: Path, base_pairs: int) -> None:
     """Write the helix, its axis along z and its middle at the origin; lengths in Å, charges in e."""
     text = "".join(_lines(base_pairs)).encode()
-    file = PartialFile(path, len(text))
+    file = PartialFile(behind_link(path), len(text))
     try:
         file.write_at(0, text)
         file.publish()

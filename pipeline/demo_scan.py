@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import j1
 
-from pipeline.formats.partial import PartialFile
+from pipeline.formats.partial import PartialFile, behind_link
 
 # Brightness, middle, semi-axes (shares of the field of view) and angle: scalp, skull, brain, ventricles, spots.
 ELLIPSES = (
@@ -49,7 +49,7 @@ def make_scan(path: Path, pixels: int, spokes: int, coils: int, seed: int) -> No
         buffer, kspace=kspace.astype(np.complex64), traj=trajectory.astype(np.float32), units="cycles/pixel",
         matrix=np.array([pixels, pixels]), fov_mm=np.array(FOV_MM),
     )  # fmt: skip
-    file = PartialFile(path, len(buffer.getvalue()))
+    file = PartialFile(behind_link(path), len(buffer.getvalue()))
     try:
         file.write_at(0, buffer.getvalue())
         file.publish()

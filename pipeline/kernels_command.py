@@ -15,7 +15,7 @@ from pipeline.stdout import say
 if TYPE_CHECKING:
     from kernels.measure import DeviceFacts, LadderResult, Rung
 
-FilePath = click.Path(path_type=Path)
+FilePath = click.Path(path_type=Path, readable=False)
 GIGA = 1e9
 UNITS = {"copy": "GB/s", "read": "GB/s", "fma": "GFMA/s", "roots": "Groots/s"}
 

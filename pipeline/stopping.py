@@ -52,14 +52,26 @@ def held() -> Iterator[None]:
             raise Stopped(_State.waiting)
 
 
+def no_more() -> None:
+    """The program ends anyway: from now on nothing stops it, nor does one that waits for a module to be loaded."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    # The interpreter takes its own handlers away as it ends: one more signal would kill it.
+    for number in (*SIGNALS, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     for each in SIGNALS:
         signal.signal(each, _pass_over)
-    atexit.register(_ignore_all)
+    atexit.register(no_more)
+    _raise_when_it_can_be(number, frame)
+
+
+def _raise_when_it_can_be(number: int, frame: FrameType | None) -> None:
     if _State.holding:
         _State.waiting = number
     elif _loading(frame):
-        signal.signal(signal.SIGALRM, lambda _, later: _stop(number, later))
+        signal.signal(signal.SIGALRM, lambda _, later: _raise_when_it_can_be(number, later))
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:
         raise Stopped(number)
@@ -68,12 +80,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _pass_over(number: int, frame: FrameType | None) -> None:
     """A second signal must not interrupt the cleaning up. A function, not SIG_IGN: of one that came at the same moment
     as the first, and then found itself ignored, Python would print a traceback."""
-
-
-def _ignore_all() -> None:
-    """The interpreter ends and takes its own handlers away: one more signal would kill it."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
 
 
 def _loading(frame: FrameType | None) -> bool:

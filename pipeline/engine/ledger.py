@@ -27,7 +27,7 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
-from pipeline.formats.partial import partial_path, samples_path, settle_older
+from pipeline.formats.partial import partial_path, samples_path, settle_older, sync_folder
 from pipeline.formats.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
@@ -135,7 +135,7 @@ class Ledger:
         self.remove()
         with writing(self.folder):
             self.folder.mkdir()
-            _sync_folder(self.folder.parent)
+            sync_folder(self.folder.parent)
         self._begin_run([])
 
     def go_on(self) -> None:
@@ -293,19 +293,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make durable which names are in it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

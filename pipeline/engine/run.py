@@ -31,7 +31,7 @@ from pipeline.errors import (
     StorageError,
     UserError,
 )
-from pipeline.formats.partial import Opening, PartialFile, partial_path, samples_path
+from pipeline.formats.partial import Opening, PartialFile, behind_link, partial_path, samples_path
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workload_named
 from pipeline.workloads.base import receipt_path
 
@@ -161,7 +161,7 @@ def check_preview(spec: JobSpec, preview: Path) -> None:
         )
     if not taken.isdisjoint(final.parents):
         raise OutputError(f"--preview {preview} lies within the input or the output: name a file elsewhere")
-    PartialFile(preview).discard()  # finds out now whether it can be written
+    PartialFile(behind_link(preview)).discard()  # finds out now whether it can be written
 
 
 def run_job(

@@ -58,6 +58,11 @@ class ImageHeader:
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     @property
+    def white_is_zero(self) -> bool:
+        """A TIFF may say so; other formats cannot."""
+        return self.metadata.get("photometric") == 0
+
+    @property
     def channel_axis(self) -> int | None:
         return self.axes.index("C") if "C" in self.axes else None
 

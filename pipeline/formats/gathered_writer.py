@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told, samples_path
+from pipeline.formats.partial import Opening, PartialFile, Sealed, behind_link, not_told, samples_path
 from pipeline.formats.region_fit import require_fit
 
 
@@ -22,9 +22,10 @@ class GatheredWriter(ImageWriter):
         self.path = path
         self.header = header
         # Encoded anew by whoever publishes, however far an interrupted run had come.
-        self._file = None if opening is Opening.JOIN else PartialFile(path)
+        final = behind_link(path)
+        self._file = None if opening is Opening.JOIN else PartialFile(final)
         try:
-            self._scratch = PartialFile(samples_path(path), header.nbytes, opening)
+            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, readable_as=final)
         except BaseException:
             if self._file is not None:
                 self._file.discard()

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
+from pipeline.formats.deflate import gzipped_bands
 from pipeline.formats.fixed_decimals import NumberStyle, encode
 from pipeline.formats.gathered_writer import GatheredWriter
-from pipeline.formats.gzip_bands import gzipped_bands
-from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told
+from pipeline.formats.partial import Opening, PartialFile, Sealed, behind_link, not_told
 from pipeline.formats.region_fit import require_fit
 
 # Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
@@ -61,7 +61,7 @@ class TextGridWriter(ImageWriter):
         self.path = path
         self.header = header
         self._layout = layout
-        self._file = PartialFile(path, layout.nbytes, opening)
+        self._file = PartialFile(behind_link(path), layout.nbytes, opening)
         if opening is Opening.NEW:
             try:
                 self._file.write_at(0, layout.head)

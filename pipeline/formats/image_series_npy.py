@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipeline.formats.base import ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
 from pipeline.formats.image_series import SeriesFormat, SeriesHeader
-from pipeline.formats.npy import _head_of
+from pipeline.formats.npy import npy_head
 from pipeline.formats.partial import Opening
 from pipeline.formats.positional_writer import PositionalWriter
 from pipeline.formats.region_fit import require_fit
@@ -37,7 +37,7 @@ class NpySeriesWriter(PositionalWriter):
         times, slices, *_ = header.shape
         stored = header.shape[1 if times == 1 else 0 :]
         stored = stored[1:] if times == 1 and slices == 1 else stored
-        head = _head_of(replace(header.image, shape=stored))
+        head = npy_head(replace(header.image, shape=stored))
         samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=len(head))
         super().__init__(path, header.image, opening, samples=samples, head=[head])
 

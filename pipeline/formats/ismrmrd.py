@@ -91,7 +91,10 @@ class Ismrmrd(KSpaceReader):
         if chosen is None:
             what = f"several: {', '.join(found)}; leave one" if found else "no group with xml and data; is it ISMRMRD?"
             raise InputError(f"{self.path}: holds {what}")
-        data, xml = self._file[chosen]["data"], self._file[chosen]["xml"][()]
+        stored = self._file[chosen]["data"], self._file[chosen]["xml"]
+        if any(isinstance(part, h5py.Dataset) and (part.external or part.is_virtual) for part in stored):
+            raise InputError(f"{self.path}: keeps {chosen} in other files; write it as one file (h5repack)")
+        data, xml = stored[0], stored[1][()]
         names = data.dtype.names or ()
         if data.ndim != 1 or not {"head", "traj", "data"} <= set(names) or data.shape[0] == 0:
             raise InputError(f"{self.path}: {chosen}/data holds no acquisitions (head, traj, data); export it again")

@@ -46,7 +46,9 @@ class NpzKSpace(KSpaceReader):
                 found = ", ".join(arrays) or "none of them"
                 raise InputError(f"{path}: holds {found}; raw data needs the arrays kspace and traj")
         kspace, self._trajectory = arrays["kspace"], arrays["traj"]
-        if kspace.dtype.kind != "c" or not 3 <= kspace.ndim <= 5 or kspace.size == 0:
+        if kspace.size == 0:
+            raise InputError(f"{path}: kspace {kspace.shape} is empty; it needs a coil, a spoke and a sample at least")
+        if kspace.dtype.kind != "c" or not 3 <= kspace.ndim <= 5:
             raise InputError(
                 f"{path}: kspace is {kspace.dtype} {kspace.shape}; complex ([[time,] slice,] coil, spoke, sample) is "
                 "needed"

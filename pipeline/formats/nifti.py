@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from pipeline.formats.base import ImageWriter
 from pipeline.formats.contiguous import ContiguousSamples
+from pipeline.formats.deflate import gzipped_bands
 from pipeline.formats.gathered_writer import GatheredWriter
-from pipeline.formats.gzip_bands import gzipped_bands
 from pipeline.formats.image_series import SeriesFormat, SeriesHeader
 from pipeline.formats.partial import Opening
 from pipeline.formats.positional_writer import PositionalWriter

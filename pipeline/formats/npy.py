@@ -60,7 +60,7 @@ class Npy(ImageFormat):
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """C order, native byte order."""
-        head = _head_of(header)
+        head = npy_head(header)
         samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=len(head))
         return PositionalWriter(path, header, opening, samples=samples, head=[head])
 
@@ -146,7 +146,7 @@ def _axes_of(path: Path, shape: tuple[int, ...]) -> str:
     return "YX" if len(shape) == 2 else "ZYXC"
 
 
-def _head_of(header: ImageHeader) -> bytes:
+def npy_head(header: ImageHeader) -> bytes:
     """Version 1.0, padded so that the samples start at a multiple of 64 bytes, as NumPy itself writes it."""
     fields = {"descr": np.lib.format.dtype_to_descr(header.dtype), "fortran_order": False, "shape": header.shape}
     text = "{" + ", ".join(f"{name!r}: {value!r}" for name, value in fields.items()) + ", }"

@@ -3,6 +3,9 @@
 Until `publish` nothing changes under the final name. A partial output is locked while its owner lives: a second run
 on the same output is refused, and what an interrupted run left behind is replaced, or taken over to be completed.
 Other processes, of this machine or another, may join to write their share of it.
+
+Where an older output stands under the final name, its permissions are the newer one's from the first byte on. A link in
+the place of an output is replaced itself; only the output that the user named is looked for `behind_link`.
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
 from pipeline.errors import OutputError, counted
+from pipeline.formats.positional import Shared
 from pipeline.formats.writable import WritableFile, writing
 
+_NO_MORE = "was removed or replaced while it was written; run the job again"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
 
 class Opening(Enum):
@@ -44,17 +50,19 @@ def not_told() -> None:
 class PartialFile(WritableFile):
     """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
 
-    def __init__(self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW) -> None:
-        """OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it.
+    def __init__(
+        self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW, *, readable_as: Path | None = None
+    ) -> None:
+        """`readable_as`: the older output whose mode it has until it is published, where that is not `final`.
 
-        Also where RESUME or JOIN finds no partial file, or one of another length.
+        OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it; also
+        where RESUME or JOIN finds no partial file, or one of another length.
         """
-        final = _behind_link(final)
         _refuse_unless_file(final)
         path = partial_path(final)
         with writing(final, nbytes):
             if opening is Opening.NEW:
-                descriptor = _claimed_file(path, final)
+                descriptor = _claimed_file(path, final, _mode_of(readable_as or final))
             else:
                 descriptor = _existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
         super().__init__(path, descriptor, final)
@@ -82,13 +90,12 @@ class PartialFile(WritableFile):
                 os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
             if not _names(self.path, descriptor):
-                raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
-            with suppress(FileNotFoundError):  # who may read the older result may read the new one, and nobody else
-                os.fchmod(descriptor, stat.S_IMODE(self.final.stat().st_mode))
+                raise OutputError(f"{self.path}: {_NO_MORE}")
+            _take_mode(descriptor, _mode_of(self.final))
             sealed()
             self.path.replace(self.final)
             self._live = False
-            _sync_folder(self.final.parent)
+            sync_folder(self.final.parent)
         self.close()
 
     def discard(self) -> None:
@@ -106,7 +113,7 @@ class PartialFile(WritableFile):
         self.close()
 
 
-class PartialFolder:
+class PartialFolder(Shared):
     """The folder `final` in the making, as `<final name>.partial` beside it: for formats that are a tree of files."""
 
     def __init__(self, final: Path, may_replace: Callable[[Path], bool], opening: Opening = Opening.NEW) -> None:
@@ -115,30 +122,45 @@ class PartialFolder:
         OutputError where it may not, where the parent cannot be written to, or another run is at work on it; also
         where RESUME or JOIN finds no partial folder.
         """
-        self.final = _behind_link(final)
-        self.path = partial_path(self.final)
-        if self.final.exists() and not (self.final.is_dir() and may_replace(self.final)):
+        path = partial_path(final)
+        self.final = final
+        self._live = opening is not Opening.JOIN  # owned, and neither published nor given up
+        if os.path.lexists(final) and not (_is_folder(final) and may_replace(final)):
             raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
-        with writing(self.final):
+        with writing(final):
             if opening is Opening.NEW:
-                _remove_abandoned(self.path)
-                self.path.mkdir()
-            claim = opening is not Opening.JOIN
-            self._descriptor = _existing(self.path, os.O_RDONLY | os.O_DIRECTORY, claim=claim)
-        self._live = claim  # owned, and neither published nor given up
-        self._open = True
+                descriptor = _claimed_folder(path, _mode_of(final))
+            else:
+                descriptor = _existing(path, os.O_RDONLY | os.O_DIRECTORY, claim=self._live)
+        super().__init__(path, descriptor)
+
+    @property
+    def inside(self) -> Path:
+        """Where the files go, `in_use` alone: a path that is this folder's even when its name is another one's."""
+        by_descriptor = Path(f"/proc/self/fd/{self._descriptor}")
+        return by_descriptor if by_descriptor.exists() else self.path
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While files are written: they are this folder's.
+
+        OutputError where it has been published, removed or replaced: a worker that was thought to be gone must not
+        write into what another run has begun under the same name.
+        """
+        with self._in_use() as descriptor:
+            if not _names(self.path, descriptor):
+                raise OutputError(f"{self.path}: {_NO_MORE}")
+            yield
 
     def flush(self) -> None:
         """Make durable what has been written so far."""
-        with writing(self.final):
-            _sync_file_system(self._descriptor)
+        with self._in_use() as descriptor, writing(self.final):
+            _sync_file_system(descriptor)
 
     def keep(self) -> None:
         """Close, and leave the partial folder where it is: for RESUME. Harmless after `publish` or `discard`."""
         self._live = False
-        if self._open:
-            self._open = False
-            os.close(self._descriptor)
+        self.close()
 
     def publish(self, sealed: Sealed = not_told) -> None:
         """Make every file durable, then take the final name at once; an older folder there is removed afterwards."""
@@ -147,11 +169,12 @@ class PartialFolder:
         with writing(self.final):
             _sync_file_system(self._descriptor)
             if not _names(self.path, self._descriptor):
-                raise OutputError(f"{self.path}: was removed or replaced while it was written; run the job again")
+                raise OutputError(f"{self.path}: {_NO_MORE}")
+            _take_mode(self._descriptor, _mode_of(self.final))
             sealed()
             older = _take_name(self.path, self.final)
             self.keep()
-            _sync_folder(self.final.parent)
+            sync_folder(self.final.parent)
             if older is not None:
                 shutil.rmtree(older)
 
@@ -174,6 +197,19 @@ def samples_path(final: Path) -> Path:
     return final.with_name(final.name + ".samples")
 
 
+def behind_link(output: Path) -> Path:
+    """Where an output that the user named goes: through a symbolic link to the file it names, so that the link stays.
+
+    Not for the names that follow from it: such a link may lead out of the folders in which a user may write.
+    OutputError where links lead in a circle.
+    """
+    with writing(output):
+        found = Path(os.path.realpath(output)) if output.is_symlink() else output
+        if found.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        return found
+
+
 def settle_older(final: Path) -> None:
     """After a run that was killed while its folder took the final name, where that takes two renames: the older result
     has its name back, or goes where the newer one has it."""
@@ -188,10 +224,8 @@ def _older_path(final: Path) -> Path:
     return final.with_name(final.name + ".partial.older")
 
 
-def _behind_link(final: Path) -> Path:
-    """Through a symbolic link the file it names is replaced, never the link."""
-    with writing(final):
-        return Path(os.path.realpath(final)) if final.is_symlink() else final
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _refuse_unless_file(final: Path) -> None:
@@ -215,20 +249,43 @@ def _existing(path: Path, flags: int, *, claim: bool) -> int:
     try:
         if claim:
             _lock(descriptor, path)
+            # Between opening and locking, the owner may have published it: then this is the finished output.
+            if not _names(path, descriptor):
+                raise OutputError(
+                    f"{path}: another run has published or removed it meanwhile: run the job again without --resume"
+                )
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _claimed_file(path: Path, final: Path) -> int:
+def _mode_of(output: Path) -> int | None:
+    """The permissions of an older output; None where there is none, which leaves it to the user's umask."""
+    try:
+        mode = output.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return mode & _PERMISSIONS if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else None
+
+
+def _take_mode(descriptor: int, mode: int | None) -> None:
+    now = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if mode is not None and now & _PERMISSIONS != mode:  # file systems without modes refuse to change one
+        os.fchmod(descriptor, now & ~_PERMISSIONS | mode)
+
+
+def _claimed_file(path: Path, final: Path, mode: int | None) -> int:
     """Create and lock an empty partial file. What stands there is removed, once the lock says that its owner is gone.
 
-    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it.
+    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it. Of the mode
+    its owner's right to read and write is never missing: workers that join open it by its name.
     """
+    mode = None if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
+    created_as = 0o666 if mode is None else mode
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, created_as)
         except IsADirectoryError as exc:
             raise OutputError(
                 f"{path}: is a folder in the way of {final.name}; remove it, or choose another name"
@@ -240,6 +297,7 @@ def _claimed_file(path: Path, final: Path) -> int:
             # Between opening and locking, the owner may have published it: then this is the finished file.
             if _names(path, descriptor):
                 if os.fstat(descriptor).st_size == 0:
+                    _take_mode(descriptor, mode)
                     return descriptor
                 path.unlink()
         except BaseException:
@@ -268,6 +326,30 @@ def _names(path: Path, descriptor: int) -> bool:
         return False
 
 
+def _claimed_folder(path: Path, mode: int | None) -> int:
+    """Create and lock an empty partial folder; what an interrupted run left there is removed, as for a file."""
+    mode = None if mode is None else mode | stat.S_IRWXU
+    while True:
+        _remove_abandoned(path)
+        try:
+            path.mkdir(_PERMISSIONS if mode is None else mode)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileExistsError, FileNotFoundError):
+            if not path.parent.is_dir():
+                raise
+            continue  # another run made or removed it at the same moment: its lock says whether it is still alive
+        try:
+            _lock(descriptor, path)
+            # Between creating and locking, another run may have taken it for an abandoned one.
+            if _names(path, descriptor):
+                _take_mode(descriptor, mode)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 def _remove_abandoned(path: Path) -> None:
     """Remove what an interrupted run left under a partial folder's name; OutputError where that run is still alive."""
     try:
@@ -276,6 +358,8 @@ def _remove_abandoned(path: Path) -> None:
         return
     try:
         _lock(descriptor, path)
+        if not _names(path, descriptor):
+            return  # by now it is another's, or gone
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             shutil.rmtree(path)
         else:
@@ -287,7 +371,7 @@ def _remove_abandoned(path: Path) -> None:
 def _take_name(partial: Path, final: Path) -> Path | None:
     """Rename a folder over another; returns where the older one is now, if there was one."""
     older = _older_path(final)
-    if not final.exists():
+    if not os.path.lexists(final):
         partial.rename(final)
         return older if older.is_dir() else None  # of a run that was killed between its renames
     if _exchanged(partial, final):
@@ -328,7 +412,8 @@ def _sync_file_system(descriptor: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make durable which names are in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

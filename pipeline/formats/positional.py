@@ -69,22 +69,60 @@ def memory_of(samples: NDArray[Any]) -> memoryview:
     return samples.reshape(-1).view(np.uint8).data
 
 
-class PositionalFile:
-    """An open regular file. `read_at` keeps no position and may be called from several threads at once.
+class Shared:
+    """An open file or folder that several threads use at once.
 
     The descriptor is closed only when the last call in flight has left it: a number closed earlier could already stand
     for another file.
     """
 
-    def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Open `path` for reading, or take over an open descriptor of it. InputError where it cannot be read."""
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
+        self._descriptor = descriptor
         self._users = 0
         self._closing = False
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Harmless a second time."""
+        with self._lock:
+            close_now = not self._closing and self._users == 0
+            self._closing = True
+        if close_now:
+            os.close(self._descriptor)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[int]:
+        with self._lock:
+            if self._closing:
+                raise ValueError(f"{self.path}: used after it was closed")
+            self._users += 1
+        try:
+            yield self._descriptor
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            close_now = self._closing and self._users == 0
+        if close_now:
+            os.close(self._descriptor)
+
+    def __del__(self) -> None:
+        # One dropped without close (an interrupted caller) must not leak its descriptor.
+        with suppress(AttributeError):  # __init__ failed before there was anything to close
+            self.close()
+
+
+class PositionalFile(Shared):
+    """An open regular file. `read_at` keeps no position and may be called from several threads at once."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        """Open `path` for reading, or take over an open descriptor of it. InputError where it cannot be read."""
         with reading(path):
             # O_NONBLOCK: opening a named pipe must not wait for its other end.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if descriptor is None else descriptor
+            super().__init__(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK) if descriptor is None else descriptor)
             mode = os.fstat(self._descriptor).st_mode
         if not stat.S_ISREG(mode):
             self.close()
@@ -119,34 +157,3 @@ class PositionalFile:
         """Up to `nbytes` from `offset`; fewer where the file ends earlier."""
         with self._in_use() as descriptor, reading(self.path):
             return os.pread(descriptor, nbytes, offset)
-
-    def close(self) -> None:
-        """Harmless a second time."""
-        with self._lock:
-            close_now = not self._closing and self._users == 0
-            self._closing = True
-        if close_now:
-            os.close(self._descriptor)
-
-    @contextmanager
-    def _in_use(self) -> Iterator[int]:
-        with self._lock:
-            if self._closing:
-                raise ValueError(f"{self.path}: used after it was closed")
-            self._users += 1
-        try:
-            yield self._descriptor
-        finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            close_now = self._closing and self._users == 0
-        if close_now:
-            os.close(self._descriptor)
-
-    def __del__(self) -> None:
-        # A reader dropped without close (an interrupted caller) must not leak its descriptor.
-        with suppress(AttributeError):  # __init__ failed before there was anything to close
-            self.close()

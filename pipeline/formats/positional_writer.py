@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.base import ImageHeader, ImageWriter, Region
 from pipeline.formats.contiguous import ContiguousSamples
-from pipeline.formats.partial import Opening, PartialFile, Sealed, not_told
+from pipeline.formats.partial import Opening, PartialFile, Sealed, behind_link, not_told
 from pipeline.formats.region_fit import require_fit
 
 _BATCH_BYTES = 1 << 20
@@ -26,7 +26,7 @@ class PositionalWriter(ImageWriter):
         self.path = path
         self.header = header
         self._samples = samples
-        self._file = PartialFile(path, samples.offset + samples.nbytes, opening)
+        self._file = PartialFile(behind_link(path), samples.offset + samples.nbytes, opening)
         if opening is Opening.NEW:
             try:
                 self._write_head(head)

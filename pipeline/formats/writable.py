@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -117,20 +116,6 @@ class WritableFile(PositionalFile):
             os.fdatasync(descriptor)
 
 
-class ScratchFile(WritableFile):
-    """Room for samples beside `final`: without a name of its own, gone when closed or when the process dies."""
-
-    def __init__(self, final: Path, nbytes: int) -> None:
-        with writing(final, nbytes):
-            handle, name = _unnamed_file(final.parent)
-        super().__init__(Path(name), handle, final)
-        try:
-            self.reserve(nbytes)
-        except BaseException:
-            self.close()
-            raise
-
-
 def _no_space(final: Path, needed_bytes: int | None, exc: OSError) -> str:
     needed = "" if needed_bytes is None else f"{needed_bytes:,} bytes are needed"
     free = files = ""
@@ -148,14 +133,3 @@ def _lives_in_memory(descriptor: int) -> bool:
     fstatfs = getattr(ctypes.CDLL(None, use_errno=True), "fstatfs", None)
     found = (ctypes.c_long * 32)()  # struct statfs, whose first word is the file system's type
     return fstatfs is not None and fstatfs(descriptor, found) == 0 and found[0] == _TMPFS_MAGIC
-
-
-def _unnamed_file(folder: Path) -> tuple[int, str]:
-    try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600), str(folder / "(samples)")
-    except OSError as exc:
-        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".partial")
-    Path(name).unlink()
-    return descriptor, name

@@ -21,8 +21,8 @@ from pipeline.formats.partial import Opening
 from pipeline.formats.positional import reading
 from pipeline.formats.region_fit import require_fit
 from pipeline.formats.zarr_blosc import use_checked_blosc
+from pipeline.formats.zarr_image import chunk_shape, image_writer
 from pipeline.formats.zarr_layout import Layout, find_array
-from pipeline.formats.zarr_writer import ZarrWriter, chunk_shape
 
 _AXES = ("YX", "YXC", "ZYX", "ZYXC")
 _DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
@@ -39,7 +39,7 @@ class Zarr(ImageFormat):
     suffixes = (".zarr",)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
-        return any((path / mark).is_file() for mark in _MARKS)
+        return is_zarr(path)
 
     def open(self, path: Path) -> ImageReader:
         return ZarrReader(path)
@@ -57,7 +57,12 @@ class Zarr(ImageFormat):
         return chunk_shape(header)
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        return ZarrWriter(path, header, opening)
+        return image_writer(path, header, opening)
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether it is the folder of a Zarr array or group."""
+    return any((path / mark).is_file() for mark in _MARKS)
 
 
 class ZarrReader(ImageReader):

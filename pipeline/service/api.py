@@ -7,10 +7,11 @@ import hashlib
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Runner
 from pipeline.service.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.store import NewJob, Store, StoredJob
+from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
 from pipeline.service.tokens import Tokens
 from pipeline.service.views import (
     Accepted,
@@ -70,6 +71,8 @@ class Service:
     workers: Callable[[], list[dict[str, Any]]]
     ready: Callable[[], str | None]
     tokens: Callable[[], Tokens | None] = lambda: None
+    stopping: threading.Event = field(default_factory=threading.Event)  # no job is taken any more
+    closing: threading.Event = field(default_factory=threading.Event)  # nor will one run on: streams end
 
 
 def make_app(service: Service) -> FastAPI:
@@ -102,6 +105,8 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
 
         With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
         """
+        if service.stopping.is_set():
+            raise HTTPException(503, "the service is stopping; submit the job again when it is back")
         new = [_checked(each, service.roots) for each in request.jobs(owner, secrets.token_hex(6))]
         body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
         ids = store.accept(
@@ -123,9 +128,8 @@ def _add_jobs(app: FastAPI, service: Service) -> None:
         limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
     ) -> Response:
         """Jobs that fit, the newest first."""
-        jobs, following = store.list_json(
-            state=state, owner=owner, workload=workload, array_id=array, before=before, limit=limit
-        )
+        wanted = JobFilter(state=state, owner=owner, workload=workload, array_id=array, before=before)
+        jobs, following = store.list_json(wanted, limit=limit)
         return Response(f'{{"jobs":{jobs},"next":{json.dumps(following)}}}', media_type="application/json")
 
     @app.get("/v1/jobs/{job}", tags=["jobs"], dependencies=[owner_needed])
@@ -201,7 +205,7 @@ def _add_results(app: FastAPI, service: Service) -> None:
     )  # fmt: skip
     def result(job: str) -> Response:
         """The output itself; one that is a folder, as a tar archive."""
-        output = service.roots.readable(_succeeded(store, job).asked.output)
+        output = service.roots.within(_succeeded(store, job).asked.output)
         if output.is_dir():
             disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
             return StreamingResponse(
@@ -251,7 +255,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
     store, said, quiet = service.store, None, time.monotonic()
     with store.news.of(job) as news:
-        while not await request.is_disconnected():
+        while not (service.closing.is_set() or await request.is_disconnected()):
             news.clear()
             stored = await run_in_threadpool(store.job, job)
             page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
@@ -276,7 +280,7 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     """Refuses what could never run, and says where it writes. The input itself may still be on its way."""
     refuse_unknown(new.workload, list(workloads()))
-    roots.readable(new.input)
+    roots.within(new.input)
     written = roots.writable(new.output)
     kind = workloads()[new.workload]
     try:
@@ -284,8 +288,7 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     except ValidationError as error:
         fault = error.errors()[0]
         where = f"parameters.{brief(str(fault['loc'][0]))}: " if fault["loc"] else "parameters: "
-        said = "there is no such parameter" if fault["type"] == "extra_forbidden" else explain(fault)
-        raise ParameterError(f"{where}{said}") from error
+        raise ParameterError(f"{where}{explain(fault)}") from error
     roots.check_further(parameters.further_files)
     kind.refuse_output(Path(new.output))
     # A link may lead to a folder whose name is no text.

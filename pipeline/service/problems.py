@@ -16,13 +16,14 @@ from starlette.routing import Match
 from pipeline.config import brief, explain
 from pipeline.errors import MillraceError, StorageError, UserError
 from pipeline.service.jobs import IllegalTransition
-from pipeline.service.store import NoSuchJob, OutputTaken
+from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
 MEDIA_TYPE = "application/problem+json"
 # The first class that an error belongs to decides.
 _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
     OutputTaken: 409,
+    DependencyForgotten: 409,
     UserError: 422,
     StorageError: 503,
     MillraceError: 500,

@@ -50,6 +50,17 @@ class StoredJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobFilter:
+    """Which jobs a list shows; None: whichever they are."""
+
+    state: str | None = None
+    owner: str | None = None
+    workload: str | None = None
+    array_id: str | None = None
+    before: int | None = None  # only those with smaller numbers, for the next page
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoredEvent:
     number: int
     at: float

@@ -1,4 +1,4 @@
-"""Which files jobs may name: those under the configured data roots, symbolic links resolved."""
+"""Which files jobs may read and write: those under the configured data roots, symbolic links resolved."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError, ParameterError
+from pipeline.formats.bart import files_of
+from pipeline.formats.positional import reading
+from pipeline.formats.zarr import is_zarr
 
 
 class DataRoots:
@@ -26,8 +29,8 @@ class DataRoots:
                     f"data_roots: the name {str(root)!a} is no UTF-8, and no answer can tell it; rename it"
                 )
 
-    def readable(self, name: str) -> Path:
-        """The file or folder of an input. InputError where it lies outside the roots, by any link.
+    def within(self, name: str) -> Path:
+        """The file or folder of that name. InputError where it lies outside the roots, by any link.
 
         What does not exist is refused later, by whoever opens it; that it lies outside is said first, so that nobody
         can find out what there is elsewhere.
@@ -35,6 +38,16 @@ class DataRoots:
         resolved = self._resolved(name)
         if resolved is None:
             raise InputError(f"{name}: is outside the service's data roots ({self._listed()}); use a file under them")
+        return resolved
+
+    def readable(self, name: str) -> Path:
+        """The file or folder of an input, for a job that is about to read it: all that belongs to it is looked at.
+
+        InputError where any of it lies outside the roots: the other file of a pair, or what a link within a Zarr folder
+        leads to. Links may lead to other places under the roots, as git-annex has them.
+        """
+        resolved = self.within(name)
+        self._check_parts(resolved)
         return resolved
 
     def writable(self, name: str) -> Path:
@@ -47,9 +60,38 @@ class DataRoots:
         return resolved
 
     def check_further(self, files: Iterable[Path]) -> None:
-        """InputError where one of a job's further inputs lies outside the roots."""
+        """InputError where one of a job's further inputs, or what belongs to it, lies outside the roots."""
         for path in files:
-            self.readable(str(path))
+            self.within(str(path))
+            self._check_parts(self.roots[0] / path)  # by its own name: a pair's other file is sought beside that
+
+    def _check_parts(self, path: Path) -> None:
+        """InputError where a file outside the roots would be read by way of this one."""
+        with reading(path):
+            if is_zarr(path):
+                self._check_links(path)
+        for part in files_of(path) if path.name else ():
+            if os.path.lexists(part):
+                self.within(str(part))
+
+    def _check_links(self, folder: Path) -> None:
+        """Of a folder, and of those under the roots that its links lead to."""
+        pending, seen = [folder], {folder}
+        while pending:
+            folder = pending.pop()
+            with reading(folder), os.scandir(folder) as entries:
+                for entry in entries:
+                    if not entry.is_symlink() and not entry.is_dir():
+                        continue
+                    found = self._resolved(entry.path)
+                    if found is None:
+                        raise InputError(
+                            f"{entry.path}: is a link that leads out of the service's data roots ({self._listed()}); "
+                            "put what it stands for under them"
+                        )
+                    if found not in seen and found.is_dir():
+                        seen.add(found)
+                        pending.append(found)
 
     def _resolved(self, name: str) -> Path | None:
         """Relative names are taken from the first root. None where the path is outside, or is no path."""

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,6 +49,8 @@ LEASE_S = 30.0
 # How often the store hears of a job's chunks, and how often jobs that nobody announced are looked for.
 PROGRESS_S = 0.5
 POLL_S = 1.0
+# Until the next claim after one transient failure, and after many in a row.
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 PRUNE_S = 600.0
 # Before a server was killed: of jobs cancelled in this time it may not have removed everything.
 LATELY_S = 600.0
@@ -106,15 +108,27 @@ class Runner:
     """Runs jobs, some at a time, between `start` and `drain`."""
 
     def __init__(
-        self, store: Store, place: Place, roots: DataRoots, limits: Limits, *, previews: Path | None = None
+        self,
+        store: Store,
+        place: Place,
+        roots: DataRoots,
+        limits: Limits,
+        *,
+        previews: Path | None = None,
+        has_workers: Callable[[], bool] = lambda: True,
     ) -> None:
-        """previews : a folder for small pictures of results, by job; None: none are drawn"""
+        """previews    : a folder for small pictures of results, by job; None: none are drawn
+        has_workers : whether a job could run; where none can, none is claimed
+        """
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = store
         self._place = place
         self._roots = roots
         self._limits = limits
         self._previews = previews
+        self._has_workers = has_workers
+        self._failures = 0  # transient ones since a job succeeded
+        self._paused_until = 0.0  # on the monotonic clock
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
         self._clearing: set[Path] = set()  # outputs of which leftovers are being removed
@@ -164,15 +178,19 @@ class Runner:
         self._draining.set()
         self.wake()
         deadline = time.monotonic() + timeout_s
+        self._stop_all()
+        _join([self._dispatcher], deadline)
+        threads = self._stop_all()  # with that of a job which the dispatcher has just been claiming
+        _join(threads, deadline)
+        return not any(thread.is_alive() for thread in (self._dispatcher, *threads))
+
+    def _stop_all(self) -> list[threading.Thread]:
+        """Asks every run to stop; returns their threads."""
         with self._lock:
             runs = list(self._runs.values())
         for run in runs:
             run.stopping.set()
-        threads = [self._dispatcher, *(run.thread for run in runs if run.thread is not None)]
-        for thread in threads:
-            if thread.is_alive():
-                thread.join(max(deadline - time.monotonic(), 0.0))
-        return not any(thread.is_alive() for thread in threads)
+        return [run.thread for run in runs if run.thread is not None]
 
     def under_way(self, job: str) -> UnderWay | None:
         """How far the run of a job has come; None where none is under way here, or its chunks do not move yet."""
@@ -219,7 +237,7 @@ class Runner:
                     renewed = now
                     for job, epoch in self._store.lost(self.name, now=now, others_too=False):
                         self._tell(job, LeaseLost(epoch))
-                while self.running < self._limits.jobs_at_once and self._claim():
+                while self._may_claim() and self._claim():
                     pass
                 if now - pruned > PRUNE_S and not self._prune(now):
                     pruned = now
@@ -240,7 +258,26 @@ class Runner:
             self.wake()  # the rest, after whatever is more urgent
         return bool(forgotten)
 
+    def _may_claim(self) -> bool:
+        return (
+            not self._draining.is_set()
+            and self.running < self._limits.jobs_at_once
+            and time.monotonic() >= self._paused_until
+            and self._has_workers()
+        )
+
+    def _note(self, event: Event) -> None:
+        """After a failure that was not the job's fault the next one is claimed later: what is full or away now may be
+        back then, and would else use up all attempts of all jobs that wait."""
+        with self._lock:
+            if isinstance(event, Failed) and event.transient:
+                self._paused_until = time.monotonic() + min(FIRST_PAUSE_S * 2 ** min(self._failures, 16), MOST_PAUSE_S)
+                self._failures += 1
+            elif isinstance(event, Published):
+                self._failures, self._paused_until = 0, 0.0
+
     def _claim(self) -> bool:
+        """Claims a job and begins to run it; whether there may be another one to claim."""
         claimed = self._store.claim(
             self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner
         )
@@ -250,7 +287,18 @@ class Runner:
         run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{claimed.job.id}", daemon=True)
         with self._lock:
             self._runs[claimed.job.id] = run
-        run.thread.start()
+        if self._draining.is_set():  # since the claim began
+            run.stopping.set()
+        try:
+            run.thread.start()
+        except RuntimeError as error:  # this machine has no thread left
+            with self._lock:
+                del self._runs[claimed.job.id]
+            LOG.error("job %s waits: %s; see the limits on threads and memory", claimed.job.id, error)
+            metrics.count_error(error)
+            self._tell(claimed.job.id, LeaseLost(run.epoch))
+            self._draining.wait(POLL_S)  # else the next claim would follow at once
+            return False
         return True
 
     # One run, on its thread
@@ -259,6 +307,7 @@ class Runner:
         began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = self._outcome(run)
+            self._note(event)
             self._tell(job, event, replace(facts, device_seconds=time.monotonic() - began))
             if isinstance(event, Published):
                 self._draw_preview(run)
@@ -281,6 +330,7 @@ class Runner:
             output = self._roots.writable(run.claimed.asked.output)
             with self._lock:  # since its claim nobody begins to remove anything
                 self._cleared.wait_for(lambda: output not in self._clearing)
+            run.check()
             receipt = self._finished_before(run, output) or self._carry_out(run)
             return Published(epoch), Facts(receipt=receipt)
         except _StopRequested:
@@ -384,3 +434,10 @@ class Runner:
             run.workload.write_preview(self._previews / f"{run.claimed.job.id}.png")
         except MillraceError as error:
             self._log(run.claimed.job.id, f"no preview: {error}")
+
+
+def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
+    """Waits for their ends, until that moment of the monotonic clock."""
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(deadline - time.monotonic(), 0.0))

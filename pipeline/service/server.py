@@ -54,6 +54,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     _allow_files()
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
+        previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
         store = Store(settings.state_dir / "jobs.sqlite")
         stack.callback(store.close)
@@ -61,19 +62,18 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         place = stack.enter_context(_open_workers(_place_settings(settings)))
         workers = stack.enter_context(watched(place.device))
         threading.Thread(target=_settle, name="settle").start()
-        previews = settings.state_dir / "previews"
-        previews.mkdir(exist_ok=True)
         limits = Limits(
             jobs_at_once=settings.jobs_at_once,
             jobs_at_once_of_an_owner=settings.jobs_at_once_of_an_owner,
             memory_bytes=settings.memory,
             keep_s=settings.keep_days * 86_400.0,
         )
-        runner = Runner(store, place, roots, limits, previews=previews)
-        stopping = threading.Event()
+        runner = Runner(store, place, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
+        stopping, closing = threading.Event(), threading.Event()
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
             workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=tokens,
+            stopping=stopping, closing=closing,
         )  # fmt: skip
         # Without a lifespan, of which nothing here makes use: a second signal would leave its traceback in the log.
         server = _Server(
@@ -82,7 +82,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
-        server.stopping, server.heartbeat = stopping, notify.Heartbeat()
+        server.stopping, server.closing, server.heartbeat = stopping, closing, notify.Heartbeat()
         runner.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -95,6 +95,7 @@ class _Server(uvicorn.Server):
     """Answers go on while runs are drained: those who wait learn what became of their jobs."""
 
     stopping: threading.Event
+    closing: threading.Event
     on_started: Callable[[], None]
     on_stop: Callable[[], None]
     status: Callable[[], str]
@@ -135,6 +136,7 @@ class _Server(uvicorn.Server):
         try:
             self.on_stop()
         finally:
+            self.closing.set()
             self.should_exit = True
 
 
@@ -254,6 +256,17 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _previews_folder(state_dir: Path) -> Path:
+    folder = state_dir / "previews"
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError as error:
+        raise ParameterError(f"{folder}: is no folder; remove it, or choose another state_dir") from error
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}; choose another state_dir") from error
+    return folder
 
 
 @contextmanager

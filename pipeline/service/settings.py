@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pipeline.config import explain, format_bytes, parse_bytes, read_toml
+from pipeline.config import format_bytes, merged, parse_bytes, whole
 from pipeline.errors import ParameterError
 
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -21,16 +20,12 @@ def _listed(value: Any) -> Any:
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdecimal() else value
-
-
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
 _Folder = Annotated[Path, AfterValidator(_absolute)]
-_Count = Annotated[int, BeforeValidator(_whole)]
+_Count = Annotated[int, BeforeValidator(whole)]
 
 
 class ServiceSettings(BaseModel):
@@ -54,10 +49,10 @@ class ServiceSettings(BaseModel):
     device: str = Field(
         "auto", pattern=r"^(auto|all|cpu|cuda(:\d+)?)$", description="what the workers of this machine compute on"
     )
-    workers: Annotated[int | None, BeforeValidator(_whole)] = Field(
+    workers: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="worker processes on the CPU; without a GPU one unless said otherwise"
     )
-    threads: Annotated[int | None, BeforeValidator(_whole)] = Field(
+    threads: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="CPU threads that compute in each process"
     )
     memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
@@ -97,33 +92,7 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
 
     Raises ParameterError, which names the source of a wrong value.
     """
-    environment = os.environ
-    named = file or (Path(environment["MILLRACE_CONFIG"]) if environment.get("MILLRACE_CONFIG") else None)
-    values: dict[str, Any] = {}
-    sources = dict.fromkeys(ServiceSettings.model_fields, "default")
-    if named is not None:
-        values.update(read_toml(named))
-        sources.update(dict.fromkeys(values, str(named)))
-    for name in ServiceSettings.model_fields:
-        variable = f"MILLRACE_{name.upper()}"
-        if environment.get(variable):
-            values[name], sources[name] = environment[variable], variable
-        if flags.get(name) is not None:
-            values[name], sources[name] = flags[name], f"--{name.replace('_', '-')}"
-    try:
-        settings = ServiceSettings(**values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        name = str(fault["loc"][0])
-        if fault["type"] == "missing":
-            raise ParameterError(
-                f"{name}: is not set; give --{name.replace('_', '-')}, or set it in the file"
-            ) from error
-        if fault["type"] == "extra_forbidden":
-            known = ", ".join(ServiceSettings.model_fields)
-            raise ParameterError(f"{sources[name]}, key {name}: there is no such setting; there are {known}") from error
-        source = f"{named}, key {name}" if sources[name] == str(named) else sources[name]
-        raise ParameterError(f"{source}: {explain(fault)}") from error
+    settings, sources = merged(ServiceSettings, flags, file)
     if not settings.on_loopback and settings.tokens_file is None:
         raise ParameterError(
             f"host {settings.host} can be reached by others: name a tokens_file, or listen on 127.0.0.1"

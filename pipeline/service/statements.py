@@ -15,6 +15,7 @@ _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PART = re.compile(r"\{(\w+)\}")
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 @cache
@@ -63,7 +64,9 @@ def storing(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StorageError(f"{path}: {error}; check the disk and the folder's permissions") from error
+        damaged = getattr(error, "sqlite_errorcode", None) in _DAMAGED
+        way_out = "restore a backup" if damaged else "check the disk and the folder's permissions"
+        raise StorageError(f"{path}: {error}; {way_out}") from error
     except OSError as error:
         way_out = too_many_files(error) or "choose another state_dir"
         raise StorageError(f"{path}: {error.strerror}; {way_out}") from error

@@ -7,14 +7,17 @@ machine of `pipeline.service.jobs` decides, and the row is written under the epo
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import metrics
+from pipeline.config import format_bytes
 from pipeline.errors import OutputError, ParameterError, StorageError, counted
 from pipeline.service import jobs
 from pipeline.service.database import Database
@@ -33,12 +36,25 @@ from pipeline.service.jobs import (
     submitted,
 )
 from pipeline.service.news import News
-from pipeline.service.records import Ended, Facts, NewJob, StoredEvent, StoredJob, storable, stored
+from pipeline.service.records import Ended, Facts, JobFilter, NewJob, StoredEvent, StoredJob, storable, stored
 from pipeline.service.statements import migrate, sql, storing
 
-__all__ = ["HALF_LIFE_S", "Facts", "NewJob", "NoSuchJob", "OutputTaken", "Store", "StoredEvent", "StoredJob"]
+__all__ = [
+    "HALF_LIFE_S",
+    "DependencyForgotten",
+    "Facts",
+    "JobFilter",
+    "NewJob",
+    "NoSuchJob",
+    "OutputTaken",
+    "Store",
+    "StoredEvent",
+    "StoredJob",
+]
 
 NO_FACTS = Facts()
+ANY = JobFilter()
+LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is taken
 HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
 PRUNED_AT_ONCE = 200  # nobody waits long for a writer
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
@@ -46,6 +62,10 @@ REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
 
 class NoSuchJob(ParameterError):
     """There is no job of that id."""
+
+
+class DependencyForgotten(ParameterError):
+    """A job cannot be tried again: what it comes after was over for so long that it has been forgotten."""
 
 
 class OutputTaken(OutputError):
@@ -69,6 +89,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._write() as connection:
                 migrate(connection, path)
+            self._file = _identity(path)
 
     def close(self) -> None:
         """No other thread may use the store any more."""
@@ -91,8 +112,9 @@ class Store:
         most_of_an_owner : so many jobs of an owner may there be that are not over, with these
 
         Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
-        OutputTaken where a job that is not over writes the same output.
+        OutputTaken where a job that is not over writes the same output, StorageError where no restart would find them.
         """
+        self._check_is_there()
         with storing(self.path), self._write() as connection:
             if key is not None:
                 found = connection.execute(sql("request"), {"owner": new[0].owner, "key": key}).fetchone()
@@ -224,7 +246,8 @@ class Store:
     def retry(self, job: str, *, now: float) -> tuple[Job, tuple[Action, ...]]:
         """Queues a failed or cancelled job again; it waits for what it comes after as that stands now.
 
-        Raises OutputTaken where another job has meanwhile begun to write the output.
+        Raises OutputTaken where another job has meanwhile begun to write the output, and DependencyForgotten where
+        nobody knows any more what it comes after.
         """
         with storing(self.path), self._write() as connection:
             asked = self._job(connection, job).asked
@@ -235,7 +258,12 @@ class Store:
             waiting = self._waiting_for(connection, job)
             result = self._apply(connection, job, jobs.RetryRequested(waiting), now, Facts())
             for after in sorted(waiting):
-                state = self._job(connection, after).job.state
+                try:
+                    state = self._job(connection, after).job.state
+                except NoSuchJob as error:
+                    raise DependencyForgotten(
+                        f"job {job} comes after job {after}, which is forgotten: submit it anew"
+                    ) from error
                 if state in TERMINAL:
                     result = self._apply(connection, job, DependencyFailed(after, state), now, Facts())
             return result
@@ -313,43 +341,17 @@ class Store:
     def _waiting_for(self, connection: sqlite3.Connection, job: str) -> frozenset[str]:
         return frozenset(row["after"] for row in connection.execute(sql("waiting_for"), {"job": job}))
 
-    def list_jobs(
-        self,
-        *,
-        state: str | None = None,
-        owner: str | None = None,
-        workload: str | None = None,
-        array_id: str | None = None,
-        before: int | None = None,
-        limit: int = 100,
-    ) -> list[StoredJob]:
-        """The newest first. `before`: only those with smaller numbers, for the next page."""
-        values = {
-            "state": state, "owner": owner, "workload": workload, "array_id": array_id, "before": before,
-            "limit": limit,
-        }  # fmt: skip
+    def list_jobs(self, wanted: JobFilter = ANY, *, limit: int = 100) -> list[StoredJob]:
+        """The newest first."""
         with storing(self.path), self._read() as connection:
-            rows = connection.execute(sql("list_jobs"), values).fetchall()
+            rows = connection.execute(sql("list_jobs"), asdict(wanted) | {"limit": limit}).fetchall()
         return [stored(row, frozenset()) for row in rows]
 
-    def list_json(
-        self,
-        *,
-        state: str | None,
-        owner: str | None,
-        workload: str | None,
-        array_id: str | None,
-        before: int | None,
-        limit: int,
-    ) -> tuple[str, int | None]:
+    def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
         """`list_jobs` as a JSON list of what `JobView` has, made by SQLite; and `before` of the next page, if any."""
-        values = {
-            "state": state, "owner": owner, "workload": workload, "array_id": array_id, "before": before,
-            "limit": limit,
-        }  # fmt: skip
         with storing(self.path), self._read() as connection:
-            page = connection.execute(sql("list_json"), values).fetchone()
-            more = {**values, "before": page["last"], "limit": 1}
+            page = connection.execute(sql("list_json"), asdict(wanted) | {"limit": limit}).fetchone()
+            more = asdict(replace(wanted, before=page["last"])) | {"limit": 1}
             full = page["count"] == limit and connection.execute(sql("fitting"), more).fetchone() is not None
         return str(page["jobs"]), page["last"] if full else None
 
@@ -372,11 +374,30 @@ class Store:
             return found
 
     def check(self) -> None:
-        """StorageError where nothing can be written. Only what is written shows whether there is room: the version is,
-        as it stands."""
+        """StorageError where nothing can be written, or would be found after a restart.
+
+        Only what is written shows whether the disk takes it: the version is, as it stands. That is little, and jobs
+        take more.
+        """
+        self._check_is_there()
+        with storing(self.path):
+            room = os.statvfs(self.path.parent)
+            left = room.f_bavail * room.f_frsize
+        if left < LEAST_ROOM_BYTES:
+            raise StorageError(f"{self.path.parent}: {format_bytes(left)} are left on the disk; make room")
         with storing(self.path), self._write() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute(f"PRAGMA user_version = {version}")
+
+    def _check_is_there(self) -> None:
+        """StorageError where the file that is open here has another one, or none, under its name."""
+        with storing(self.path):
+            found = _identity(self.path) if self.path.exists() else None
+        if found != self._file:
+            what = "is gone" if found is None else "is another file"
+            raise StorageError(
+                f"{self.path}: {what} since the service opened it; put it back, or start the service anew"
+            )
 
     def _read(self) -> AbstractContextManager[sqlite3.Connection]:
         return self._database.reading()
@@ -391,6 +412,11 @@ class Store:
         for each in ended:
             each.count()
         self.news.tell(changed)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _halved(amount: float | None, age_s: float | None) -> float | None:

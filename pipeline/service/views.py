@@ -32,10 +32,13 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
-def _no_nan(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Python's parser takes NaN and Infinity, which JSON has not: whoever reads the job would stumble over them."""
+def _true_json(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Python's parser takes NaN, Infinity and halves of letters, which JSON in UTF-8 has not: whoever reads the job
+    would stumble over them."""
     try:
-        json.dumps(parameters, allow_nan=False)
+        json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"holds {error.object[error.start]!a}, which is half a letter") from error
     except ValueError as error:
         raise ValueError('holds NaN or Infinity, which are no JSON; write them as text, such as "nan"') from error
     except RecursionError as error:
@@ -53,7 +56,7 @@ class Submission(BaseModel):
     output: Path_ = Field(
         description="a path under the data roots; in an array with {index} in it", examples=["smooth-{index}.tif"]
     )
-    parameters: Annotated[dict[str, Any], AfterValidator(_no_nan)] = Field(
+    parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"
     )
     priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")

@@ -58,11 +58,13 @@ def refuse_too_large(spec: JobSpec, header: GridHeader, form: GridFormat) -> Non
     with suppress(OSError):  # no such folder: the writer says so
         # What an interrupted run has left is replaced or gone on with, and so is what this very job has reserved.
         free = shutil.disk_usage(folder).free + _occupied_bytes(spec.output)
-    needed = form.file_bytes(header)
+    needed, what = form.file_bytes(header), f"as {form.name}"
+    if spec.output.suffix == ".gz":  # how far the text can be compressed is not known: its samples lie beside it
+        needed, what = header.nbytes, "even before it is compressed"
     if free is not None and needed > free:
         points = " × ".join(f"{count:,}" for count in header.shape)
         raise ParameterError(
-            f"{spec.output}: the grid of {points} points takes {readable(needed)} as {form.name}, and {readable(free)} "
+            f"{spec.output}: the grid of {points} points takes {readable(needed)} {what}, and {readable(free)} "
             f"are free in {folder}: choose a larger --spacing, a smaller box, or another folder"
         )
 

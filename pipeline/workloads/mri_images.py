@@ -128,7 +128,10 @@ class ImageSource:
         with np.errstate(over="ignore"):
             maps = np.ascontiguousarray(array.transpose(0, *range(len(planes), 0, -1)), np.complex64)
         if not np.isfinite(maps).all() or not maps.any():
-            raise InputError(f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0")
+            raise InputError(
+                f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0; make it anew, "
+                "or leave --sensitivities out"
+            )
         return maps
 
     def field_map(self, slice_: int) -> NDArray[np.float64] | None:

@@ -171,7 +171,9 @@ class Reconstruction:
             )
             maps = (sensitivities.walsh if tapered else sensitivities.espirit)(centre, shape)
         except ValueError as error:
-            raise ParameterError(f"--calibration {asked.calibration}: {self._source.path}: {error}") from error
+            raise ParameterError(
+                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
+            ) from error
         return Calibration(mixing=mixing, maps=maps)
 
     def corrected(self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any) -> tuple[Transform, float]:

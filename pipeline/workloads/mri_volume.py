@@ -225,7 +225,9 @@ class VolumeReconstruction:
             find = sensitivities.coarse_walsh if tapered else sensitivities.coarse_espirit
             return find(self._kept.centre)
         except ValueError as error:
-            raise ParameterError(f"--calibration {asked.calibration}: {self._source.path}: {error}") from error
+            raise ParameterError(
+                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
+            ) from error
 
     def _maps(
         self,

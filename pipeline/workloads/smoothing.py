@@ -93,6 +93,11 @@ class SmoothingParameters(Parameters):
     def _of_one_mode(self) -> SmoothingParameters:
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        if math.isnan(self.cval) and self.nan_policy != "propagate":
+            # Where an image is cut its borders are samples among others, and would be left out or refused like them.
+            raise ValueError(
+                f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
+            )
         return self
 
     def _differs(self, name: str) -> bool:
@@ -194,8 +199,16 @@ class Smoothing(OneOutput):
             made = gaussian_windows(self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii)
             return tuple(made)
         except (TypeError, ValueError) as error:
-            named = next((name for name in ("truncate", "radius") if str(error).startswith(name)), None)
-            raise ParameterError(f"--{named or ('size' if asked.filter == 'box' else 'sigma')}: {error}") from error
+            raise ParameterError(f"--{self._named(str(error))}: {error}") from error
+
+    def _named(self, fault: str) -> str:
+        """The parameter that a fault is about: the one it begins with, else the one that says how far windows reach."""
+        if self.parameters.filter == "box":
+            return "size"
+        stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
+        if stated is None and self.parameters.radius is not None:
+            return "radius"
+        return stated or "sigma"
 
     def _check_cval(self) -> None:
         dtype, cval = self.header.dtype, self.parameters.cval
@@ -300,7 +313,8 @@ class Smoothing(OneOutput):
                 gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
-            raise InputError(f"{self.spec.input}, {where}: {error}") from error
+            way_out = "mend them, or choose another --nan-policy"
+            raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
         if self._statistics is not None:
             self._statistics.compute(outputs[0], outputs[1], stream)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.window import Window
-from pipeline.errors import AuditError
+from pipeline.errors import AuditError, InputError
 from pipeline.formats.base import ImageHeader, ImageReader, Region
 from pipeline.workloads.audited_places import AuditedPlaces
 from pipeline.workloads.halo import read_with_borders
@@ -42,7 +42,7 @@ class SmoothingAudit(AuditedPlaces):
         super().__init__(header.shape, SAMPLES)
 
     def verdict(self, reader: ImageReader) -> Mapping[str, Any]:
-        """The worst error; AuditError where it passes the tolerance."""
+        """The worst error; AuditError where it passes the tolerance, InputError where sums have passed their range."""
         is_float = self._header.dtype.kind == "f"
         tolerance = INTEGER_TOLERANCE[self._parameters.filter]
         if any(window.exact for window in self._windows):
@@ -72,7 +72,14 @@ class SmoothingAudit(AuditedPlaces):
         region = Region(tuple(start.tolist()), tuple(stop.tolist()))
         samples = np.empty(region.shape, self._header.dtype)
         read_with_borders(reader, region, self._parameters.mode, self._parameters.cval, samples)
-        return self._difference(written, samples.astype(np.float64))
+        try:
+            return self._difference(written, samples.astype(np.float64))
+        except OverflowError as error:
+            raise InputError(
+                f"{reader.path}: holds {error} near {tuple(place.tolist())}, whose sums pass the range of "
+                f"{self._header.dtype.name}; nothing was published; divide the image by a number first, or make NaN of "
+                "what marks missing samples (--nan-policy)"
+            ) from error
 
     def _difference(self, written: float, samples: NDArray[np.float64]) -> float:
         """The error of a result: in sample values for integers, relative to the window's largest for floats."""
@@ -85,7 +92,9 @@ class SmoothingAudit(AuditedPlaces):
         if not np.isfinite(largest) or counted.size == 0:
             return 0.0 if not np.isfinite(written) else float("inf")
         if largest > limits.max / samples.size:
-            return 0.0  # the sums themselves may pass the type's range
+            if not np.isfinite(written):
+                raise OverflowError(f"values as large as {largest:.3g}")
+            return abs(written / largest - self._definition(samples / largest))
         # Below the normal range, precision is a fixed step instead of a share of the value.
         return abs(written - expected) / max(largest, float(limits.smallest_normal))
 

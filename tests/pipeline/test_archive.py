@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import tarfile
 
 import numpy as np
@@ -24,6 +26,8 @@ def folder(tmp_path):
         (made / name).write_bytes(np.random.default_rng(size).bytes(size))
     (made / "empty").mkdir()
     (made / "nothing").touch()
+    for each in (made, *made.rglob("*")):  # a clock's tick before anything happens to them
+        os.utime(each, (1e9, 1e9))
     return made
 
 
@@ -54,6 +58,53 @@ def test_a_file_that_becomes_shorter(folder):
             break
     with pytest.raises(StorageError, match="became shorter"):
         list(pieces)
+
+
+def test_a_subfolder_that_is_removed_midway(folder):
+    pieces = packed(folder)
+    next(pieces)
+    shutil.rmtree(folder / "c" / "1")
+    with pytest.raises(StorageError, match=r"in.zarr/c: was changed while it was read"):
+        list(pieces)
+
+
+@pytest.mark.parametrize("name", ["c/1", "zarr.json"])
+def test_what_is_removed_after_its_name_was_read(folder, name):
+    pieces = packed(folder)
+    for piece in pieces:
+        if piece.startswith(b"in.zarr/c/0/\0"):
+            break
+    path = folder / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(StorageError, match=rf"{name}: was removed while its folder was read"):
+        list(pieces)
+
+
+@pytest.mark.parametrize("change", ["emptier", "fuller"])
+def test_a_folder_that_becomes_emptier_or_fuller(folder, change):
+    """All that is then in it is packed, and yet it is not the whole folder at any one time."""
+    pieces = packed(folder)
+    next(pieces)
+    (folder / "c" / "1" / "0").unlink() if change == "emptier" else (folder / "c" / "1" / "new").touch()
+    with pytest.raises(StorageError, match=r"c/1: was changed while it was read; fetch it again"):
+        list(pieces)
+
+
+def test_a_folder_that_a_newer_result_replaces(folder, tmp_path):
+    """As a later job does it: the newer tree takes the name, of which every file is there as well."""
+    shutil.copytree(folder, tmp_path / "newer")
+    pieces = packed(folder)
+    next(pieces)
+    folder.rename(tmp_path / "older")
+    (tmp_path / "newer").rename(folder)
+    with pytest.raises(StorageError, match=r"in.zarr: was changed while it was read"):
+        list(pieces)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(folder):
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(StorageError, match="pipe: is neither a file nor a folder"):
+        list(packed(folder))
 
 
 @pytest.mark.parametrize(

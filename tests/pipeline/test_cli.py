@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 
 from tests.images import COMMAND, names_in, read_image, write_image
 from tests.pipeline.workloads.coulomb_jobs import molecule, write_pqr
@@ -60,6 +61,24 @@ def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options
         receipt = json.loads((folder / f"{name}.receipt.json").read_text())
         assert receipt["ring_bytes"] <= (1 << 20) * (512 if memory == "512MiB" else int(memory[0]))
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("policy", ["omit", "propagate"])
+@pytest.mark.parametrize("beyond", ["nan", "inf", "3.5"])
+def test_what_is_beyond_the_edge_counts_the_same_however_a_float_image_is_cut(folder, millrace, policy, beyond):
+    samples = np.random.default_rng(5).normal(size=(307, 101)).astype(np.float32)
+    samples[samples > 2.5] = np.nan
+    write_image(folder / "in.npy", samples, "YX")
+    options = ("--size", "5", "--mode", "constant", "--cval", beyond, "--nan-policy", policy, "--device", "cpu")
+    found = [
+        millrace("run", "smooth", "in.npy", f"{chunk}.npy", *options, "--quiet", "--chunk-bytes", chunk)
+        for chunk in ("8KiB", "8MiB")
+    ]
+    if (policy, beyond) == ("omit", "nan"):  # it would count or be left out, by where the image is cut
+        assert [code for code, _, _ in found] == [2, 2]
+    else:
+        assert found == [(0, "", "")] * 2
+        assert (folder / "8KiB.npy").read_bytes() == (folder / "8MiB.npy").read_bytes()
 
 
 @pytest.mark.parametrize("axes", ["Z,Y,X", "X,Z", "Y"])
@@ -172,6 +191,13 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--filter", "median"), "'median' is not one of"),
     (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "70000"), "--cval must be a whole number in 0 … 65535"),
     (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "nan"), "--cval must be a whole number"),
+    *(
+        (
+            ("float.npy", "out.npy", "--mode", "constant", "--cval", "nan", "--nan-policy", policy),
+            f"--cval nan does not go with --nan-policy {policy}: give a number, or --nan-policy propagate",
+        )
+        for policy in ("omit", "raise")
+    ),
     (
         ("float.npy", "out.npy", "--mode", "constant", "--cval", "-1e39"),
         "--cval -1e+39 is beyond the float32 of float.npy",
@@ -191,7 +217,10 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
     (("in.ppm", "out.ppm", "--bogus"), "No such option"),
     (("in.ppm",), "Missing argument 'OUTPUT'"),
-    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, samples (0, 0) to (5, 7): image contains NaN"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "1000000"), "--radius: a Gaussian of"),
+    (("white.tif", "out.png"), "out.png: PNG would show a negative of this image, in which 0 is white; choose .tif"),
+    (("white.tif", "out.pgm"), "out.pgm: PNM and PAM would show a negative of this image"),
+    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, among samples (0, 0) to (5, 7): image contains NaN"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "some"), "--chunk-bytes: 'some' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
     (("large.png", "out.tif", "--memory", "1MiB"), "large.png must be held whole, which takes 2.0 MiB"),
@@ -215,6 +244,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, me
     np.save("complex.npy", np.zeros((3, 3), complex))
     np.save("float.npy", np.zeros((3, 3), np.float32))
     np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
+    tifffile.imwrite("white.tif", np.zeros((5, 7), np.uint8), photometric="miniswhite")
     np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
     write_image(Path("large.png"), np.zeros((1024, 2048), np.uint8), "YX")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
@@ -383,13 +413,27 @@ def test_version_and_help(millrace):
     assert "--sigma" in out
 
 
-@pytest.mark.parametrize("value", [3e38, -3.4028235e38, 1e-44, np.inf, 0.0])
-@pytest.mark.parametrize("options", [("--size", "3"), ("--filter", "gaussian", "--sigma", "1", "--radius", "20")])
+WINDOWS = [("--size", "3"), ("--filter", "gaussian", "--sigma", "1", "--radius", "20")]
+
+
+@pytest.mark.parametrize("value", [1e36, 1e-44, np.inf, 0.0])
+@pytest.mark.parametrize("options", WINDOWS)
 def test_extreme_floats_pass_the_audit(folder, millrace, value, options):
     samples = np.ones((40, 50), np.float32)
     samples[10:20] = value
     np.save("extreme.npy", samples)
     assert millrace("run", "smooth", "extreme.npy", "out.npy", "--quiet", *options) == (0, "", "")
+
+
+@pytest.mark.parametrize("value", [np.float32(3e38), np.finfo(np.float32).min, 1.7e308])
+@pytest.mark.parametrize("options", WINDOWS)
+def test_finite_floats_whose_sums_are_not_are_refused(folder, millrace, value, options):
+    np.save("large.npy", np.full((40, 50), value))
+    code, out, err = millrace("run", "smooth", "large.npy", "out.npy", "--quiet", *options)
+    assert (code, out) == (2, "")
+    assert "large.npy: holds values as large as " in err
+    assert f"whose sums pass the range of {np.asarray(value).dtype.name}; nothing was published; divide" in err
+    assert "out.npy" not in names_in(folder)
 
 
 def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):

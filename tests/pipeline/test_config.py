@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.config import format_bytes, load_settings, parse_bytes
 from pipeline.errors import ParameterError
+from pipeline.service.settings import ServiceSettings, load_service_settings
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,39 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
         load_settings(flags, file=path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "flags", "message"),
+    [
+        ('data_roots = ["/"]\nport = "x"', {}, {}, "millrace.toml, key port: "),
+        ('data_roots = ["/"]\ncolour = 1', {}, {}, "key colour: there is no such setting; there are state_dir"),
+        ('data_roots = ["/"]\nport = 1', {"MILLRACE_PORT": "x"}, {}, "MILLRACE_PORT: "),
+        ("", {"MILLRACE_PORT": "x"}, {"data_roots": "/", "port": 70_000}, "--port: "),
+        ("port = 1", {}, {}, "data_roots: is not set; give --data-roots, or set it in the file"),
+    ],
+)
+def test_a_services_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):
+    path = tmp_path / "millrace.toml"
+    path.write_text(file)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ParameterError) as caught:
+        load_service_settings(flags, file=path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_of_a_services_settings_tells_its_source(tmp_path, monkeypatch):
+    file = tmp_path / "millrace.toml"
+    file.write_text('port = 1\nmemory = "2GiB"\nhost = "::1"\n')
+    monkeypatch.setenv("MILLRACE_PORT", "2")
+    monkeypatch.setenv("MILLRACE_HOST", "localhost")
+    monkeypatch.setenv("MILLRACE_CONFIG", str(file))
+    found = load_service_settings({"port": 3, "data_roots": "/", "drain_s": None})
+    assert (found.settings.port, found.settings.host, found.settings.memory) == (3, "localhost", 2 << 30)
+    expected = {"port": "--port", "host": "MILLRACE_HOST", "memory": str(file), "data_roots": "--data-roots"}
+    assert found.sources == dict.fromkeys(ServiceSettings.model_fields, "default") | expected
 
 
 def test_a_missing_file_is_named(tmp_path):

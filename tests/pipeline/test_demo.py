@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pipeline.demo import make_demo_inputs
 from pipeline.demo_molecule import RISE_ANGSTROM, SITES, make_helix
 from pipeline.demo_scan import ELLIPSES, SLOPE, make_scan
+from pipeline.errors import StorageError
 from pipeline.formats.pqr import read_pqr
 from pipeline.workloads import JobSpec, workloads
+from tests.images import names_in
 
 
 def test_every_workload_has_an_input(tmp_path):
@@ -19,6 +22,19 @@ def test_every_workload_has_an_input(tmp_path):
         assert job.plan(1 << 28, 1 << 24).chunks
         job.discard()
     assert set(workloads()) == {"smooth", "coulomb", "mri"}
+
+
+def test_a_folder_in_which_nothing_could_be_made_is_not_left(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("pipeline.demo.make_cells", refuse)
+    with pytest.raises(StorageError):
+        make_demo_inputs(tmp_path / "new", 64, 0)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(StorageError):
+        make_demo_inputs(tmp_path / "old", 64, 0)
+    assert names_in(tmp_path) == ["old"]
 
 
 def test_the_helix_is_neutral_and_turns(tmp_path):

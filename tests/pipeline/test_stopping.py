@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,7 +127,8 @@ def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["in.npy"], source
 
 
-def test_ctrl_c_before_the_command_is_loaded():
+@pytest.mark.parametrize("arguments", [("wait", "0123456789ab"), ("--version",)])
+def test_ctrl_c_before_the_command_is_loaded(arguments):
     """It comes as the loading begins, and waits for its end."""
     program = """
 import os, signal, sys
@@ -139,11 +141,29 @@ from pipeline.__main__ import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, "wait", "0123456789ab"],
+        [sys.executable, "-c", program, *arguments],
         env=os.environ | {"MILLRACE_URL": "http://127.0.0.1:9"},
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (130, "millrace: stopped by SIGINT\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "millrace: stopped by SIGINT\n")
+
+
+def test_one_that_waits_for_a_module_does_not_kill_the_interpreter_at_its_end(tmp_path):
+    """The program is done before it is looked at again."""
+    (tmp_path / "loads.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    program = """
+import time
+from pipeline import stopping
+stopping.raise_on_signals()
+import loads
+stopping.no_more()
+time.sleep(0.1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

@@ -25,7 +25,7 @@ from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.errors import MillraceError, counted
 from pipeline.service.access import COOKIE, LOCAL_OWNER, owner_of
 from pipeline.service.jobs import ACTIVE, TERMINAL, State
-from pipeline.service.store import StoredJob
+from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.views import ProgressView, StageView, WorkerView
 from pipeline.workloads import workloads
 
@@ -85,10 +85,11 @@ def add_pages(app: FastAPI, service: Service) -> None:
         viewer: str = viewing,
     ) -> Response:
         wanted = {"state": state, "owner": owner.strip(), "workload": workload, "array": array}
-        found = store.list_jobs(
+        fitting = JobFilter(
             state=wanted["state"] or None, owner=wanted["owner"] or None, workload=wanted["workload"] or None,
-            array_id=wanted["array"] or None, before=before, limit=A_PAGE + 1,
+            array_id=wanted["array"] or None, before=before,
         )  # fmt: skip
+        found = store.list_jobs(fitting, limit=A_PAGE + 1)
 
         def query(**changes: Any) -> str:
             """The filters in force with some of them changed, as the end of a link."""
@@ -212,7 +213,7 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
     if stored.job.state is not State.SUCCEEDED:
         return False
     try:
-        return service.roots.readable(stored.asked.output).exists()
+        return service.roots.within(stored.asked.output).exists()
     except MillraceError:
         return False
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -180,6 +181,20 @@ def test_strangers_are_turned_away():
             np.testing.assert_array_equal(found, np.full(3, 2.0))
         for each in (silent, rude, other_listener):
             each.close()
+        list(threads.map(lambda each: each.close(), ranks, timeout=20))
+
+
+def test_a_stranger_that_knows_the_words_but_not_the_secret_is_turned_away():
+    """It says hello as rank 1 does, is answered, and proves nothing; the true rank 1 is admitted after it."""
+    with listening(2) as (listeners, endpoints), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(connect_tcp, listeners[0], member(0, endpoints))
+        with socket.create_connection(endpoints[0], timeout=20) as stranger, stranger.makefile("rb") as answers:
+            stranger.sendall(struct.pack("<8sI32s", b"millrank", 1, bytes(32)))
+            assert len(answers.read(32 + 32)) == 64
+            stranger.sendall(bytes(32))
+            assert answers.read() == b"", "the connection is to be closed"
+        second = threads.submit(connect_tcp, listeners[1], member(1, endpoints))
+        ranks = [first.result(20), second.result(20)]
         list(threads.map(lambda each: each.close(), ranks, timeout=20))
 
 

@@ -140,6 +140,16 @@ def test_a_turn_is_waited_for(clustered):
         assert len(gang.result(60).values) == 2
 
 
+def test_a_turn_is_given_back_at_its_end(clustered):
+    """One that is not would end with its lease."""
+    _, workers = clustered
+    turns, began = 20, time.monotonic()
+    for _ in range(turns):
+        with workers.turn(None, lambda: None):
+            pass
+    assert time.monotonic() - began < turns * LEASE_S / 2
+
+
 def test_a_turn_outlasts_its_lease_and_has_an_end(clustered):
     address, workers = clustered
     limits = GangLimits(turn_s=2.5 * LEASE_S)

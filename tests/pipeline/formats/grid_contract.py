@@ -106,6 +106,26 @@ class GridContract:
             np.testing.assert_array_equal(found, self.stored(values))
         assert map_format_for_output(path).refusal(header, path) is None
 
+    def test_a_map_is_durable_before_it_has_its_name(self, suffix: str, tmp_path: Path, steps: list[str]) -> None:
+        path, header = tmp_path / f"map{suffix}", grid(SHAPES[0])
+        writer = create_map(path, header)
+        writer.write(Region.whole(header.shape), noise(header))
+        steps.clear()
+        writer.flush()
+        assert steps == ["sync all" if self.is_folder else f"sync {path.name}{self.beside[-1]}"]
+        steps.clear()
+        writer.publish(lambda: steps.append("sealed"))
+        synced = "sync all" if self.is_folder else f"sync {path.name}.partial"
+        assert steps == [synced, "sealed", f"rename {path.name}", f"sync {tmp_path.name}"]
+
+    def test_the_file_that_a_link_names_is_replaced_and_the_link_stays(self, suffix: str, tmp_path: Path) -> None:
+        named, real, header = tmp_path / f"map{suffix}", tmp_path / f"real{suffix}", grid(SHAPES[0])
+        write_whole(real, header, field(header))
+        named.symlink_to(real)
+        write_whole(named, header, noise(header))
+        assert named.is_symlink()
+        np.testing.assert_array_equal(self.read(real), self.stored(noise(header)))
+
     @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
     def test_the_file_is_as_long_as_promised(self, suffix: str, shape: tuple[int, int, int], tmp_path: Path) -> None:
         path, header = tmp_path / f"map{suffix}", grid(shape)

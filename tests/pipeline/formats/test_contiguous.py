@@ -14,8 +14,8 @@ from pipeline.errors import InputError
 from pipeline.formats import contiguous
 from pipeline.formats.base import ImageHeader, Region
 from pipeline.formats.contiguous import ContiguousSamples
+from pipeline.formats.partial import PartialFile
 from pipeline.formats.positional import PositionalFile
-from pipeline.formats.writable import ScratchFile
 from tests.pipeline.formats.contract import QUICK, assert_same_bits, one_line, regions_of, samples
 
 OFFSET = 37
@@ -37,7 +37,7 @@ def test_any_region_in_and_out(dtype: str, shape: tuple[int, ...], tmp_path: Pat
     native = stored.dtype.newbyteorder("=")
     image = samples(ImageHeader(shape=shape, axes="", dtype=native))
     assert stored.nbytes == image.nbytes
-    file = ScratchFile(tmp_path / "a", OFFSET + image.nbytes)
+    file = PartialFile(tmp_path / "a", OFFSET + image.nbytes)
 
     @QUICK
     @given(regions_of(shape), st.integers(0, 2**32))
@@ -54,7 +54,7 @@ def test_any_region_in_and_out(dtype: str, shape: tuple[int, ...], tmp_path: Pat
 
     stored.write(file, Region.whole(shape), image)
     check()
-    file.close()
+    file.discard()
 
 
 def test_offsets_beyond_32_and_53_bits(tmp_path: Path) -> None:

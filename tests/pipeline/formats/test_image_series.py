@@ -137,6 +137,33 @@ def test_a_headers_name_comes_before_that_of_its_samples(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_series_is_durable_before_it_has_its_name(tmp_path, steps, name):
+    shape = (1, 1, 3, 4)
+    writer = series_format_for_output(tmp_path / name).create(tmp_path / name, header(shape))
+    writer.write(Region.whole(shape), values(shape, np.float32))
+    steps.clear()
+    writer.flush()
+    flushed = {"out.zarr": "all", "out.nii.gz": "out.nii.gz.samples.partial"}.get(name, f"{name}.partial")
+    assert steps == [f"sync {flushed}"]
+    steps.clear()
+    writer.publish(lambda: steps.append("sealed"))
+    named = [f"rename {name}", f"sync {tmp_path.name}"]
+    pair = ["sync out.hdr.partial", "rename out.hdr", f"sync {tmp_path.name}"] if name == "out.cfl" else []
+    assert steps == ["sync all" if name == "out.zarr" else f"sync {name}.partial", "sealed", *pair, *named]
+
+
+def test_a_link_in_the_place_of_a_header_is_replaced_and_not_followed(tmp_path):
+    """Nobody chose that name: it may lead to a file that the user may not write to."""
+    (tmp_path / "secret").write_bytes(b"kept")
+    (tmp_path / "out.hdr").symlink_to(tmp_path / "secret")
+    array = values((1, 2, 3, 4), np.complex64)
+    write(tmp_path / "out.cfl", array)
+    assert (tmp_path / "secret").read_bytes() == b"kept"
+    assert not (tmp_path / "out.hdr").is_symlink()
+    assert Cfl(tmp_path / "out.cfl").dims[:2] == (4, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_interrupted_series_is_gone_on_with_by_another_process(tmp_path, name):
     array = values((3, 2, 4, 6), np.complex64)
     described = header(array.shape, array.dtype)

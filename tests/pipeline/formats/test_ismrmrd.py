@@ -218,6 +218,24 @@ def test_a_damaged_header_is_one_line(tmp_path, header, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["external", "virtual"])
+def test_what_lies_in_other_files_is_not_read(tmp_path, kind):
+    """They could be anybody's: whoever writes the file names them."""
+    (tmp_path / "secret").write_text(HEADER)
+    path = write_ismrmrd(tmp_path / "a.h5", HEADER, [acquisition(*(part[:, 0] for part in scan(1)))])
+    with h5py.File(path, "r+") as file:
+        del file["dataset/xml"]
+        if kind == "external":
+            whole = (str(tmp_path / "secret"), 0, len(HEADER))
+            file.create_dataset("dataset/xml", (1,), f"S{len(HEADER)}", external=[whole])
+        else:
+            layout = h5py.VirtualLayout((1,), f"S{len(HEADER)}")
+            layout[:] = h5py.VirtualSource("other.h5", "xml", (1,))
+            file["dataset"].create_virtual_dataset("xml", layout)
+    with pytest.raises(InputError, match=r"a\.h5: keeps dataset in other files; write it as one file"):
+        open_kspace(path)
+
+
 def test_other_files_are_refused(tmp_path):
     whole = write_ismrmrd(tmp_path / "a.h5", HEADER, readouts(*scan(0))).read_bytes()
     (tmp_path / "text.h5").write_text("no HDF5")

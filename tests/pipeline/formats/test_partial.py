@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ import pytest
 from pipeline.errors import MillraceError, OutputError, StorageError
 from pipeline.formats import partial
 from pipeline.formats.partial import Opening, PartialFile, PartialFolder
-from pipeline.formats.writable import ScratchFile
 from tests.pipeline.formats.contract import one_line
 
 
@@ -81,22 +81,29 @@ def test_the_mode_is_that_of_any_new_file(mask: int, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o666 & ~mask
 
 
-def test_publish_makes_the_bytes_durable_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def noted_fsync(descriptor: int) -> None:
-        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
-
-    def noted_replace(self: Path, target: Path) -> Path:
-        events.append("rename")
-        return replace(self, target)
-
-    monkeypatch.setattr("os.fsync", noted_fsync)
-    monkeypatch.setattr(Path, "replace", noted_replace)
+def test_publish_makes_the_bytes_durable_before_the_name(tmp_path: Path, steps: list[str]) -> None:
     published(tmp_path / "a", b"x")
-    assert events == ["file", "rename", "folder"]
+    assert steps == ["sync a.partial", "rename a", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("kind", [PartialFile, PartialFolder])
+def test_nobody_else_can_read_a_private_output_for_a_moment(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has opened it may read it for as long as he likes."""
+    filled(tmp_path / "a", "old").publish() if kind is PartialFolder else published(tmp_path / "a", b"old")
+    (tmp_path / "a").chmod(0o700)
+    modes = []
+    lock = partial._lock
+
+    def noting(descriptor: int, path: Path) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        lock(descriptor, path)
+
+    monkeypatch.setattr(partial, "_lock", noting)
+    made = PartialFile(tmp_path / "a") if kind is PartialFile else filled(tmp_path / "a", "new")
+    made.discard()
+    assert modes == [0o700]
 
 
 def test_a_killed_run_leaves_the_old_output_and_its_place_to_the_next(tmp_path: Path) -> None:
@@ -133,13 +140,28 @@ def test_a_live_run_in_another_process_is_not_disturbed(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"mine"
 
 
-def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "real").write_bytes(b"old")
-    (tmp_path / "a").symlink_to(tmp_path / "disk" / "real")
-    published(tmp_path / "a", b"new")
-    assert (tmp_path / "a").is_symlink()
-    assert (tmp_path / "disk" / "real").read_bytes() == b"new"
+def test_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to(tmp_path / "disk" / "real")
+    assert partial.behind_link(tmp_path / "a") == tmp_path / "disk" / "real"
+    assert partial.behind_link(tmp_path / "c") == tmp_path / "c"
+    (tmp_path / "loop").symlink_to("loop")
+    with fails(OutputError, str(tmp_path / "loop"), "link"):
+        partial.behind_link(tmp_path / "loop")
+
+
+def test_a_link_in_the_place_of_an_output_is_replaced_itself(tmp_path: Path) -> None:
+    """As the receipt's name may be one, which nobody chose."""
+    (tmp_path / "secret").write_bytes(b"kept")
+    (tmp_path / "secret").chmod(0o755)
+    (tmp_path / "a").symlink_to(tmp_path / "secret")
+    with umask(0o027):
+        published(tmp_path / "a", b"new")
+    assert not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+    assert (tmp_path / "secret").read_bytes() == b"kept"
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a", "secret"]
 
 
 def test_a_link_in_the_partial_files_place_is_never_written_through(tmp_path: Path) -> None:
@@ -157,6 +179,30 @@ def test_what_is_no_file_is_never_replaced(place: str, kind: str, tmp_path: Path
     with fails(OutputError, str(tmp_path / place)):
         PartialFile(tmp_path / "a", 4)
     assert [found.name for found in tmp_path.iterdir()] == [place]
+
+
+def before_locking(monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
+    """Another run's deed at the worst moment: when this one has opened what it is about to lock."""
+    lock = partial._lock
+
+    def late(descriptor: int, path: Path) -> None:
+        monkeypatch.setattr(partial, "_lock", lock)
+        other()
+        lock(descriptor, path)
+
+    monkeypatch.setattr(partial, "_lock", late)
+
+
+def test_a_file_that_its_owner_has_just_published_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = PartialFile(tmp_path / "a", 4)
+    owner.write_at(0, b"mine")
+    before_locking(monkeypatch, owner.publish)
+    with fails(OutputError, "a.partial", "published or removed", "--resume"):
+        PartialFile(tmp_path / "a", 4, Opening.RESUME)
+    assert (tmp_path / "a").read_bytes() == b"mine"
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_partial_file_that_somebody_replaced_is_not_published(tmp_path: Path) -> None:
@@ -193,16 +239,6 @@ def test_the_descriptor_outlives_a_write_in_flight(tmp_path: Path, monkeypatch: 
     assert seen == [inode]
     with pytest.raises(ValueError, match="closed"):
         file.write_at(0, b"data")
-
-
-def test_scratch_files_have_no_name(tmp_path: Path) -> None:
-    file = ScratchFile(tmp_path / "a", 1000)
-    file.write_at(990, b"0123456789")
-    back = bytearray(10)
-    file.read_at(990, memoryview(back))
-    assert bytes(back) == b"0123456789"
-    assert list(tmp_path.iterdir()) == []
-    file.close()
 
 
 # Disks and folders that do not take it
@@ -264,13 +300,12 @@ def test_a_file_system_without_room_for_one_more_file(tmp_path: Path, monkeypatc
         PartialFile(tmp_path / "a", 4)
 
 
-@pytest.mark.parametrize("make", [PartialFile, ScratchFile])
-def test_the_users_limit_on_file_sizes(make: type[PartialFile], tmp_path: Path) -> None:
+def test_the_users_limit_on_file_sizes(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000_000, limits[1]))
     try:
         with fails(StorageError, "ulimit", str(tmp_path / "a")):
-            make(tmp_path / "a", 60_000_000)
+            PartialFile(tmp_path / "a", 60_000_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
@@ -308,8 +343,6 @@ def test_a_folder_that_may_not_be_written_to(
     monkeypatch.setattr(Path, "mkdir", failing_with(code))
     with fails(OutputError, word, f"the folder {tmp_path}"):
         PartialFile(tmp_path / "a", 4)
-    with fails(OutputError, word, f"the folder {tmp_path}"):
-        ScratchFile(tmp_path / "a", 4)
     with fails(OutputError, word, f"the folder {tmp_path}"):
         PartialFolder(tmp_path / "a", may_replace=lambda _: True)
 
@@ -410,6 +443,49 @@ def test_a_folder_that_another_run_writes_is_left_to_it(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
 
 
+def test_a_folder_that_its_owner_has_just_published_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = filled(tmp_path / "a", "mine")
+    before_locking(monkeypatch, owner.publish)
+    with fails(OutputError, "a.partial", "published or removed", "--resume"):
+        PartialFolder(tmp_path / "a", may_replace=lambda _: True, opening=Opening.RESUME)
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_of_two_that_begin_the_same_folder_one_has_it(
+    abandoned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other comes between, before this one has locked what was abandoned, or what it has made itself."""
+    if abandoned:
+        filled(tmp_path / "a", "abandoned").keep()
+    others: list[PartialFolder] = []
+    before_locking(monkeypatch, lambda: others.append(filled(tmp_path / "a", "theirs")))
+    with fails(OutputError, "a.partial", "another run"):
+        filled(tmp_path / "a", "mine")
+    (other,) = others
+    other.publish()
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_publish_makes_a_folder_durable_before_the_name_and_removes_the_older_one_last(
+    exchange: bool, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(partial, "_exchanged", lambda *_: False)
+    filled(tmp_path / "a", "old").publish()
+    assert steps == ["sync all", "rename a", f"sync {tmp_path.name}"]
+    folder = filled(tmp_path / "a", "new")
+    steps.clear()
+    folder.publish(lambda: steps.append("sealed"))
+    renames, older = (
+        (["swap"], "a.partial") if exchange else (["rename a.partial.older", "rename a"], "a.partial.older")
+    )
+    assert steps == ["sync all", "sealed", *renames, f"sync {tmp_path.name}", f"remove {older}"]
+
+
 @pytest.fixture
 def memory_folder():
     """A folder on tmpfs, where files are written as memory."""
@@ -437,3 +513,24 @@ def test_threads_write_to_a_file_in_memory(memory_folder, monkeypatch):
     file.write_at(len(data), b"beyond what was reserved")
     file.publish()
     assert (memory_folder / "a").read_bytes() == data.tobytes() + b"beyond what was reserved"
+
+
+def test_nothing_is_written_into_a_folder_that_took_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by one that comes back between looking at the name and writing: its path leads to what was removed."""
+    final = tmp_path / "a.zarr"
+    first = PartialFolder(final, lambda _: True)
+    late = PartialFolder(final, lambda _: True, Opening.JOIN)
+    first.discard()
+    second = PartialFolder(final, lambda _: True)
+    with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced"), late.in_use():
+        pytest.fail("the name is another's")
+    monkeypatch.setattr(partial, "_names", lambda *_: True)
+    with late.in_use(), pytest.raises(FileNotFoundError):
+        (late.inside / "chunk").write_bytes(b"late")
+    with second.in_use():
+        (second.inside / "chunk").write_bytes(b"right")
+    assert {path.name: path.read_bytes() for path in second.path.iterdir()} == {"chunk": b"right"}
+    late.keep()
+    second.publish()
+    with pytest.raises(ValueError, match="used after it was closed"), second.in_use():
+        pass

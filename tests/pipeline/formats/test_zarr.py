@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -419,6 +421,38 @@ def test_regions_that_share_chunks_are_written_right_by_several_threads(tmp_path
     bands = [Region((row, 0, 0), (min(row + 37, 600), 301, 3)) for row in range(0, 600, 37)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda band: writer.write(band, array[band.slices]), bands))
+    writer.publish()
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
+
+
+def test_two_processes_write_to_the_same_chunk(tmp_path: Path) -> None:
+    """Rows in turn: each is written by reading the chunk, changing it and writing it back."""
+    header = ImageHeader(shape=(128, 200), axes="YX", dtype=np.dtype("uint16"))
+    array = samples(header)
+    np.save(tmp_path / "array.npy", array)
+    script = (
+        "import sys; from pathlib import Path; import numpy as np\n"
+        "from pipeline.formats.base import ImageHeader, Region\n"
+        "from pipeline.formats.partial import Opening\n"
+        "from pipeline.formats.zarr import Zarr\n"
+        "array = np.load(sys.argv[1])\n"
+        "header = ImageHeader(shape=array.shape, axes='YX', dtype=array.dtype)\n"
+        "writer = Zarr().create(Path(sys.argv[2]), header, Opening.JOIN)\n"
+        "print(flush=True); input()\n"
+        "for row in range(1, 128, 2):\n"
+        "    writer.write(Region((row, 0), (row + 1, 200)), array[row : row + 1])\n"
+    )
+    writer = FORMAT.create(tmp_path / "a.zarr", header)
+    command = [sys.executable, "-c", script, str(tmp_path / "array.npy"), str(tmp_path / "a.zarr")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        other.stdout.readline()
+        other.stdin.write("\n")
+        other.stdin.flush()
+        for row in range(0, 128, 2):
+            writer.write(Region((row, 0), (row + 1, 200)), array[row : row + 1])
+    assert other.returncode == 0
     writer.publish()
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), array)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +39,10 @@ def world(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
-    made = SimpleNamespace(store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None)
+    made = SimpleNamespace(
+        store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None,
+        stopping=threading.Event(), closing=threading.Event(),
+    )  # fmt: skip
     made.previews.mkdir()
 
     def http(tokens=None, base_url=LOCAL, **settings):
@@ -46,7 +50,7 @@ def world(tmp_path):
         service = Service(
             settings=ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings), store=store,
             runner=runner, roots=DataRoots([data]), previews=made.previews, workers=lambda: [{"name": "cpu"}],
-            ready=lambda: made.missing, tokens=lambda: tokens,
+            ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
         )  # fmt: skip
         return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False)
 

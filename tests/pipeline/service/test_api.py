@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -148,6 +149,10 @@ def test_numbers_that_are_no_json_are_refused(world):
         body = f'{{"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": {{"cval": {value}}}}}'
         refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
         assert_problem(refused, 422, "parameters: holds NaN or Infinity, which are no JSON")
+    for parameters in ({"mode": "\ud800"}, {"\udfff": 1}, {"axes": ["y\ud800"]}):
+        body = json.dumps({"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": parameters})
+        refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+        assert_problem(refused, 422, "which is half a letter")
     accepted(client, parameters={"mode": "constant", "cval": "nan"})
     assert client.get("/v1/jobs").json()["jobs"][0]["parameters"]["cval"] == "nan"
 
@@ -356,6 +361,17 @@ def test_cancel_and_retry(world):
         assert_problem(client.post(f"/v1/jobs/000000000000/{what}"), 404, "there is no job 000000000000")
 
 
+def test_a_retry_after_a_job_that_is_forgotten_is_a_conflict(world):
+    client = world.http()
+    first = accepted(client)
+    second = accepted(client, output="b.npy", after=[first])
+    client.post(f"/v1/jobs/{first}/cancel")
+    cancelled_at = world.store.job(first).finished_at
+    client.post(f"/v1/jobs/{second}/retry")
+    assert world.store.prune(now=cancelled_at + 1.0, keep_s=0.0, most=1) == [first]
+    assert_problem(client.post(f"/v1/jobs/{second}/retry"), 409, f"comes after job {first}, which is forgotten")
+
+
 def test_methods_that_an_address_does_not_have(world):
     response = world.http().delete("/v1/jobs")
     assert_problem(response, 405, "Method Not Allowed")
@@ -407,6 +423,22 @@ def read_events(client, job, after=None):
         lines = dict(line.split(": ", 1) for line in block.splitlines())
         found.append((lines["event"], json.loads(lines["data"]), lines.get("id")))
     return found
+
+
+def test_a_service_that_stops_takes_no_job(world):
+    client = world.http()
+    world.stopping.set()
+    body = {"workload": "smooth", "input": "in.npy", "output": "x.npy"}
+    assert_problem(client.post("/v1/jobs", json=body), 503, "the service is stopping; submit the job again when")
+    assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_events_end_with_the_service(world):
+    """Though the job is not over: nobody would go on with it, and the stream would be torn."""
+    client = world.http()
+    job = accepted(client)
+    threading.Timer(0.5, world.closing.set).start()
+    assert [kind for kind, _, _ in read_events(client, job)][:1] == ["state"]
 
 
 def test_events_until_the_end(world):

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from kernels.smoothing import box
 from pipeline import Client, client_commands
 from pipeline.cli import cli
-from pipeline.client_answers import OF_A_JOB
+from pipeline.client_answers import OF_A_JOB, lines_of
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import OutputError, ServiceError, ServiceRefused
 from pipeline.service import api
@@ -162,21 +162,50 @@ def test_what_stands_before_a_service_refuses(monkeypatch, answer, kind, said):
     assert said in str(found)
 
 
+STREAMED = "0123456789ab"
+
+
+def streaming(monkeypatch, sent):
+    """Clients see a job that is running, and of its events these bytes."""
+    view = dict.fromkeys(JobView.model_fields) | {"id": STREAMED, "state": "running", "output": "o", "cancelling": 0}
+
+    def answer(request):
+        is_stream = request.url.path.endswith("/events")
+        return httpx2.Response(200, content=sent) if is_stream else httpx2.Response(200, json=view)
+
+    answering(monkeypatch, answer)
+
+
 def test_streams_that_end_early_are_no_reason_to_wait_longer(monkeypatch):
-    """A proxy may end them, and another program may send what are no events."""
-    view = dict.fromkeys(JobView.model_fields) | {
-        "id": "0123456789ab",
-        "state": "running",
-        "output": "o",
-        "cancelling": 0,
-    }
-    for stream in ("", "id: x\nevent: state\ndata: {\n\n"):
+    """A proxy may end them."""
+    streaming(monkeypatch, b"")
+    assert run("wait", STREAMED, "--timeout", "0.2").exception.code == 5
 
-        def answer(request, stream=stream):
-            return httpx2.Response(200, text=stream if request.url.path.endswith("/events") else json.dumps(view))
 
-        answering(monkeypatch, answer)
-        assert run("wait", view["id"], "--timeout", "0.2").exception.code == 5
+@pytest.mark.parametrize("sent", ["id: x\ndata: {}", "data: {", "data: 5", "data: null"])
+def test_what_is_no_event_is_no_outage(monkeypatch, sent):
+    """Another program sends it, and would go on to."""
+    streaming(monkeypatch, f"event: state\n{sent}\n\n".encode())
+    monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
+    with pytest.raises(ServiceError, match=r"^an event that is none: .* is that a Millrace service\?"):
+        list(Client().job(STREAMED).events())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+def test_lines_of_a_stream_end_as_its_specification_says(end, at_once):
+    lines = ["data: a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e", "", "", ": ä €", "event: state", ""]
+    sent = "".join(line + end for line in lines).encode() + b"data: {"
+    pieces = [sent[start : start + at_once] for start in range(0, len(sent), at_once)]
+    assert list(lines_of(pieces)) == lines
+
+
+def test_messages_with_unusual_ends_of_lines(service):
+    with Client() as client:
+        job = client.submit("smooth", "a\u2028b\u2029c\x85d.npy", "out.npy")
+        *_, last = [event for event in job.events(timeout_s=WAIT_S) if event.kind == "state"]
+        assert last.data["message"].startswith("failed: ")
+        assert "a\u2028b\u2029c\x85d.npy: no such file" in last.data["message"]
 
 
 def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):

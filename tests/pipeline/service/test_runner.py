@@ -71,11 +71,13 @@ def service(data, streams, monkeypatch):
     class Service:
         store = Store(data.parent / "state" / "jobs.sqlite")
 
-        def runner(self, **limits):
+        def runner(self, *, has_workers=lambda: True, **limits):
             place = Place(device=streams.device, stream=streams.stream)
             previews = data.parent / "previews"
             previews.mkdir(exist_ok=True)
-            runner = Runner(self.store, place, DataRoots([data]), Limits(**limits), previews=previews)
+            runner = Runner(
+                self.store, place, DataRoots([data]), Limits(**limits), previews=previews, has_workers=has_workers
+            )
             runner.start()
             started.append(runner)
             return runner
@@ -106,6 +108,36 @@ def service(data, streams, monkeypatch):
 
 def expected(data):
     return box(read_image(data / "in.npy"), 5)
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, streams, monkeypatch):
+    """After each failure that was no job's fault the next claim comes later, until one succeeds."""
+    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
+    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.05)
+    claims, full_for = [], 2
+
+    def before():
+        claims.append(time.monotonic())
+        if len(claims) <= full_for:
+            raise StorageError("the disk is full")
+
+    streams.before = before
+    jobs = [service.submit(f"{n}.npy") for n in range(4)]
+    service.runner(jobs_at_once=1)
+    assert all(service.wait(job).job.state is State.SUCCEEDED for job in jobs)
+    pauses = np.diff(claims)
+    assert all(pause >= 0.05 * 2**n for n, pause in enumerate(pauses[:full_for]))
+    assert max(service.store.job(job).job.attempts for job in jobs) <= 3
+
+
+def test_nothing_is_claimed_where_nothing_could_run(service, streams):
+    has_workers = threading.Event()
+    job = service.submit()
+    service.runner(has_workers=has_workers.is_set)
+    time.sleep(0.3)
+    assert service.store.job(job).job.state is State.QUEUED
+    has_workers.set()
+    assert service.wait(job).job.attempts == 1
 
 
 def test_a_job_to_its_result(service, data):
@@ -150,6 +182,20 @@ def test_the_users_mistake_fails_the_job_at_once(service, data, what, said):
     assert (done.job.state, done.job.attempts) == (State.FAILED, 1)
     assert said in done.job.error
     assert names_in(data) == ["in.npy"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameter"), [("coulomb", "trajectory"), ("mri", "field_map"), ("mri", "density")]
+)
+def test_a_file_among_the_parameters_that_has_become_a_link_is_not_followed(service, data, workload, parameter):
+    (data.parent / "secret.npy").write_bytes(b"secret")
+    (data / "further.npy").symlink_to(data.parent / "secret.npy")
+    service.runner()
+    further = {parameter: str(data / "further.npy")}
+    asked = NewJob(owner="ada", workload=workload, input="in", output="out.npy", parameters=further)
+    done = service.wait(*service.store.accept([asked], now=time.time()))
+    assert done.job.state is State.FAILED
+    assert "further.npy: is outside the service's data roots" in done.job.error
 
 
 def test_a_failure_of_ours_is_tried_again_and_finished_chunks_are_kept(service, streams, data):
@@ -321,6 +367,61 @@ def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data
     assert done.receipt["resumed_chunks"] == len(before)
     np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
     service.wait(waiting)
+
+
+def test_a_job_that_is_being_claimed_as_the_drain_begins_is_stopped_too(service, streams, monkeypatch):
+    there, go, claimed, claim = threading.Event(), threading.Event(), [], service.store.claim
+
+    def slow(*args, **how):
+        found = claim(*args, **how)
+        claimed.append(found.job.id)
+        there.set()
+        assert go.wait(WAIT_S)
+        return found
+
+    first, second = service.submit(), service.submit("other.npy")
+    monkeypatch.setattr(service.store, "claim", slow)
+    runner = service.runner(jobs_at_once=2)
+    join = runner._dispatcher.join
+    monkeypatch.setattr(runner._dispatcher, "join", lambda timeout: (go.set(), join(timeout)))
+    assert there.wait(WAIT_S)
+    assert runner.drain(WAIT_S)
+    assert (claimed, runner.running, streams.chunks) == ([first], 0, [])
+    assert [service.store.job(job).job.state for job in (first, second)] == [State.QUEUED] * 2
+
+
+def no_threads_for_jobs(monkeypatch, times):
+    """So many times none can be started."""
+    left, start = iter(range(times)), threading.Thread.start
+
+    def fails(thread):
+        if thread.name.startswith("job-") and next(left, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+
+
+def test_a_job_whose_thread_cannot_start_is_claimed_again(service, data, monkeypatch):
+    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
+    no_threads_for_jobs(monkeypatch, 5)  # more often than a job may fail
+    service.runner(jobs_at_once=1)
+    done = service.wait(service.submit())
+    assert (done.job.state, done.job.epoch, done.job.attempts) == (State.SUCCEEDED, 6, 1)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+
+
+def test_where_no_thread_can_start_claims_do_not_follow_at_once(service, monkeypatch):
+    monkeypatch.setattr(runner_module, "POLL_S", 2 * WAIT_S)
+    no_threads_for_jobs(monkeypatch, 1_000_000)
+    runner = service.runner()
+    job = service.submit()
+    end = time.monotonic() + WAIT_S
+    while (job_now := service.store.job(job).job).epoch == 0 or job_now.state is not State.QUEUED:
+        assert time.monotonic() < end
+        runner.wake()
+    assert runner.drain(WAIT_S)
+    assert (service.store.job(job).job.epoch, runner.running) == (1, 0)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -70,6 +70,10 @@ def test_a_state_folder_that_cannot_be_one_is_a_mistake(settings, tmp_path):
     for wrong in (tmp_path / "file", tmp_path / "file" / "state", "/proc/state"):
         with pytest.raises(ParameterError, match=f"state_dir {re.escape(str(wrong))}: .*; choose another"):
             server.serve(settings(state_dir=wrong))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "previews").touch()
+    with pytest.raises(ParameterError, match=r"previews: is no folder; remove it"):
+        server.serve(settings())
 
 
 def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
@@ -127,7 +131,7 @@ def test_tokens_are_those_of_the_file_as_it_is_now(settings, tmp_path, caplog):
 def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(monkeypatch):
     stopped, earlier = threading.Event(), signal.getsignal(signal.SIGHUP)
     serving = server._Server(uvicorn.Config(lambda *_: None))
-    serving.stopping, serving.on_stop = threading.Event(), stopped.set
+    serving.stopping, serving.closing, serving.on_stop = threading.Event(), threading.Event(), stopped.set
     with serving.capture_signals():
         os.kill(os.getpid(), signal.SIGHUP)
         assert stopped.wait(60)

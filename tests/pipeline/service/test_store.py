@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import sqlite3
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +26,16 @@ from pipeline.service.jobs import (
     State,
     Stop,
 )
-from pipeline.service.store import HALF_LIFE_S, Facts, NewJob, NoSuchJob, OutputTaken, Store
+from pipeline.service.store import (
+    HALF_LIFE_S,
+    DependencyForgotten,
+    Facts,
+    JobFilter,
+    NewJob,
+    NoSuchJob,
+    OutputTaken,
+    Store,
+)
 from pipeline.service.views import JobView
 
 LEASE_S = 30.0
@@ -233,6 +244,19 @@ def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
     assert store.job(c).job.state is State.FAILED
 
 
+def test_a_retry_after_a_job_that_is_forgotten_says_so_and_changes_nothing(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(a, CancelRequested(), now=1.0)
+    store.retry(b, now=3.0)  # and it fails at once
+    assert store.prune(now=10.0, keep_s=8.0) == [a]
+    before = store.job(b), store.events(b)
+    for _ in range(2):
+        with pytest.raises(DependencyForgotten, match=f"job {b} comes after job {a}, which is forgotten: submit it"):
+            store.retry(b, now=11.0)
+    assert (store.job(b), store.events(b)) == before
+
+
 def test_after_a_job_that_is_in_nothing_waits(store):
     (a,) = accept(store)
     claim(store)
@@ -257,9 +281,9 @@ def test_lists_and_counts(store):
     jobs = [*accept(store, 3), *accept(store, 2, owner="bob", workload="coulomb", array_id="x")]
     assert [found.job.id for found in store.list_jobs(limit=2)] == [jobs[4], jobs[3]]
     page = store.list_jobs(limit=2)
-    assert [found.job.id for found in store.list_jobs(limit=2, before=page[-1].number)] == [jobs[2], jobs[1]]
-    assert len(store.list_jobs(owner="bob", workload="coulomb", array_id="x", state="queued")) == 2
-    assert store.list_jobs(state="failed") == []
+    assert [found.job.id for found in store.list_jobs(JobFilter(before=page[-1].number), limit=2)] == [jobs[2], jobs[1]]
+    assert len(store.list_jobs(JobFilter(owner="bob", workload="coulomb", array_id="x", state="queued"))) == 2
+    assert store.list_jobs(JobFilter(state="failed")) == []
     store.apply(jobs[0], CancelRequested(), now=1.0)
     assert store.counts() == dict.fromkeys(State, 0) | {State.QUEUED: 4, State.CANCELLED: 1}
     assert store.oldest_queued() == 0.0
@@ -297,7 +321,7 @@ def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     with pytest.raises(ParameterError, match="written by a newer Millrace"):
         Store(path)
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database"):
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database; restore a backup"):
         Store(path)
 
 
@@ -318,8 +342,7 @@ def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
     connection.close()
     monkeypatch.undo()
     store = Store(path)
-    filters = dict.fromkeys(("state", "owner", "workload", "array_id", "before"))
-    listed = json.loads(store.list_json(**filters, limit=9)[0])
+    listed = json.loads(store.list_json(JobFilter(), limit=9)[0])
     assert [job["parameters"] for job in listed] == [{"size": "Infinity"}, {"cval": "nan", "a": "-inf"}]
     with pytest.raises(OutputTaken, match="job j0 writes it"):
         store.accept([asked("0.npy")], now=2.0)
@@ -366,6 +389,29 @@ def test_a_full_disk_is_noticed_before_a_job_comes(store):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     store.check()
+
+
+def test_little_room_is_noticed_before_a_job_comes(store, monkeypatch):
+    full = SimpleNamespace(f_bavail=255, f_frsize=4096)
+    monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
+    with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
+        store.check()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_no_job_is_taken_that_a_restart_would_not_find(store, tmp_path, replaced):
+    accept(store)
+    folder = store.path.parent
+    kept = folder.rename(tmp_path / "kept")
+    if replaced:
+        Store(store.path).close()
+    for attempt in (store.check, lambda: accept(store, now=1.0)):
+        with pytest.raises(StorageError, match="another file since" if replaced else "is gone since"):
+            attempt()
+    shutil.rmtree(folder, ignore_errors=True)
+    kept.rename(folder)
+    store.check()
+    accept(store, now=1.0)
 
 
 def test_threads_that_come_and_go_leave_no_connections(store):
@@ -427,9 +473,9 @@ def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
         yield claim(store, now=at)
         yield store.prune(now=at, keep_s=at)
         yield store.oldest_queued()
-        yield store.list_jobs(state="publishing")
-        yield store.list_jobs(owner="nobody")
-        yield store.list_jobs(array_id="none")
+        yield store.list_jobs(JobFilter(state="publishing"))
+        yield store.list_jobs(JobFilter(owner="nobody"))
+        yield store.list_jobs(JobFilter(array_id="none"))
 
     def steps_of_each(number):
         each = work(number)
@@ -477,13 +523,12 @@ def test_a_list_in_json_is_what_a_job_shows(store):
         store.apply(job, Planned(1, 4), now=1.7654321)
         store.apply(job, Failed(1, 'out "of" café\n', transient=False), now=2.5)
         used(store, job, 1.25, now=3.0)
-    everything = {"state": None, "owner": None, "workload": None, "array_id": None, "before": None}
-    text, following = store.list_json(**everything, limit=5)
+    text, following = store.list_json(JobFilter(), limit=5)
     expected = [JobView.of(found) for found in store.list_jobs(limit=5)]
     assert [JobView(**found) for found in json.loads(text)] == expected
     assert JobView.model_fields.keys() == json.loads(text)[0].keys()
     assert following == expected[-1].number
-    text, following = store.list_json(**everything | {"before": following, "state": "queued"}, limit=5)
+    text, following = store.list_json(JobFilter(before=following, state="queued"), limit=5)
     assert [found["number"] for found in json.loads(text)] == []
     assert following is None
-    assert store.list_json(**everything | {"owner": "nobody"}, limit=1) == ("[]", None)
+    assert store.list_json(JobFilter(owner="nobody"), limit=1) == ("[]", None)

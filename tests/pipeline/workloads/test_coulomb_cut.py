@@ -330,6 +330,17 @@ def test_points_far_from_every_atom_are_zero_and_audited(folder):
     assert receipt["audit"]["worst_error"] == 0
 
 
+def test_a_compressed_map_needs_room_for_its_samples_alone(folder, monkeypatch):
+    disk = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=220_000))
+    job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)[0].workload.discard()
+    with pytest.raises(ParameterError, match=r"takes [67]\d\d,\d+ bytes .* as OpenDX"):
+        job(folder, "a.npz", "out.dx", cutoff=5, **GRID)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
+    with pytest.raises(ParameterError, match=r"takes 215,\d+ bytes .* even before it is compressed"):
+        job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)
+
+
 def test_space_that_the_job_itself_has_taken_counts_as_free(folder, monkeypatch):
     disk = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
