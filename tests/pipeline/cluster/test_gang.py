@@ -423,7 +423,7 @@ def watched(workers, gang):
     def watch():
         while not done.is_set():
             started = time.time()
-            assert workers._client.run(os.getpid)
+            assert workers._connection.client.run(os.getpid)
             answers.append(time.time() - started)
             ages.append(max(time.time() - moment for moment in workers.last_heard().values()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -53,7 +54,7 @@ def run_in_segments(job, plan, ledger, events):
     if not ledger.exists:
         ledger.create()
     cluster_job = ClusterJob(
-        name="one", spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
+        name=secrets.token_hex(8), spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
         worker_device=WorkerDevice(device="cpu", threads=1),
     )  # fmt: skip
     record = StageRecord()
@@ -62,7 +63,7 @@ def run_in_segments(job, plan, ledger, events):
         record.include(receipt.stages)
         for notes in receipt.notes:
             job.workload.add_audit_notes(notes)
-    close_job("one")
+    close_job(cluster_job.name)
     return record
 
 

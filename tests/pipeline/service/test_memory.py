@@ -70,7 +70,7 @@ def test_nothing_is_left_of_jobs_that_are_over(tmp_path, short_logs):
             while scheduler.tasks or workers._records:  # workers are still told that the last one is over
                 assert time.monotonic() < end
                 time.sleep(0.01)
-            return objects(), sum(workers._client.run(log_records).values())
+            return objects(), sum(workers._connection.client.run(log_records).values())
 
         run_jobs("warm")
         before, logged_before = run_jobs("early")
