@@ -30,6 +30,12 @@ def read_image(path):
     return samples
 
 
+def version(path):
+    """Another one once the file has been written or replaced; that it was read does not count."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def names_in(folder):
     """The names in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())

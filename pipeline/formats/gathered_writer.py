@@ -25,7 +25,7 @@ class GatheredWriter(ImageWriter):
         final = behind_link(path)
         self._file = None if opening is Opening.JOIN else PartialFile(final)
         try:
-            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, readable_as=final)
+            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, serves=final)
         except BaseException:
             if self._file is not None:
                 self._file.discard()

@@ -51,22 +51,24 @@ class PartialFile(WritableFile):
     """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
 
     def __init__(
-        self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW, *, readable_as: Path | None = None
+        self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW, *, serves: Path | None = None
     ) -> None:
-        """`readable_as`: the older output whose mode it has until it is published, where that is not `final`.
+        """`serves`: the output that this one only helps to make. Messages name that, and its older version's mode is
+        this one's too; it is never published.
 
         OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it; also
         where RESUME or JOIN finds no partial file, or one of another length.
         """
         _refuse_unless_file(final)
         path = partial_path(final)
-        with writing(final, nbytes):
+        with writing(serves or final, nbytes):
             if opening is Opening.NEW:
-                descriptor = _claimed_file(path, final, _mode_of(readable_as or final))
+                descriptor = _claimed_file(path, final, _mode_of(serves or final))
             else:
                 descriptor = _existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
-        super().__init__(path, descriptor, final)
-        self._owned = self._live = opening is not Opening.JOIN
+        super().__init__(path, descriptor, serves or final)
+        self._live = opening is not Opening.JOIN  # owned, and neither published nor given up
+        self._publishable = self._live and serves is None
         try:
             if opening is Opening.NEW:
                 self.reserve(nbytes)
@@ -83,8 +85,8 @@ class PartialFile(WritableFile):
 
     def publish(self, sealed: Sealed = not_told, *, nbytes: int | None = None) -> None:
         """Make the file durable and give it its final name. `nbytes`: its length, where more was reserved."""
-        if not self._owned:
-            raise ValueError(f"{self.path}: is another process's to publish")
+        if not self._publishable:
+            raise ValueError(f"{self.path}: is another process's to publish, or nobody's")
         with self._in_use() as descriptor, writing(self.final):
             if nbytes is not None:
                 os.ftruncate(descriptor, nbytes)

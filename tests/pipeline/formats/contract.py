@@ -428,7 +428,7 @@ class FormatContract:
         path = tmp_path / f"image{self.cases[0].suffix}"
         with pytest.raises(StorageError) as caught:
             self.format.create(path, self.cases[0].header)
-        one_line(caught.value, path.name, "no space", "needed", "free")
+        one_line(caught.value, f"{path.name}:", "no space", "needed", "free")
         assert list(tmp_path.iterdir()) == []
 
     # Files that are absent, cut or corrupt
