@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -22,13 +21,13 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.errors import OutputError, counted
+from pipeline.formats.claims import claimed_file, claimed_folder, existing, mode_of, names, take_mode
 from pipeline.formats.positional import Shared
 from pipeline.formats.writable import WritableFile, writing
 
 _NO_MORE = "was removed or replaced while it was written; run the job again"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-_PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
 
 class Opening(Enum):
@@ -63,9 +62,9 @@ class PartialFile(WritableFile):
         path = partial_path(final)
         with writing(serves or final, nbytes):
             if opening is Opening.NEW:
-                descriptor = _claimed_file(path, final, _mode_of(serves or final))
+                descriptor = claimed_file(path, final, mode_of(serves or final))
             else:
-                descriptor = _existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
+                descriptor = existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
         super().__init__(path, descriptor, serves or final)
         self._live = opening is not Opening.JOIN  # owned, and neither published nor given up
         self._publishable = self._live and serves is None
@@ -91,9 +90,9 @@ class PartialFile(WritableFile):
             if nbytes is not None:
                 os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
-            if not _names(self.path, descriptor):
+            if not names(self.path, descriptor):
                 raise OutputError(f"{self.path}: {_NO_MORE}")
-            _take_mode(descriptor, _mode_of(self.final))
+            take_mode(descriptor, mode_of(self.final))
             sealed()
             self.path.replace(self.final)
             self._live = False
@@ -105,7 +104,7 @@ class PartialFile(WritableFile):
         if self._live:
             self._live = False
             with self._in_use() as descriptor, writing(self.final):
-                if _names(self.path, descriptor):
+                if names(self.path, descriptor):
                     self.path.unlink()
         self.close()
 
@@ -131,9 +130,9 @@ class PartialFolder(Shared):
             raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
         with writing(final):
             if opening is Opening.NEW:
-                descriptor = _claimed_folder(path, _mode_of(final))
+                descriptor = claimed_folder(path, mode_of(final))
             else:
-                descriptor = _existing(path, os.O_RDONLY | os.O_DIRECTORY, claim=self._live)
+                descriptor = existing(path, os.O_RDONLY | os.O_DIRECTORY, claim=self._live)
         super().__init__(path, descriptor)
 
     @property
@@ -150,7 +149,7 @@ class PartialFolder(Shared):
         write into what another run has begun under the same name.
         """
         with self._in_use() as descriptor:
-            if not _names(self.path, descriptor):
+            if not names(self.path, descriptor):
                 raise OutputError(f"{self.path}: {_NO_MORE}")
             yield
 
@@ -170,9 +169,9 @@ class PartialFolder(Shared):
             raise ValueError(f"{self.final}: published or discarded before")
         with writing(self.final):
             _sync_file_system(self._descriptor)
-            if not _names(self.path, self._descriptor):
+            if not names(self.path, self._descriptor):
                 raise OutputError(f"{self.path}: {_NO_MORE}")
-            _take_mode(self._descriptor, _mode_of(self.final))
+            take_mode(self._descriptor, mode_of(self.final))
             sealed()
             older = _take_name(self.path, self.final)
             self.keep()
@@ -184,7 +183,7 @@ class PartialFolder(Shared):
         """Remove the partial folder; harmless after `publish` or a second time."""
         if self._live:
             with writing(self.final):
-                if _names(self.path, self._descriptor):
+                if names(self.path, self._descriptor):
                     shutil.rmtree(self.path)
         self.keep()
 
@@ -241,135 +240,6 @@ def _refuse_unless_file(final: Path) -> None:
         raise OutputError(f"{final}: is not a regular file and would be replaced; choose another name")
 
 
-def _existing(path: Path, flags: int, *, claim: bool) -> int:
-    """Open the partial output that is there, locked if it is to be owned. OutputError where there is none."""
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError as exc:
-        way_out = "run the job again without --resume" if claim else "a worker needs the folder under the same path"
-        raise OutputError(f"{path}: is not there: {way_out}") from exc
-    try:
-        if claim:
-            _lock(descriptor, path)
-            # Between opening and locking, the owner may have published it: then this is the finished output.
-            if not _names(path, descriptor):
-                raise OutputError(
-                    f"{path}: another run has published or removed it meanwhile: run the job again without --resume"
-                )
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _mode_of(output: Path) -> int | None:
-    """The permissions of an older output; None where there is none, which leaves it to the user's umask."""
-    try:
-        mode = output.lstat().st_mode
-    except FileNotFoundError:
-        return None
-    return mode & _PERMISSIONS if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else None
-
-
-def _take_mode(descriptor: int, mode: int | None) -> None:
-    now = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode is not None and now & _PERMISSIONS != mode:  # file systems without modes refuse to change one
-        os.fchmod(descriptor, now & ~_PERMISSIONS | mode)
-
-
-def _claimed_file(path: Path, final: Path, mode: int | None) -> int:
-    """Create and lock an empty partial file. What stands there is removed, once the lock says that its owner is gone.
-
-    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it. Of the mode
-    its owner's right to read and write is never missing: workers that join open it by its name.
-    """
-    mode = None if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
-    created_as = 0o666 if mode is None else mode
-    while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, created_as)
-        except IsADirectoryError as exc:
-            raise OutputError(
-                f"{path}: is a folder in the way of {final.name}; remove it, or choose another name"
-            ) from exc
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OutputError(f"{path}: stands in the way and is no regular file; remove it")
-            _lock(descriptor, path)
-            # Between opening and locking, the owner may have published it: then this is the finished file.
-            if _names(path, descriptor):
-                if os.fstat(descriptor).st_size == 0:
-                    _take_mode(descriptor, mode)
-                    return descriptor
-                path.unlink()
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        if exc.errno == errno.EWOULDBLOCK:
-            raise OutputError(
-                f"{path}: another run is writing this output; wait for it, stop it, or choose another name"
-            ) from exc
-        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # file systems without locks
-            raise
-
-
-def _names(path: Path, descriptor: int) -> bool:
-    """Whether the path still names the open file."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _claimed_folder(path: Path, mode: int | None) -> int:
-    """Create and lock an empty partial folder; what an interrupted run left there is removed, as for a file."""
-    mode = None if mode is None else mode | stat.S_IRWXU
-    while True:
-        _remove_abandoned(path)
-        try:
-            path.mkdir(_PERMISSIONS if mode is None else mode)
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except (FileExistsError, FileNotFoundError):
-            if not path.parent.is_dir():
-                raise
-            continue  # another run made or removed it at the same moment: its lock says whether it is still alive
-        try:
-            _lock(descriptor, path)
-            # Between creating and locking, another run may have taken it for an abandoned one.
-            if _names(path, descriptor):
-                _take_mode(descriptor, mode)
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove what an interrupted run left under a partial folder's name; OutputError where that run is still alive."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return
-    try:
-        _lock(descriptor, path)
-        if not _names(path, descriptor):
-            return  # by now it is another's, or gone
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    finally:
-        os.close(descriptor)
-
-
 def _take_name(partial: Path, final: Path) -> Path | None:
     """Rename a folder over another; returns where the older one is now, if there was one."""
     older = _older_path(final)
@@ -395,8 +265,8 @@ def _exchanged(one: Path, other: Path) -> bool:
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
-    names = os.fsencode(one), os.fsencode(other)
-    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+    here, there = os.fsencode(one), os.fsencode(other)
+    if renameat2(_AT_FDCWD, here, _AT_FDCWD, there, _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):

@@ -23,6 +23,7 @@ from pipeline.engine.ledger import remove_leftovers
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError, counted
+from pipeline.service.backoff import Backoff
 from pipeline.service.jobs import (
     ACTIVE,
     Action,
@@ -49,8 +50,6 @@ LEASE_S = 30.0
 # How often the store hears of a job's chunks, and how often jobs that nobody announced are looked for.
 PROGRESS_S = 0.5
 POLL_S = 1.0
-# Until the next claim after one transient failure, and after many in a row.
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 PRUNE_S = 600.0
 # Before a server was killed: of jobs cancelled in this time it may not have removed everything.
 LATELY_S = 600.0
@@ -127,8 +126,7 @@ class Runner:
         self._limits = limits
         self._previews = previews
         self._has_workers = has_workers
-        self._failures = 0  # transient ones since a job succeeded
-        self._paused_until = 0.0  # on the monotonic clock
+        self._backoff = Backoff()
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
         self._clearing: set[Path] = set()  # outputs of which leftovers are being removed
@@ -262,19 +260,9 @@ class Runner:
         return (
             not self._draining.is_set()
             and self.running < self._limits.jobs_at_once
-            and time.monotonic() >= self._paused_until
+            and self._backoff.is_over
             and self._has_workers()
         )
-
-    def _note(self, event: Event) -> None:
-        """After a failure that was not the job's fault the next one is claimed later: what is full or away now may be
-        back then, and would else use up all attempts of all jobs that wait."""
-        with self._lock:
-            if isinstance(event, Failed) and event.transient:
-                self._paused_until = time.monotonic() + min(FIRST_PAUSE_S * 2 ** min(self._failures, 16), MOST_PAUSE_S)
-                self._failures += 1
-            elif isinstance(event, Published):
-                self._failures, self._paused_until = 0, 0.0
 
     def _claim(self) -> bool:
         """Claims a job and begins to run it; whether there may be another one to claim."""
@@ -307,7 +295,10 @@ class Runner:
         began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = self._outcome(run)
-            self._note(event)
+            if isinstance(event, Failed) and event.transient:
+                self._backoff.failed()
+            elif isinstance(event, Published):
+                self._backoff.succeeded()
             self._tell(job, event, replace(facts, device_seconds=time.monotonic() - began))
             if isinstance(event, Published):
                 self._draw_preview(run)

@@ -64,14 +64,7 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):
-    path = tmp_path / "millrace.toml"
-    path.write_text(file)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ParameterError) as caught:
-        load_settings(flags, file=path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    refuse(load_settings, tmp_path, monkeypatch, file, environment, flags, message)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +78,16 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
     ],
 )
 def test_a_services_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):
-    path = tmp_path / "millrace.toml"
+    refuse(load_service_settings, tmp_path, monkeypatch, file, environment, flags, message)
+
+
+def refuse(load, folder, monkeypatch, file, environment, flags, message):
+    path = folder / "millrace.toml"
     path.write_text(file)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ParameterError) as caught:
-        load_service_settings(flags, file=path)
+        load(flags, file=path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import MillraceError, OutputError, StorageError
-from pipeline.formats import partial
+from pipeline.formats import claims, partial
 from pipeline.formats.partial import Opening, PartialFile, PartialFolder
 from tests.pipeline.formats.contract import one_line
 
@@ -94,13 +94,13 @@ def test_nobody_else_can_read_a_private_output_for_a_moment(
     filled(tmp_path / "a", "old").publish() if kind is PartialFolder else published(tmp_path / "a", b"old")
     (tmp_path / "a").chmod(0o700)
     modes = []
-    lock = partial._lock
+    lock = claims._lock
 
     def noting(descriptor: int, path: Path) -> None:
         modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
         lock(descriptor, path)
 
-    monkeypatch.setattr(partial, "_lock", noting)
+    monkeypatch.setattr(claims, "_lock", noting)
     made = PartialFile(tmp_path / "a") if kind is PartialFile else filled(tmp_path / "a", "new")
     made.discard()
     assert modes == [0o700]
@@ -183,14 +183,14 @@ def test_what_is_no_file_is_never_replaced(place: str, kind: str, tmp_path: Path
 
 def before_locking(monkeypatch: pytest.MonkeyPatch, other: Callable[[], object]) -> None:
     """Another run's deed at the worst moment: when this one has opened what it is about to lock."""
-    lock = partial._lock
+    lock = claims._lock
 
     def late(descriptor: int, path: Path) -> None:
-        monkeypatch.setattr(partial, "_lock", lock)
+        monkeypatch.setattr(claims, "_lock", lock)
         other()
         lock(descriptor, path)
 
-    monkeypatch.setattr(partial, "_lock", late)
+    monkeypatch.setattr(claims, "_lock", late)
 
 
 def test_a_file_that_its_owner_has_just_published_is_not_resumed(
@@ -524,7 +524,7 @@ def test_nothing_is_written_into_a_folder_that_took_the_name(tmp_path: Path, mon
     second = PartialFolder(final, lambda _: True)
     with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced"), late.in_use():
         pytest.fail("the name is another's")
-    monkeypatch.setattr(partial, "_names", lambda *_: True)
+    monkeypatch.setattr(partial, "names", lambda *_: True)
     with late.in_use(), pytest.raises(FileNotFoundError):
         (late.inside / "chunk").write_bytes(b"late")
     with second.in_use():

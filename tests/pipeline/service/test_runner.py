@@ -16,6 +16,7 @@ from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
+from pipeline.service import backoff
 from pipeline.service import runner as runner_module
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
 from pipeline.service.roots import DataRoots
@@ -113,7 +114,7 @@ def expected(data):
 def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, streams, monkeypatch):
     """After each failure that was no job's fault the next claim comes later, until one succeeds."""
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.05)
     claims, full_for = [], 2
 
     def before():

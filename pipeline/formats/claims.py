@@ -1,0 +1,144 @@
+"""Whose a partial output is: created, locked while its owner lives, taken over from one that is gone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from pipeline.errors import OutputError
+
+_PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
+
+
+def existing(path: Path, flags: int, *, claim: bool) -> int:
+    """Open the partial output that is there, locked if it is to be owned. OutputError where there is none."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as exc:
+        way_out = "run the job again without --resume" if claim else "a worker needs the folder under the same path"
+        raise OutputError(f"{path}: is not there: {way_out}") from exc
+    try:
+        if claim:
+            _lock(descriptor, path)
+            # Between opening and locking, the owner may have published it: then this is the finished output.
+            if not names(path, descriptor):
+                raise OutputError(
+                    f"{path}: another run has published or removed it meanwhile: run the job again without --resume"
+                )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mode_of(output: Path) -> int | None:
+    """The permissions of an older output; None where there is none, which leaves it to the user's umask."""
+    try:
+        mode = output.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return mode & _PERMISSIONS if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else None
+
+
+def take_mode(descriptor: int, mode: int | None) -> None:
+    """Give what is open these permissions; None leaves it those that it has."""
+    now = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if mode is not None and now & _PERMISSIONS != mode:  # file systems without modes refuse to change one
+        os.fchmod(descriptor, now & ~_PERMISSIONS | mode)
+
+
+def claimed_file(path: Path, final: Path, mode: int | None) -> int:
+    """Create and lock an empty partial file. What stands there is removed, once the lock says that its owner is gone.
+
+    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it. Of the mode
+    its owner's right to read and write is never missing: workers that join open it by its name.
+    """
+    mode = None if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
+    created_as = 0o666 if mode is None else mode
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, created_as)
+        except IsADirectoryError as exc:
+            raise OutputError(
+                f"{path}: is a folder in the way of {final.name}; remove it, or choose another name"
+            ) from exc
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OutputError(f"{path}: stands in the way and is no regular file; remove it")
+            _lock(descriptor, path)
+            # Between opening and locking, the owner may have published it: then this is the finished file.
+            if names(path, descriptor):
+                if os.fstat(descriptor).st_size == 0:
+                    take_mode(descriptor, mode)
+                    return descriptor
+                path.unlink()
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno == errno.EWOULDBLOCK:
+            raise OutputError(
+                f"{path}: another run is writing this output; wait for it, stop it, or choose another name"
+            ) from exc
+        if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):  # file systems without locks
+            raise
+
+
+def names(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def claimed_folder(path: Path, mode: int | None) -> int:
+    """Create and lock an empty partial folder; what an interrupted run left there is removed, as for a file."""
+    mode = None if mode is None else mode | stat.S_IRWXU
+    while True:
+        _remove_abandoned(path)
+        try:
+            path.mkdir(_PERMISSIONS if mode is None else mode)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileExistsError, FileNotFoundError):
+            if not path.parent.is_dir():
+                raise
+            continue  # another run made or removed it at the same moment: its lock says whether it is still alive
+        try:
+            _lock(descriptor, path)
+            # Between creating and locking, another run may have taken it for an abandoned one.
+            if names(path, descriptor):
+                take_mode(descriptor, mode)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what an interrupted run left under a partial folder's name; OutputError where that run is still alive."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        _lock(descriptor, path)
+        if not names(path, descriptor):
+            return  # by now it is another's, or gone
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    finally:
+        os.close(descriptor)
