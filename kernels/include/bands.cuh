@@ -8,7 +8,7 @@
 constexpr int SECTOR_BYTES = 32;  // memory is written in these: blocks write whole ones (2 to 3 % on an H200)
 
 struct Picture {
-    int planes, rows, out_rows, band_rows, bands, tiles, columns, row_samples, out_row_samples;
+    int planes, rows, out_rows, bands, tiles, columns, row_samples, out_row_samples;
     int centre_y, centre_x;  // input position, in samples, of output 0's centre ("valid" moves it)
     int mode_y, mode_x;
     int aligned_in, aligned_out;  // whether whole vectors can be loaded and stored

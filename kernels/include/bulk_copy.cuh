@@ -1,4 +1,4 @@
-// Copies of whole rows from global to shared memory that one thread asks for (sm_90 on). Addresses and sizes are
+// Copies of whole rows between global and shared memory that one thread asks for (sm_90 on). Addresses and sizes are
 // multiples of 16 bytes. Rows that will be read once more stay in L2 before all that passes through.
 #pragma once
 
@@ -42,5 +42,24 @@ __device__ inline void bulk_load(void* shared, const void* global, int bytes, un
             shared_address(shared)),
         "l"(global), "r"(bytes), "r"(barrier), "l"(keep ? last : first)
         : "memory");
+#endif
+}
+
+// Bytes that nobody will soon want. The thread's next wait_for_bulk_stores says when `shared` may be written again.
+__device__ inline void bulk_store(void* global, const void* shared, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    unsigned long long first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\ncp.async.bulk.commit_group;" ::"l"(
+            global),
+        "r"(shared_address(shared)), "r"(bytes), "l"(first)
+        : "memory");
+#endif
+}
+
+__device__ inline void wait_for_bulk_stores() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }

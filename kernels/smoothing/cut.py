@@ -4,6 +4,8 @@ at about the same time, though each piece costs something to begin."""
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,9 +13,9 @@ from functools import lru_cache
 # What is tried: how often pieces fill the device if all are long, which part of them stays long, and how many shorter
 # ones may do the work of a long one.
 ROUNDS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12)
-FEW = 16  # pieces of a line, up to which every number is tried
+FEW = 16  # pieces of a line, up to which every number, and every other half, is tried
 LONG_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-SHORTER = (2, 3, 4, 6, 8)
+SHORTER = (1, 2, 3, 4, 6, 8)
 
 
 class Cut(ctypes.Structure):
@@ -33,6 +35,7 @@ class Cost:
     unit: int  # pieces do whole units of work
     least: int = 1  # units of a piece
     lost: int = 0  # positions that a piece goes through, but does not write
+    most: int | None = None  # units of a piece
     begin: float  # positions that a block could have done while it begins
     tail: float = 0.25  # of a piece's time: how much longer than the others the last one takes (measured on an H200)
 
@@ -78,8 +81,10 @@ def _done(longs: int, long_time: float, shorts: int, short_time: float, resident
 
 def _long(line: int, lines: int, resident: int, cost: Cost) -> list[int]:
     """Units of long pieces to be tried."""
-    pieces = {*range(1, FEW + 1), *(max(int(rounds * resident / lines), 1) for rounds in ROUNDS)}
-    return sorted({cost.units(-(-line // count)) for count in pieces})
+    fewest = 1 if cost.most is None else -(-line // cost.length(cost.most))
+    pieces = {fewest + half / 2 for half in range(2 * FEW)}
+    pieces.update(max(int(rounds * resident / lines), fewest) for rounds in ROUNDS)
+    return sorted({cost.units(math.ceil(line / count)) for count in pieces})
 
 
 def _tapers(line: int, units: int, cost: Cost) -> Iterator[tuple[int, int]]:
@@ -87,7 +92,7 @@ def _tapers(line: int, units: int, cost: Cost) -> Iterator[tuple[int, int]]:
     pieces = -(-line // cost.length(units))
     yield pieces, units
     few = range(1, pieces) if pieces <= FEW else {int(pieces * share) for share in LONG_SHARES}
-    for parts in SHORTER:
-        shorter = max(-(-units // parts), cost.units(1))
+    for longs, parts in itertools.product(few, SHORTER):
+        shorter = cost.units(-(-(line - longs * cost.length(units)) // ((pieces - longs) * parts)))
         if shorter < units:
-            yield from ((longs, shorter) for longs in few)
+            yield longs, shorter

@@ -25,6 +25,7 @@ MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 32
+START_ROWS = 1  # that a block could have written while it begins (measured on an H200)
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
 SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
@@ -59,7 +60,7 @@ class Picture(ctypes.Structure):
     """struct Picture of smoothing.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_int) for name in ("planes", "rows", "out_rows", "band_rows", "bands", "tiles")),
+        *((name, ctypes.c_int) for name in ("planes", "rows", "out_rows", "bands", "tiles")),
         *((name, ctypes.c_int) for name in ("columns", "row_samples", "out_row_samples", "centre_y", "centre_x")),
         *((name, ctypes.c_int) for name in ("mode_y", "mode_x", "aligned_in", "aligned_out")),
         ("fill", ctypes.c_uint),
@@ -174,7 +175,6 @@ class Tile:
     outputs: int  # samples of a row that it writes
     shared_bytes: int
     resident: int  # blocks on a multiprocessor
-    begin: float  # rows that a block could have written while it begins (measured on an H200)
 
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
@@ -200,7 +200,6 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        begin=0.5 if paired else 3 + radius / 2,
     )
 
 
@@ -238,7 +237,7 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
 def _cut(picture: Picture, tile: Tile) -> Cut:
     """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
-    cost = Cost(unit=tile.step, least=MIN_BAND_ROWS // tile.step, begin=tile.begin)
+    cost = Cost(unit=tile.step, least=MIN_BAND_ROWS // tile.step, begin=START_ROWS)
     bands = cut(picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors(), cost)
     picture.bands = bands.pieces(picture.out_rows)
     return bands

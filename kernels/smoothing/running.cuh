@@ -4,13 +4,14 @@
 #include "signal.cuh"
 #include "strips.cuh"
 
-// box_running: a warp filters a row or two of a strip at a time, in time that does not depend on the window. With
+// box_running: a warp filters a row or two of a strip in a step, in time that does not depend on the window. With
 //   D[x] = entering row - leaving row,  the window of row y is that of row y - 1 plus W[x], the sum of D across,
 //   and W[x] = W[x - pixel] + D[right edge] - D[left edge]:
 // four samples, paired by a byte permutation and added up by dp2a (dp4a), give each output, and only the lanes' totals are
 // exchanged, by a scan. The warps of a block (teams of one) take turns down one strip: each has its own ring of rows, which
-// the copy engine fills, and gets the sums of the row above through shared memory. So many warps hide latency, yet a device
-// walks few columns at once, and for windows up to some 60 rows of 16 bits those that leave are still in L2.
+// the copy engine fills, hands it its results, and gets the sums of the row above through shared memory. So many warps hide
+// latency, yet a device walks few columns at once, and for windows up to some 60 rows of 16 bits those that leave are still
+// in L2. One row a step and 15 warps pass u16 RGB at 31 x 31 in 229 us; two rows and 12 warps took 254 us.
 //
 // Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
 // a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
@@ -19,7 +20,6 @@
 //   of these      4 N on the multiplier: dp2a, high word    48 us, 48 us
 //   shared        (8 b + 4) N bytes                         120 us, 72 us
 constexpr int STAGES = 2;
-constexpr int MAX_TEAMS = 12;  // at most 14, for named barriers
 
 struct Mean {
     int before_y, taps_y, before_x, taps_x;
@@ -27,15 +27,8 @@ struct Mean {
     unsigned multiplier, shift;  // sum * multiplier >> 32 + shift is the mean, exactly (checked in running.py)
     int outputs;                 // samples of a row that a block writes
     int pitch;                   // bytes of a row in shared memory
-    int edge_band_rows;          // rows that a block at the left or right edge writes: those have more to do for each
-};
-
-// A lane's share of a row: an odd number of words where it can be, so that lanes read from different banks.
-template <typename Sample, int CHANNELS, int WORDS_WANTED>
-struct Lane {
-    static constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
-    static constexpr int WORDS = WORDS_WANTED - (BYTES == 2 && CHANNELS == 4 ? 1 : 0), SAMPLES = WORDS * A_WORD;
-    static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
+    int band_rows;               // rows that a block writes
+    int edge_band_rows;          // rows that one at the left or right edge writes: those have more to do for each
 };
 
 // sum + the products of the two (four) samples of `word` with the signed bytes of `weights`.
@@ -146,14 +139,18 @@ __device__ inline unsigned packed_means(const unsigned* sum, const Mean& mean) {
                            __byte_perm(bits[2], bits[3], 0x0040 + 0x0011 * byte), 0x5410);
 }
 
-// Writes a warp's samples of a row.
+// Writes a warp's samples of a row. Where the copy engine does it, it reads `results` until lane 0's wait_for_bulk_stores.
 template <typename Sample>
 __device__ inline void store_row(Sample* line, const unsigned* results, int samples, bool aligned, int lane) {
     constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
     if (aligned) {
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) bulk_store(line, results, samples * BYTES);
+#else
 #pragma unroll 4
         for (int i = lane; i < samples * BYTES / 16; i += 32)
             __stcs(reinterpret_cast<uint4*>(line) + i, reinterpret_cast<const uint4*>(results)[i]);
+#endif
         return;
     }
     const bool words = reinterpret_cast<unsigned long long>(line) % 4 == 0;
@@ -166,15 +163,17 @@ __device__ inline void store_row(Sample* line, const unsigned* results, int samp
 
 // The teams' turns: what a team wrote before it passed the turn is seen by the next. compute-sanitizer does not follow a
 // named barrier's arrive: for it, and it alone (TURNS_BY_SIGNALS), signals do the same, 3 to 15 % slower (H200).
+template <int TEAMS>
 struct Turns {
 #ifdef TURNS_BY_SIGNALS
-    Signal signals[MAX_TEAMS];
+    Signal signals[TEAMS];
     __device__ void begin(int team, int lane) {
         if (lane == 0) reset<32>(signals + team);
     }
     __device__ void pass_on(int team, int teams) { arrive(signals + (team + 1 == teams ? 0 : team + 1)); }
     __device__ void await(int team, int turn) { wait_for<32>(signals + team, turn - (team == 0)); }
 #else
+    static_assert(TEAMS < 16, "a named barrier each, and that of the block");
     __device__ void begin(int, int) {}
     __device__ void pass_on(int team, int teams) {
         asm volatile("bar.arrive %0, 64;" ::"r"(team + 1 == teams ? 1 : team + 2) : "memory");
@@ -189,41 +188,42 @@ struct Part {
     long long plane;
 };
 
-__device__ inline Part part_of(unsigned block, const Picture& picture, int edge_band_rows) {
-    const unsigned edge_bands = (picture.out_rows + edge_band_rows - 1) / edge_band_rows, edges = min(picture.tiles, 2);
+__device__ inline Part part_of(unsigned block, const Picture& picture, const Mean& mean) {
+    const unsigned edge_bands = (picture.out_rows + mean.edge_band_rows - 1) / mean.edge_band_rows, edges = min(picture.tiles, 2);
     const unsigned outer = edges * edge_bands * picture.planes;
     const bool at_edge = block < outer;
     const unsigned across = at_edge ? edges : picture.tiles - edges, bands = at_edge ? edge_bands : picture.bands;
     const unsigned rest = at_edge ? block : block - outer;
-    const int height = at_edge ? edge_band_rows : picture.band_rows, y = rest / across % bands * height;
+    const int height = at_edge ? mean.edge_band_rows : mean.band_rows, y = rest / across % bands * height;
     const int tile = static_cast<int>(rest % across) + (at_edge ? 0 : 1);
     return {at_edge && tile == 1 ? picture.tiles - 1 : tile, y, min(y + height, picture.out_rows), rest / across / bands};
 }
 
-template <typename Sample, int CHANNELS, int WORDS_WANTED>
-__global__ void __launch_bounds__(32 * MAX_TEAMS, 1)
+// WORDS: of a row that a lane sums, best an odd number, so that lanes read from different banks; ROWS: of a step.
+template <typename Sample, int CHANNELS, int WORDS, int ROWS, int TEAMS>
+__global__ void __launch_bounds__(32 * TEAMS, 1)
 box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
-    using Mine = Lane<Sample, CHANNELS, WORDS_WANTED>;
-    constexpr int RUNNING_ROWS = Strip<Sample>::ROWS, SLOTS = Strip<Sample>::SLOTS;
-    constexpr int WORDS = Mine::WORDS, SAMPLES = Mine::SAMPLES, QUADS = (SAMPLES + 3) / 4, BYTES = Mine::BYTES, VECTOR = 16 / BYTES;
+    constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, VECTOR = 16 / BYTES, SLOTS = 2 * ROWS;
+    constexpr int SAMPLES = WORDS * A_WORD, QUADS = (SAMPLES + 3) / 4;
+    static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
     extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ __align__(8) unsigned long long arrivals[MAX_TEAMS][STAGES];
+    __shared__ __align__(8) unsigned long long arrivals[TEAMS][STAGES];
     __shared__ __align__(16) uint4 passed[QUADS][32];  // each lane's sums, from team to team
     __shared__ Beyond beyond;
-    __shared__ Turns turns;
+    __shared__ Turns<TEAMS> turns;
     const int teams = blockDim.x / 32, team = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Part part = part_of(blockIdx.x, picture, mean.edge_band_rows);
+    const Part part = part_of(blockIdx.x, picture, mean);
     const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
     const int y_begin = part.y_begin, y_end = part.y_end;
     Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
     const int distance = mean.taps_x * CHANNELS;
-    const Strip<Sample> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
-                                x + picture.centre_x - (mean.before_x + 1) * CHANNELS, x_end - x + distance,
-                                y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
-    const int steps = strip.warm + (y_end - y_begin + RUNNING_ROWS - 1) / RUNNING_ROWS;
+    const Strip<Sample, ROWS> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
+                                    x + picture.centre_x - (mean.before_x + 1) * CHANNELS, x_end - x + distance,
+                                    y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
+    const int steps = strip.warm + (y_end - y_begin + ROWS - 1) / ROWS;
     const bool at_edge = strip.left < VECTOR || strip.left + strip.span > picture.row_samples - VECTOR;
     // Of the team: its ring of rows and the results of a step.
-    unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + RUNNING_ROWS * 128 * WORDS);
+    unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + ROWS * 128 * WORDS);
     unsigned* results = reinterpret_cast<unsigned*>(ring + STAGES * SLOTS * mean.pitch);
 
     if (threadIdx.x == 0) beyond.useless = (picture.row_samples | strip.skew_of_rows()) % VECTOR != 0;
@@ -235,7 +235,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
     __syncthreads();
     // Where in a word a lane's samples begin at the left and at the right edge of its windows, where that is so in all rows.
-    const bool alike = picture.row_samples % Mine::A_WORD == 0;
+    const bool alike = picture.row_samples % A_WORD == 0;
     const int left_byte = strip.skew(0) * BYTES % 4, right_byte = (left_byte + distance * BYTES) % 4;
 
     int row, skew, next_row = 0, next_skew = 0;  // of this turn and the next, in lane i < SLOTS for row i
@@ -265,11 +265,11 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
             else beyond.patch(slots, mean.pitch, strip, row, skew, lane, picture);
             __syncwarp();
         }
-        unsigned change[RUNNING_ROWS][SAMPLES], total[RUNNING_ROWS * CHANNELS], before[RUNNING_ROWS * CHANNELS];
-        int first_window[RUNNING_ROWS * CHANNELS];  // the change of the window before the tile's first output
+        unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], before[ROWS * CHANNELS];
+        int first_window[ROWS * CHANNELS];  // the change of the window before the tile's first output
         const unsigned weights = warming ? 0x0101u : 0xFF01u, opposite = warming ? 0xFFFFu : 0x01FFu;
 #pragma unroll
-        for (int k = 0; k < RUNNING_ROWS; ++k) {
+        for (int k = 0; k < ROWS; ++k) {
             const unsigned char* entering = slots + 2 * k * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k);
             const unsigned char* leaving = slots + (2 * k + 1) * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k + 1);
             unsigned(&sums)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]);
@@ -296,11 +296,11 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         }
         scan(before, total);
 #pragma unroll
-        for (int i = 0; i < RUNNING_ROWS * CHANNELS; ++i) before[i] += warp_sum(first_window[i]);
+        for (int i = 0; i < ROWS * CHANNELS; ++i) before[i] += warp_sum(first_window[i]);
 
         // The sums go from team to team: all that can be added before the turn comes is, since the others wait for it.
 #pragma unroll
-        for (int k = 0; k < RUNNING_ROWS; ++k)
+        for (int k = 0; k < ROWS; ++k)
 #pragma unroll
             for (int j = 0; j < SAMPLES; ++j)
                 change[k][j] += before[k * CHANNELS + j % CHANNELS] + (k > 0 ? change[max(k - 1, 0)][j] : 0);
@@ -311,31 +311,34 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         const unsigned(&sum)[SAMPLES] = reinterpret_cast<unsigned(&)[SAMPLES]>(held);
         unsigned(&next_sum)[SAMPLES] = reinterpret_cast<unsigned(&)[SAMPLES]>(next);
 #pragma unroll
-        for (int j = 0; j < SAMPLES; ++j) next_sum[j] = sum[j] + change[RUNNING_ROWS - 1][j];
+        for (int j = 0; j < SAMPLES; ++j) next_sum[j] = sum[j] + change[ROWS - 1][j];
 #pragma unroll
         for (int i = 0; i < QUADS; ++i) passed[i][lane] = next[i];
         if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
         if (warming) continue;
 
+        if (lane == 0) wait_for_bulk_stores();
         __syncwarp();  // the results of the turn before have been read
 #pragma unroll
-        for (int k = 0; k < RUNNING_ROWS; ++k) {
+        for (int k = 0; k < ROWS; ++k) {
             unsigned* mine = results + (32 * k + lane) * WORDS;
 #pragma unroll
-            for (int j = 0; j < SAMPLES; ++j) change[k][j] = k + 1 < RUNNING_ROWS ? sum[j] + change[k][j] : next_sum[j];
+            for (int j = 0; j < SAMPLES; ++j) change[k][j] = k + 1 < ROWS ? sum[j] + change[k][j] : next_sum[j];
             if (mean.shift % 8 == 0) {
 #pragma unroll
-                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&change[k][i * Mine::A_WORD], mean);
+                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&change[k][i * A_WORD], mean);
             } else {
 #pragma unroll
-                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&change[k][i * Mine::A_WORD], mean);
+                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&change[k][i * A_WORD], mean);
             }
         }
+        fence_bulk_copies();
         __syncwarp();
-        const int y = (step - strip.warm) * RUNNING_ROWS;
+        const int y = (step - strip.warm) * ROWS;
 #pragma unroll 1
-        for (int k = 0; k < min(RUNNING_ROWS, y_end - y_begin - y); ++k)
+        for (int k = 0; k < min(ROWS, y_end - y_begin - y); ++k)
             store_row(out_tile + (y + k) * static_cast<long long>(picture.out_row_samples),
                       results + 32 * k * WORDS, x_end - x, picture.aligned_out, lane);
     }
+    if (lane == 0) wait_for_bulk_stores();  // before the block's memory goes
 }

@@ -5,26 +5,54 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.fused import C_TYPES, MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, SECTOR_BYTES, picture_of, view_of
+from kernels.smoothing.fused import (
+    C_TYPES,
+    MAX_BLOCKS,
+    MAX_CHANNELS,
+    MAX_LENGTH,
+    SECTOR_BYTES,
+    View,
+    picture_of,
+    view_of,
+)
 from kernels.smoothing.window import Window
 
-# Words of a row that a lane sums: more spend less on the lanes' totals, fewer leave more registers.
-LANE_WORDS = {"uint8": 15, "uint16": 15, "int16": 15}
-ENTRIES = tuple(
-    f"box_running<{C_TYPES[dtype]}, {channels}, {words}>"
-    for dtype, words in LANE_WORDS.items()
-    for channels in range(1, MAX_CHANNELS + 1)
-)
-STAGES = 2  # steps whose rows a warp holds in shared memory; a step has as many rows as a sample has bytes
-MIN_TEAMS, MAX_TEAMS = 4, 12  # warps of a block; fewer do not hide latency
-STATIC_BYTES = 9 << 10  # shared memory of a block besides its teams'
-L2_BYTES = 16 << 20  # that rows can be expected to stay in (H200: of 60 MB, with what is read once and written passing)
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How box_running of smoothing.cu goes down an image: what was fastest on an H200, of what fits registers."""
+
+    words: int  # of a row that a lane sums; an odd number keeps lanes on different banks
+    rows: int = 1  # that a warp filters in a step
+    teams: int = 15  # warps of a block; one more, and named barriers run out
+
+    @property
+    def strip_bytes(self) -> int:
+        """Of a row that a warp writes."""
+        return 32 * 4 * self.words
+
+
+# By bytes of a sample and channels.
+SHAPES = {
+    (1, 1): Shape(words=11, rows=2, teams=12),
+    (1, 2): Shape(words=17),
+    (1, 3): Shape(words=15),
+    (1, 4): Shape(words=17),
+    (2, 1): Shape(words=17),
+    (2, 2): Shape(words=17),
+    (2, 3): Shape(words=15),
+    (2, 4): Shape(words=18),
+}
+DTYPES = ("uint8", "uint16", "int16")
+STAGES = 2  # steps whose rows a warp holds in shared memory
+STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
 EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
 START_ROWS = 48  # that a block could have filtered while it waits for its first
 SLACK_BYTES = 32  # of a row in shared memory: the rest of its first and last vector
@@ -36,17 +64,18 @@ class Mean(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("before_y", "taps_y", "before_x", "taps_x")),
         *((name, ctypes.c_uint) for name in ("initial", "multiplier", "shift")),
-        *((name, ctypes.c_int) for name in ("outputs", "pitch", "edge_band_rows")),
+        *((name, ctypes.c_int) for name in ("outputs", "pitch", "band_rows", "edge_band_rows")),
     )
 
 
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
     view = view_of(shape, windows)
-    if view is None or dtype.name not in LANE_WORDS or any(window.half_weights is not None for window in windows):
+    if view is None or dtype.name not in DTYPES or any(window.half_weights is not None for window in windows):
         return False
     if max(view.columns * view.channels, view.rows) > MAX_LENGTH or exact_division(_samples(windows), dtype) is None:
         return False
-    return view.planes * -(-view.columns * view.channels // _strip(dtype, view.channels)) <= MAX_BLOCKS
+    row_bytes = view.columns * view.channels * dtype.itemsize
+    return view.planes * -(-row_bytes // _shape(dtype, view).strip_bytes) <= MAX_BLOCKS
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
@@ -57,26 +86,25 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture = picture_of(image, view, cval, out)
     before_y, taps_y = (0, 1) if view.down is None else (view.down.before, view.down.taps)
     before_x, taps_x = (0, 1) if view.across is None else (view.across.before, view.across.taps)
-    strip, sector = _strip(dtype, view.channels), SECTOR_BYTES // dtype.itemsize
+    shape = _shape(dtype, view)
+    strip, sector = shape.strip_bytes // dtype.itemsize, SECTOR_BYTES // dtype.itemsize
     tiles = -(-picture.out_row_samples // strip)
     outputs = min(-(-picture.out_row_samples // (tiles * sector)) * sector, strip)
-    pitch = -(-((strip + taps_x * view.channels) * dtype.itemsize + SLACK_BYTES) // 16) * 16
-    team_bytes = dtype.itemsize * (STAGES * 2 * pitch + strip * dtype.itemsize)
-    blocks_at_once, teams = _teams(dtype, multiprocessors() * strip * taps_y * dtype.itemsize, team_bytes)
+    pitch = -(-(shape.strip_bytes + taps_x * view.channels * dtype.itemsize + SLACK_BYTES) // 16) * 16
+    team_bytes = shape.rows * (STAGES * 2 * pitch + shape.strip_bytes)
+    teams = min(shape.teams, (shared_bytes_a_block() - STATIC_BYTES) // team_bytes)
     picture.tiles = -(-picture.out_row_samples // outputs)
-    picture.band_rows, edge_band_rows = _band_rows(
-        view.planes, picture.tiles, picture.out_rows, taps_y, blocks_at_once * multiprocessors()
-    )
-    picture.bands = -(-picture.out_rows // picture.band_rows)
+    band_rows, edge_band_rows = _band_rows(view.planes, picture.tiles, picture.out_rows, taps_y, multiprocessors())
+    picture.bands = -(-picture.out_rows // band_rows)
     edges = min(picture.tiles, 2)
     blocks = (picture.tiles - edges) * picture.bands + edges * -(-picture.out_rows // edge_band_rows)
     mean = Mean(
         before_y=before_y, taps_y=taps_y, before_x=before_x, taps_x=taps_x,
         initial=samples // 2 + (samples << 15 if dtype == np.int16 else 0),
         multiplier=division[0], shift=division[1], outputs=outputs, pitch=pitch,
-        edge_band_rows=edge_band_rows,
+        band_rows=band_rows, edge_band_rows=edge_band_rows,
     )  # fmt: skip
-    kernel("smoothing", f"box_running<{C_TYPES[dtype.name]}, {view.channels}, {LANE_WORDS[dtype.name]}>").launch(
+    kernel("smoothing", _entry(dtype.name, view.channels)).launch(
         (view.planes * blocks,), (32 * teams,), (image, out, picture, mean),
         shared_bytes=teams * team_bytes, stream=stream,
     )  # fmt: skip
@@ -100,20 +128,13 @@ def _samples(windows: Sequence[Window]) -> int:
     return math.prod(window.taps for window in windows)
 
 
-def _strip(dtype: np.dtype[Any], channels: int) -> int:
-    """Samples of a row that a warp writes (struct Lane of smoothing.cu)."""
-    words = LANE_WORDS[dtype.name] - (dtype.itemsize == 2 and channels == 4)
-    return 32 * words * 4 // dtype.itemsize
+def _shape(dtype: np.dtype[Any], view: View) -> Shape:
+    return SHAPES[dtype.itemsize, view.channels]
 
 
-def _teams(dtype: np.dtype[Any], walked_bytes: int, team_bytes: int) -> tuple[int, int]:
-    """Blocks that a multiprocessor holds, and teams of each.
-
-    One block walks the fewest columns, so that the rows that leave may still be in L2. Where they cannot be, device
-    memory sets the pace of 16-bit images, and two blocks keep more rows on their way.
-    """
-    one, two = (min(MAX_TEAMS, (shared_bytes_a_block() // n - STATIC_BYTES) // team_bytes) for n in (1, 2))
-    return (2, two) if dtype.itemsize == 2 and walked_bytes > L2_BYTES and two >= MIN_TEAMS else (1, one)
+def _entry(dtype: str, channels: int) -> str:
+    shape = SHAPES[np.dtype(dtype).itemsize, channels]
+    return f"box_running<{C_TYPES[dtype]}, {channels}, {shape.words}, {shape.rows}, {shape.teams}>"
 
 
 @lru_cache(maxsize=256)
@@ -133,3 +154,6 @@ def _band_rows(planes: int, tiles: int, out_rows: int, taps_y: int, at_once: int
     )
     inner, outer = min(choices, key=cost)
     return -(-out_rows // inner), -(-out_rows // outer)
+
+
+ENTRIES = tuple(_entry(dtype, channels) for dtype in DTYPES for channels in range(1, MAX_CHANNELS + 1))

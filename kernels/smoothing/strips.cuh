@@ -7,12 +7,11 @@
 
 constexpr int ZEROS = -2;  // in place of a row's number; -1: the constant beyond the edge
 
-// Where the rows of a strip come from.
-template <typename Sample>
+// Where the rows of a strip come from. ROWS: that a warp filters in a step.
+template <typename Sample, int ROWS>
 struct Strip {
     static constexpr int VECTOR = 16 / sizeof(Sample);
-    // Rows that a warp filters in a step (of bytes it holds twice as many samples of a row), and those it reads for them.
-    static constexpr int ROWS = sizeof(Sample), SLOTS = 2 * ROWS;
+    static constexpr int SLOTS = 2 * ROWS;  // rows that are read in a step
     const Sample* plane;
     long long row_samples;
     int left, span;    // the first sample of a row that is needed, and how many are
@@ -46,10 +45,10 @@ struct Strip {
 };
 
 // Asks for the rows of a step: lane i < SLOTS for row i. All lanes call this.
-template <typename Sample>
-__device__ inline void fetch(unsigned char* slots, int pitch, unsigned long long* arrival, const Strip<Sample>& strip, int row,
-                             int skew, bool at_edge, int lane, const Picture& picture) {
-    constexpr int VECTOR = Strip<Sample>::VECTOR, SLOTS = Strip<Sample>::SLOTS, BYTES = sizeof(Sample);
+template <typename Sample, int ROWS>
+__device__ inline void fetch(unsigned char* slots, int pitch, unsigned long long* arrival, const Strip<Sample, ROWS>& strip,
+                             int row, int skew, bool at_edge, int lane, const Picture& picture) {
+    constexpr int VECTOR = Strip<Sample, ROWS>::VECTOR, SLOTS = 2 * ROWS, BYTES = sizeof(Sample);
     int from = strip.left - skew, to = from + ((skew + strip.span + VECTOR - 1) & ~(VECTOR - 1));
     if (at_edge) from = max(from, strip.begin(skew)), to = max(min(to, strip.end(skew)), from);
     if (row < 0) to = from;
@@ -80,10 +79,10 @@ __device__ inline void fetch(unsigned char* slots, int pitch, unsigned long long
 }
 
 // Writes what was not fetched of a step's rows: samples beyond the row's ends, and those of the vectors that straddle them.
-template <int CHANNELS, typename Sample>
-__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample>& strip, int row, int skew, int lane,
+template <int CHANNELS, typename Sample, int ROWS>
+__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, int row, int skew, int lane,
                              const Picture& picture) {
-    constexpr int VECTOR = Strip<Sample>::VECTOR, SLOTS = Strip<Sample>::SLOTS;
+    constexpr int VECTOR = Strip<Sample, ROWS>::VECTOR, SLOTS = 2 * ROWS;
     const int left = strip.left, right = strip.left + strip.span, length = picture.row_samples;
     int rows[SLOTS], begin[SLOTS], end[SLOTS];  // of the samples of a row that were fetched
     Sample* samples[SLOTS];
@@ -123,8 +122,8 @@ struct Beyond {
     int useless;                       // some are not among the samples fetched
 
     // All threads of the block call this, and wait for each other before and after.
-    template <int CHANNELS, typename Sample>
-    __device__ void fill(const Strip<Sample>& strip, const Picture& picture) {
+    template <int CHANNELS, typename Sample, int ROWS>
+    __device__ void fill(const Strip<Sample, ROWS>& strip, const Picture& picture) {
         const int left = strip.left, right = left + strip.span, length = picture.row_samples;
         const int before = max(-left, 0), count = before + max(right - length, 0);
         for (int i = threadIdx.x; i < count; i += blockDim.x) {
@@ -136,12 +135,12 @@ struct Beyond {
         }
     }
 
-    template <typename Sample>
-    __device__ void patch(unsigned char* slots, int pitch, const Strip<Sample>& strip, int row, int skew, int lane,
+    template <typename Sample, int ROWS>
+    __device__ void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, int row, int skew, int lane,
                           const Picture& picture) const {
         const int left = strip.left, before = max(-left, 0), end = picture.row_samples - left;
         const int count = before + max(strip.span - end, 0);
-        constexpr int SLOTS = Strip<Sample>::SLOTS;
+        constexpr int SLOTS = 2 * ROWS;
         Sample* samples[SLOTS];
         bool whole[SLOTS];  // rows beyond the edge are constant already
 #pragma unroll

@@ -37,7 +37,6 @@ struct Tree<1> {
 };
 
 constexpr int TREE_CHUNK = 32;  // results of its run that a lane hands out at once: a line of memory, when written whole
-constexpr int TREE_GROUP = 4;   // rows that are fetched at once
 
 template <int TAPS>
 struct TreeShape {
@@ -49,8 +48,8 @@ struct TreeShape {
     static constexpr int SPAN = COLUMNS * COLUMN_THREADS;
     static constexpr int ROW_WARPS = LONG ? 3 : 5, THREADS = COLUMN_THREADS + 32 * ROW_WARPS;
     static constexpr int BATCH = LINKED ? 4 : 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
-    static constexpr int GROUPS = 4;                                 // of rows in shared memory: used, or on their way
-    static constexpr int BUFFERS = LINKED ? 3 : 6;
+    static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory: used, or on their way
+    static constexpr int BUFFERS = LINKED ? 4 : 6;
     static constexpr int LEAD_X = (IN_REGISTERS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int LEAD_Y = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int RING = TAPS / 2 + TAPS % 2;  // LINKED: rows of the ring in shared memory; samples of a run
@@ -59,7 +58,7 @@ struct TreeShape {
     // Words from run to run, and from row to row: eight lanes that read quads at once meet different banks.
     static constexpr int GAP = LINKED ? 4 : 0, RUN_PITCH = RUN + GAP, PITCH = LINKED ? 616 : SPAN + 36;
     static constexpr int BUFFER = BATCH * PITCH, STAGE = 32 * TREE_CHUNK;
-    static_assert(PERIOD % (GROUPS * TREE_GROUP) == 0, "slots are in step from period to period");
+    static_assert(PERIOD % (GROUPS * GROUP) == 0, "slots are in step from period to period");
     static_assert(TREE_CHUNK % PERIOD == 0, "rings are in step from chunk to chunk");
     static_assert(!LINKED || RING == 2 * PERIOD, "the ring turns in halves");
     static_assert(PITCH / 4 % 2 == 1 || LINKED && PITCH / 4 % 8 == 2, "rows begin in different banks");
@@ -97,18 +96,23 @@ struct TreeColumns {
 // What a block sees: neither the left nor the right edge; what lies beyond them too; what mode CONSTANT puts there too.
 enum class Sight { INSIDE, EDGES, CONSTANTS };
 
+// The numbers of a group's rows, in one load.
+template <int GROUP>
+struct __align__(4 * GROUP) GroupRows {
+    unsigned row[GROUP];
+};
+
 // Fetches a group of rows of a thread's columns, for itself; `from` says which.
-template <Sight SIGHT, int COLUMNS, int THREADS>
+template <Sight SIGHT, int COLUMNS, int THREADS, int GROUP>
 __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<COLUMNS>& sources, const unsigned* from) {
-    const uint4 quad = *reinterpret_cast<const uint4*>(from);
-    const unsigned row[TREE_GROUP] = {quad.x, quad.y, quad.z, quad.w};
+    const GroupRows<GROUP> rows = *reinterpret_cast<const GroupRows<GROUP>*>(from);
 #pragma unroll
-    for (int i = 0; i < TREE_GROUP; ++i)
+    for (int i = 0; i < GROUP; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
             // Where columns are as far apart as their threads, an address does for all.
             const char* column = reinterpret_cast<const char*>(sources.column[SIGHT == Sight::INSIDE ? 0 : j]);
-            column += row[i] * static_cast<unsigned long long>(sources.row_bytes);
+            column += rows.row[i] * static_cast<unsigned long long>(sources.row_bytes);
             const float* at = reinterpret_cast<const float*>(column) + (SIGHT == Sight::INSIDE ? j * THREADS : 0);
             copy_4_bytes(samples + (i * COLUMNS + j) * THREADS, at);
         }
@@ -128,7 +132,8 @@ template <int TAPS, Sight SIGHT>
 __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorkspace& work, const Picture& picture, int x,
                                             int y, int rows) {
     typedef TreeShape<TAPS> Shape;
-    constexpr int COLUMNS = Shape::COLUMNS, THREADS = Shape::COLUMN_THREADS, SPAN = Shape::SPAN, GROUPS = Shape::GROUPS;
+    constexpr int COLUMNS = Shape::COLUMNS, THREADS = Shape::COLUMN_THREADS, SPAN = Shape::SPAN;
+    constexpr int GROUP = Shape::GROUP, GROUPS = Shape::GROUPS;
     const int thread = threadIdx.x;
     TreeColumns<COLUMNS> sources;
     sources.row_bytes = picture.row_samples * static_cast<unsigned>(sizeof(float));
@@ -146,32 +151,32 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
     float* samples = work.samples + thread;
     const unsigned* from = work.from;
 #pragma unroll
-    for (int i = 0; i < GROUPS - 1; ++i, from += TREE_GROUP)
-        fetch_group<SIGHT, COLUMNS, THREADS>(samples + i * TREE_GROUP * SPAN, sources, from);
+    for (int i = 0; i < GROUPS - 1; ++i, from += GROUP)
+        fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + i * GROUP * SPAN, sources, from);
     float* to = work.buffers;  // the buffer that is being filled
     int buffer = 0, turn = 0;
 #pragma unroll 1
     for (int base = -Shape::LEAD_Y; base < rows; base += Shape::PERIOD) {
 #pragma unroll
-        for (int part = 0; part < Shape::PERIOD; part += TREE_GROUP, from += TREE_GROUP) {
+        for (int part = 0; part < Shape::PERIOD; part += GROUP, from += GROUP) {
             const int row = base + part;
             wait_for_groups_but<GROUPS - 2>();
             // The slot whose rows were used last takes the next.
-            const int slot = part / TREE_GROUP % GROUPS, last = (slot + GROUPS - 1) % GROUPS;
-            fetch_group<SIGHT, COLUMNS, THREADS>(samples + last * TREE_GROUP * SPAN, sources, from);
-            float sample[TREE_GROUP][COLUMNS], older[TREE_GROUP][COLUMNS];  // all loaded before anything is stored, and once
+            const int slot = part / GROUP % GROUPS, last = (slot + GROUPS - 1) % GROUPS;
+            fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + last * GROUP * SPAN, sources, from);
+            float sample[GROUP][COLUMNS], older[GROUP][COLUMNS];  // all loaded before anything is stored, and once
 #pragma unroll
-            for (int i = 0; i < TREE_GROUP; ++i)
+            for (int i = 0; i < GROUP; ++i)
 #pragma unroll
                 for (int j = 0; j < COLUMNS; ++j) {
-                    sample[i][j] = *static_cast<const volatile float*>(samples + slot * TREE_GROUP * SPAN +
+                    sample[i][j] = *static_cast<const volatile float*>(samples + slot * GROUP * SPAN +
                                                                        (i * COLUMNS + j) * THREADS);
                     if (Shape::LINKED)
                         older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
                 }
             if (part % Shape::BATCH == 0 && turn > 0) wait_for<32>(work.emptied + buffer, turn - 1);
 #pragma unroll
-            for (int i = 0; i < TREE_GROUP; ++i) {
+            for (int i = 0; i < GROUP; ++i) {
                 const bool beyond = SIGHT == Sight::CONSTANTS && picture.mode_y == CONSTANT &&
                                     static_cast<unsigned>(y + row + i) >= static_cast<unsigned>(picture.rows);
 #pragma unroll
@@ -188,7 +193,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                     to[(part + i) % Shape::BATCH * Shape::PITCH + word[j]] = sum;
                 }
             }
-            if ((part + TREE_GROUP) % Shape::BATCH == 0 && row >= 0) {
+            if ((part + GROUP) % Shape::BATCH == 0 && row >= 0) {
                 arrive(work.filled + buffer);
                 to += Shape::BUFFER;
                 if (++buffer == Shape::BUFFERS) buffer = 0, to = work.buffers, ++turn;
@@ -314,14 +319,14 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
 
 template <int TAPS>
 __global__ void __launch_bounds__(TreeShape<TAPS>::THREADS, 1)
-tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, float scale) {
+tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut bands, float scale) {
     typedef TreeShape<TAPS> Shape;
     extern __shared__ __align__(16) float tree_shared[];
     __shared__ Signal signals[2][Shape::BUFFERS];
-    const int tile = blockIdx.x % picture.tiles, rest = blockIdx.x / picture.tiles;
-    const long long plane = rest / picture.bands;
-    const int x = tile * Shape::OUTPUTS, y = rest % picture.bands * picture.band_rows;
-    const int rows = min(picture.band_rows, picture.out_rows - y);
+    const int tile = blockIdx.x % picture.tiles, rest = blockIdx.x / picture.tiles, band = rest / picture.planes;
+    const long long plane = rest % picture.planes;
+    const int x = tile * Shape::OUTPUTS, y = bands.begin(band);
+    const int rows = min(bands.begin(band + 1), picture.out_rows) - y;
     // Input position of the row that completes the first windows, and of the column that begins them.
     const int last_y = y + picture.centre_y - TAPS / 2 + TAPS - 1, first_x = x + picture.centre_x - TAPS / 2;
     // Columns are fetched from a whole line of memory on where there are enough, and put so that runs begin with a quad.
@@ -334,14 +339,14 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, flo
     work.buffers = tree_shared;
     work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
     work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
-    work.ring = work.samples + Shape::GROUPS * TREE_GROUP * Shape::SPAN;
+    work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
     work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
     work.filled = signals[0], work.emptied = signals[1];
     if (threadIdx.x < Shape::BUFFERS) {
         reset<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
         reset<32>(work.emptied + threadIdx.x);
     }
-    for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + 4 * TREE_GROUP; i += Shape::THREADS)
+    for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
         work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
     __syncthreads();
 

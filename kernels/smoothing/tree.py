@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cut import Cost, cut
 from kernels.smoothing.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
 # A tree's rings are registers, so the compiler must know the window. Other sizes are left to `streamed`.
 SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
-CHUNK, GROUP = 32, 4
+CHUNK, GROUPS = 32, 4
 MAX_BAND_ROWS = 1376
+START_ROWS = 32  # that a block could have filtered while it waits for its first
 MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -32,7 +33,7 @@ class Shape:
     column_threads: int
     row_warps: int
     batch: int
-    groups: int
+    group: int
     buffers: int
     pitch: int
 
@@ -62,9 +63,10 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        words = self.buffers * self.batch * self.pitch + self.row_warps * 32 * CHUNK + self.groups * GROUP * self.span
+        fetched = GROUPS * self.group
+        words = self.buffers * self.batch * self.pitch + self.row_warps * 32 * CHUNK + fetched * self.span
         words += self._ring * self.span if self.linked else 0
-        return 4 * (words + MAX_BAND_ROWS + self.lead_rows + self.period + 4 * GROUP)
+        return 4 * (words + MAX_BAND_ROWS + self.lead_rows + self.period + fetched)
 
     @property
     def _ring(self) -> int:
@@ -77,10 +79,10 @@ def _whole(count: int, unit: int) -> int:
 
 def shape_of(taps: int) -> Shape:
     if taps > 63:
-        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=4, groups=4, buffers=3, pitch=616)
+        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=4, group=2, buffers=4, pitch=616)
     if taps > 31:
-        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=8, groups=4, buffers=6, pitch=612)
-    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, groups=4, buffers=6, pitch=740)
+        return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=8, group=4, buffers=6, pitch=612)
+    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, group=4, buffers=6, pitch=740)
 
 
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
@@ -102,24 +104,15 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     taps = windows[0].taps
     block, picture = shape_of(taps), picture_of(image, view, cval, out)
     picture.tiles = -(-picture.out_row_samples // block.outputs)
-    picture.band_rows = band_rows(picture.out_rows, picture.tiles * picture.planes, block, multiprocessors())
-    picture.bands = -(-picture.out_rows // picture.band_rows)
+    cost = Cost(
+        unit=block.period,
+        most=MAX_BAND_ROWS // block.period,
+        begin=block.lead_rows + START_ROWS,
+        tail=0.25 if block.linked else 0.05,
+    )
+    bands = cut(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
     kernel("smoothing", f"tree<{taps}>").launch(
-        (picture.planes * picture.tiles * picture.bands,), (block.threads,), (image, out, picture, scale),
-        shared_bytes=block.shared_bytes, stream=stream,
+        (picture.planes * picture.tiles * bands.pieces(picture.out_rows),), (block.threads,),
+        (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def band_rows(out_rows: int, columns: int, block: Shape, resident: int) -> int:
-    """Rows of a band: `resident` blocks at a time then go down the fewest rows, one after another."""
-    fewest = -(-out_rows // MAX_BAND_ROWS)
-    most = max(-(-out_rows // (4 * block.period)), fewest)
-
-    def rows_in_turn(bands: int) -> int:
-        rows = _whole(-(-out_rows // bands), block.period)
-        return -(-columns * -(-out_rows // rows) // resident) * (rows + block.lead_rows)
-
-    bands = min(range(fewest, min(most, fewest + 64) + 1), key=rows_in_turn)
-    return _whole(-(-out_rows // bands), block.period)

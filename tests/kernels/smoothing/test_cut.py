@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernels.smoothing.cut import Cost, Cut, cut
 
-ROWS = Cost(unit=16, least=2, begin=3.5)  # as of short windows
+ROWS = Cost(unit=16, least=2, begin=1)  # as of short windows
 POSITIONS = Cost(unit=64, lost=32, begin=64)  # as of longer Gaussians
 RESIDENT = 528  # blocks at once
 
@@ -31,13 +31,18 @@ def begins(made: Cut, line: int) -> list[int]:
     unit=st.sampled_from([1, 8, 16, 32, 48, 64]),
     least=st.integers(1, 4),
     lost=st.sampled_from([0, 16, 32, 64]),
+    more=st.none() | st.integers(0, 100),
 )
-def test_pieces_cover_the_line_once(line: int, lines: int, resident: int, unit: int, least: int, lost: int) -> None:
-    made = cut(line, lines, resident, Cost(unit=unit, least=least, lost=lost, begin=5))
+def test_pieces_cover_the_line_once(
+    line: int, lines: int, resident: int, unit: int, least: int, lost: int, more: int | None
+) -> None:
+    most = None if more is None else max(least, lost // unit + 1) + more
+    made = cut(line, lines, resident, Cost(unit=unit, least=least, lost=lost, most=most, begin=5))
     for length in (made.length, made.shorter):
         assert length > 0
         assert (length + lost) % unit == 0
         assert length + lost >= least * unit
+        assert most is None or length + lost <= most * unit
     pieces = made.pieces(line)
     first = made.longs * made.length
     last = first + (pieces - made.longs) * made.shorter
