@@ -1,4 +1,4 @@
-"""Boxes of any size over whole numbers, kernel `box_running` of smoothing.cu: when it applies, and its launch."""
+"""Boxes of any size over whole numbers, kernels `box_running` and `box_column_sums`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kernels.smoothing.fused import (
     MAX_CHANNELS,
     MAX_LENGTH,
     SECTOR_BYTES,
-    View,
     picture_of,
     view_of,
 )
@@ -27,29 +26,78 @@ from kernels.smoothing.window import Window
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How box_running of smoothing.cu goes down an image: what was fastest on an H200, of what fits registers."""
+    """How a kernel goes down an image: what was fastest on an H200, of what fits registers."""
 
     words: int  # of a row that a lane sums; an odd number keeps lanes on different banks
-    rows: int = 1  # that a warp filters in a step
     teams: int = 15  # warps of a block; one more, and named barriers run out
 
     @property
     def strip_bytes(self) -> int:
-        """Of a row that a warp writes."""
-        return 32 * 4 * self.words
+        """Of a row that a warp sums."""
+        return 128 * self.words
 
 
-# By bytes of a sample and channels.
-SHAPES = {
-    (1, 1): Shape(words=11, rows=2, teams=12),
-    (1, 2): Shape(words=17),
-    (1, 3): Shape(words=15),
-    (1, 4): Shape(words=17),
-    (2, 1): Shape(words=17),
-    (2, 2): Shape(words=17),
-    (2, 3): Shape(words=15),
-    (2, 4): Shape(words=18),
+@dataclass(frozen=True, kw_only=True)
+class Windows(Shape):
+    """Of box_running, which passes sums of windows from row to row."""
+
+    rows: int = 1  # that a warp filters in a step
+
+    def outputs(self, itemsize: int, beside: int) -> int:
+        """The most samples of a row that a warp writes, where windows see `beside` more."""
+        return self.strip_bytes // itemsize
+
+    def pitch(self, itemsize: int, beside: int) -> int:
+        """Bytes of a row in shared memory."""
+        return _whole(self.strip_bytes + beside * itemsize, 16) + SLACK_BYTES
+
+    def team_bytes(self, pitch: int) -> int:
+        """Of shared memory: what a team keeps there."""
+        return self.rows * (STAGES * 2 * pitch + self.strip_bytes)
+
+    def entry(self, sample: str, channels: int) -> str:
+        return f"box_running<{sample}, {channels}, {self.words}, {self.rows}, {self.teams}>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns(Shape):
+    """Of box_column_sums, which passes sums down the columns: struct Columns of columns.cuh."""
+
+    def outputs(self, itemsize: int, beside: int) -> int:
+        return (self.strip_bytes // itemsize - beside) // SECTOR_BYTES * SECTOR_BYTES
+
+    def pitch(self, itemsize: int, beside: int) -> int:
+        return self.strip_bytes + SLACK_BYTES
+
+    def team_bytes(self, pitch: int) -> int:
+        return STAGES * 2 * pitch + 4 * _whole(33 * 2 * self.words + 4, 4) + self.strip_bytes
+
+    def entry(self, sample: str, channels: int) -> str:
+        return f"box_column_sums<{sample}, {channels}, {self.words}, {self.teams}>"
+
+
+# By bytes of a sample and channels. Columns: where windows see no more than a part of the strip beside it.
+WINDOWS = {
+    (1, 1): Windows(words=11, rows=2, teams=12),
+    (1, 2): Windows(words=17),
+    (1, 3): Windows(words=15),
+    (1, 4): Windows(words=17),
+    (2, 1): Windows(words=17),
+    (2, 2): Windows(words=17),
+    (2, 3): Windows(words=15),
+    (2, 4): Windows(words=18),
 }
+COLUMNS = {
+    (1, 1): Columns(words=15),
+    (1, 2): Columns(words=15),
+    (1, 3): Columns(words=15),
+    (1, 4): Columns(words=15),
+    (2, 1): Columns(words=15),
+    (2, 2): Columns(words=15),
+    (2, 3): Columns(words=15),
+    (2, 4): Columns(words=18),
+}
+BESIDE = {1: 0.6, 2: 0.2}  # by bytes of a sample
 DTYPES = ("uint8", "uint16", "int16")
 STAGES = 2  # steps whose rows a warp holds in shared memory
 STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
@@ -74,8 +122,9 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
         return False
     if max(view.columns * view.channels, view.rows) > MAX_LENGTH or exact_division(_samples(windows), dtype) is None:
         return False
-    row_bytes = view.columns * view.channels * dtype.itemsize
-    return view.planes * -(-row_bytes // _shape(dtype, view).strip_bytes) <= MAX_BLOCKS
+    taps_x = 1 if view.across is None else view.across.taps
+    outputs = _shape(dtype.itemsize, view.channels, taps_x).outputs(dtype.itemsize, (taps_x - 1) * view.channels)
+    return view.planes * -(-view.columns * view.channels // outputs) <= MAX_BLOCKS
 
 
 def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
@@ -86,12 +135,12 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture = picture_of(image, view, cval, out)
     before_y, taps_y = (0, 1) if view.down is None else (view.down.before, view.down.taps)
     before_x, taps_x = (0, 1) if view.across is None else (view.across.before, view.across.taps)
-    shape = _shape(dtype, view)
-    strip, sector = shape.strip_bytes // dtype.itemsize, SECTOR_BYTES // dtype.itemsize
-    tiles = -(-picture.out_row_samples // strip)
-    outputs = min(-(-picture.out_row_samples // (tiles * sector)) * sector, strip)
-    pitch = -(-(shape.strip_bytes + taps_x * view.channels * dtype.itemsize + SLACK_BYTES) // 16) * 16
-    team_bytes = shape.rows * (STAGES * 2 * pitch + shape.strip_bytes)
+    shape, beside = _shape(dtype.itemsize, view.channels, taps_x), (taps_x - 1) * view.channels
+    most = shape.outputs(dtype.itemsize, beside)
+    tiles = -(-picture.out_row_samples // most)
+    outputs = min(_whole(-(-picture.out_row_samples // tiles), SECTOR_BYTES // dtype.itemsize), most)
+    pitch = shape.pitch(dtype.itemsize, beside + view.channels)
+    team_bytes = shape.team_bytes(pitch)
     teams = min(shape.teams, (shared_bytes_a_block() - STATIC_BYTES) // team_bytes)
     picture.tiles = -(-picture.out_row_samples // outputs)
     band_rows, edge_band_rows = _band_rows(view.planes, picture.tiles, picture.out_rows, taps_y, multiprocessors())
@@ -104,7 +153,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         multiplier=division[0], shift=division[1], outputs=outputs, pitch=pitch,
         band_rows=band_rows, edge_band_rows=edge_band_rows,
     )  # fmt: skip
-    kernel("smoothing", _entry(dtype.name, view.channels)).launch(
+    kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels)).launch(
         (view.planes * blocks,), (32 * teams,), (image, out, picture, mean),
         shared_bytes=teams * team_bytes, stream=stream,
     )  # fmt: skip
@@ -128,13 +177,14 @@ def _samples(windows: Sequence[Window]) -> int:
     return math.prod(window.taps for window in windows)
 
 
-def _shape(dtype: np.dtype[Any], view: View) -> Shape:
-    return SHAPES[dtype.itemsize, view.channels]
+def _shape(itemsize: int, channels: int, taps_x: int) -> Windows | Columns:
+    columns = COLUMNS[itemsize, channels]
+    beside = (taps_x - 1) * channels * itemsize
+    return columns if beside <= BESIDE[itemsize] * columns.strip_bytes else WINDOWS[itemsize, channels]
 
 
-def _entry(dtype: str, channels: int) -> str:
-    shape = SHAPES[np.dtype(dtype).itemsize, channels]
-    return f"box_running<{C_TYPES[dtype]}, {channels}, {shape.words}, {shape.rows}, {shape.teams}>"
+def _whole(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
 
 
 @lru_cache(maxsize=256)
@@ -156,4 +206,9 @@ def _band_rows(planes: int, tiles: int, out_rows: int, taps_y: int, at_once: int
     return -(-out_rows // inner), -(-out_rows // outer)
 
 
-ENTRIES = tuple(_entry(dtype, channels) for dtype in DTYPES for channels in range(1, MAX_CHANNELS + 1))
+ENTRIES = tuple(
+    shapes[np.dtype(dtype).itemsize, channels].entry(C_TYPES[dtype], channels)
+    for shapes in (WINDOWS, COLUMNS)
+    for dtype in DTYPES
+    for channels in range(1, MAX_CHANNELS + 1)
+)

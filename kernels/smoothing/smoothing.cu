@@ -24,6 +24,7 @@
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
 #include "borders.cuh"
+#include "columns.cuh"
 #include "fused.cuh"
 #include "ladder.cuh"
 #include "running.cuh"

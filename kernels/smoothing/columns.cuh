@@ -1,0 +1,214 @@
+// Boxes of any size along both axes at once, for whole numbers. Part of smoothing.cu.
+#pragma once
+
+#include "running.cuh"
+
+// box_column_sums: as box_running, but what passes from warp to warp are the sums down the columns:
+//   V[x] of row y is that of row y - 1 plus the entering sample less the leaving one, and
+//   S[x], the sum of the window, is S[x - pixel] + V[right edge] - V[left edge].
+// So each row is summed across once, not once as it enters and once as it leaves; but a warp sums the columns beside its
+// results too, which pays while windows are short beside its strip. Of bytes, sums fit 16 bits, and two are added as one
+// number of 32 bits: what the lower half borrows, its sum gives back. The left edges of a lane's windows are its own columns,
+// in registers; the right edges are those of lanes behind it, in shared memory.
+//
+// Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
+// a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
+//   bytes         2 N b                              192 us, 98 us (3 N b where the leaving rows are not in L2)
+//   instructions  some 16 N, 12 N issued (counted)   96 us, 72 us
+//   shared        (5 b + 12), (5 b + 6) N bytes      132 us, 66 us
+template <int BYTES>
+struct ColumnSum {
+    typedef unsigned short Type;
+};
+template <>
+struct ColumnSum<2> {
+    typedef unsigned Type;
+};
+
+template <typename Sample, int WORDS>
+struct Columns {
+    typedef typename ColumnSum<sizeof(Sample)>::Type Sum;
+
+    static constexpr int BYTES = sizeof(Sample), SAMPLES = 4 / BYTES * WORDS;  // of a lane
+    static constexpr int SUMS = 2 * WORDS, A_SUM = 2 / BYTES;                  // numbers of 32 bits, and columns in each
+    static constexpr int PITCH = 128 * WORDS + 32;  // bytes of a row in shared memory: the rest of its first and last vector
+    static constexpr int COUNT = (33 * SUMS + 4 + 3) / 4 * 4;                  // of SUMS, and what is read behind, not used
+    static constexpr int TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;  // bytes of shared memory
+};
+
+// A lane's share of a row that begins anywhere.
+template <int WORDS>
+__device__ inline void load_share(unsigned (&word)[WORDS + 1], const unsigned char* from) {
+    const unsigned byte = shared_address(from) & 3, choice = 0x3210 + 0x1111 * byte;
+    const unsigned* words = reinterpret_cast<const unsigned*>(from - byte);
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) word[i] = words[i];
+    if (byte == 0) return;
+    word[WORDS] = words[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) word[i] = __byte_perm(word[i], word[i + 1], choice);
+}
+
+// What two rows change of the sums down the columns. Of a window that moves, the first enters and the second leaves; while the
+// first is made, both enter.
+template <typename Sample, bool LEAVES, int WORDS>
+__device__ inline void change_columns(unsigned (&change)[2 * WORDS], const unsigned char* first, const unsigned char* second) {
+    unsigned a[WORDS + 1], b[WORDS + 1];
+    load_share<WORDS>(a, first), load_share<WORDS>(b, second);
+#pragma unroll
+    for (int i = 0; i < 2 * WORDS; ++i) {
+        if constexpr (sizeof(Sample) == 1) {
+            const unsigned choice = i % 2 ? 0x4342 : 0x4140;
+            const unsigned entering = __byte_perm(a[i / 2], 0, choice), other = __byte_perm(b[i / 2], 0, choice);
+            change[i] = LEAVES ? entering - other : entering + other;
+        } else {
+            const unsigned pair = __byte_perm(a[i / 2], b[i / 2], i % 2 ? 0x7632 : 0x5410);
+            change[i] = dot<Sample>(pair, LEAVES ? 0xFF01u : 0x0101u, 0);
+        }
+    }
+}
+
+// Sums of windows less that of the lane's first, and over the lane: the left edges are `left`, the right edges begin at
+// column AHEAD of `right`.
+template <typename Sample, int CHANNELS, int AHEAD, int WORDS>
+__device__ inline void sum_windows(unsigned (&sum)[Columns<Sample, WORDS>::SAMPLES], unsigned (&total)[CHANNELS],
+                                   const uint2* right, const unsigned (&left)[2 * WORDS]) {
+    unsigned edge[2 * WORDS + 2];
+#pragma unroll
+    for (int i = 0; i < WORDS + (AHEAD > 0); ++i) edge[2 * i] = right[i].x, edge[2 * i + 1] = right[i].y;
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) total[c] = 0;
+#pragma unroll
+    for (int j = 0; j < Columns<Sample, WORDS>::SAMPLES; ++j) {
+        sum[j] = total[j % CHANNELS];
+        if constexpr (sizeof(Sample) == 1) {
+            const unsigned choice = ((j + AHEAD) % 2 ? 0x32 : 0x10) | (j % 2 ? 0x7600 : 0x5400);
+            total[j % CHANNELS] = dot<unsigned short>(__byte_perm(edge[(j + AHEAD) / 2], left[j / 2], choice), 0xFF01u, sum[j]);
+        } else total[j % CHANNELS] = sum[j] + edge[j + AHEAD] - left[j];
+    }
+}
+
+template <typename Sample, int CHANNELS, int WORDS, int TEAMS>
+__global__ void __launch_bounds__(32 * TEAMS, 1)
+box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
+    typedef Columns<Sample, WORDS> Shape;
+    constexpr int BYTES = Shape::BYTES, SAMPLES = Shape::SAMPLES, PITCH = Shape::PITCH, VECTOR = 16 / BYTES;
+    constexpr int A_UINT2 = 2 * Shape::A_SUM;  // columns
+    typedef typename Shape::Sum Column;
+    static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ __align__(8) unsigned long long arrivals[TEAMS][STAGES];
+    __shared__ Beyond beyond;
+    __shared__ Turns<TEAMS> turns;
+    const int teams = blockDim.x / 32, team = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Part part = part_of(blockIdx.x, picture, mean);
+    const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
+    const int y_begin = part.y_begin, y_end = part.y_end;
+    Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
+    const int distance = mean.taps_x * CHANNELS;
+    const Strip<Sample, 1> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
+                                        x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
+                                        y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
+    const int steps = strip.warm + y_end - y_begin;
+    const bool at_edge = strip.left < VECTOR || strip.left + strip.span > picture.row_samples - VECTOR;
+    // Of the team: its ring of rows, the sums down the columns, and the results of a step.
+    unsigned char* ring = shared + team * Shape::TEAM;
+    const auto columns_of = [&](int of) { return reinterpret_cast<uint2*>(shared + of * Shape::TEAM + STAGES * 2 * PITCH); };
+    uint2* columns = columns_of(team);
+    const uint2* above = columns_of(team == 0 ? teams - 1 : team - 1);  // of the row above
+    unsigned* results = reinterpret_cast<unsigned*>(columns) + Shape::COUNT;
+
+    if (threadIdx.x == 0) beyond.useless = (picture.row_samples | strip.skew_of_rows()) % VECTOR != 0;
+    __syncthreads();
+    if (at_edge) beyond.fill<CHANNELS>(strip, picture);
+    if (lane < STAGES) init_arrival(&arrivals[team][lane], 2);
+    turns.begin(team, lane);
+    fence_bulk_copies();
+    for (int i = lane; i < Shape::COUNT / 2; i += 32) columns[i] = make_uint2(0, 0);
+    __syncthreads();
+
+    int row, skew, next_row = 0, next_skew = 0;  // of this turn and the next, in lanes 0 and 1 for the two rows
+    const auto fetch_turn = [&](unsigned turn) {
+        const int step = turn * teams + team;
+        if (step >= steps) return;
+        next_row = strip.row(step, lane % 2, picture), next_skew = strip.skew(next_row);
+        fetch(ring + turn % STAGES * 2 * PITCH, PITCH, &arrivals[team][turn % STAGES], strip, next_row, next_skew,
+              at_edge, lane, picture);
+    };
+    fetch_turn(0);
+#pragma unroll 1
+    for (unsigned turn = 0;; ++turn) {
+        const int step = turn * teams + team;
+        if (step >= steps) break;
+        const bool warming = step < strip.warm;
+        unsigned char* slots = ring + turn % STAGES * 2 * PITCH;
+        row = next_row, skew = next_skew;
+        wait_for_arrival(&arrivals[team][turn % STAGES], turn / STAGES);
+#if __CUDA_ARCH__ < 900
+        wait_for_copies();
+#endif
+        __syncwarp();
+        fetch_turn(turn + 1);
+        if (at_edge) {
+            if (beyond.useless) patch<CHANNELS>(slots, PITCH, strip, row, skew, lane, picture);
+            else beyond.patch(slots, PITCH, strip, row, skew, lane, picture);
+            __syncwarp();
+        }
+        const unsigned char* entering = slots + (__shfl_sync(~0u, skew, 0) + lane * SAMPLES) * BYTES;
+        const unsigned char* leaving = slots + PITCH + (__shfl_sync(~0u, skew, 1) + lane * SAMPLES) * BYTES;
+        unsigned column[Shape::SUMS];  // first what changes
+        if (warming) change_columns<Sample, false, WORDS>(column, entering, leaving);
+        else change_columns<Sample, true, WORDS>(column, entering, leaving);
+
+        // The sums go from team to team: all that can be computed before the turn comes is, since the others wait for it.
+        if (teams > 1 && step > 0) turns.await(team, turn);
+        uint2 sums[WORDS];
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) sums[i] = above[lane * WORDS + i];
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) column[2 * i] += sums[i].x, column[2 * i + 1] += sums[i].y;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) columns[lane * WORDS + i] = make_uint2(column[2 * i], column[2 * i + 1]);
+        if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
+        if (warming) continue;
+
+        __syncwarp();  // the warp's sums are there, and the results of the turn before have been read
+        unsigned sum[SAMPLES], total[CHANNELS], before[CHANNELS];
+        int first_window[CHANNELS];
+        // Lanes without results, whose windows would end behind the sums, take any.
+        const uint2* right = columns + (lane * SAMPLES < x_end - x ? lane * WORDS : 0) + distance / A_UINT2;
+        const auto sum_by = [&](auto ahead) { sum_windows<Sample, CHANNELS, decltype(ahead)::value, WORDS>(sum, total, right, column); };
+        const int ahead = distance % A_UINT2;
+        if (ahead == 0) sum_by(Known<0>());
+        else if (ahead == 1) sum_by(Known<1>());
+        else if (ahead == 2) sum_by(Known<A_UINT2 - 2>());
+        else sum_by(Known<A_UINT2 - 1>());
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) first_window[c] = 0;
+#pragma unroll 1
+        for (int tap = lane * CHANNELS; tap < distance; tap += 32 * CHANNELS)
+#pragma unroll
+            for (int c = 0; c < CHANNELS; ++c) first_window[c] += reinterpret_cast<const Column*>(columns)[tap + c];
+        scan(before, total);
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c) before[c] += warp_sum(first_window[c]) + mean.initial;
+
+        if (lane == 0) wait_for_bulk_stores();
+        __syncwarp();
+        unsigned* mine = results + lane * WORDS;
+#pragma unroll
+        for (int j = 0; j < SAMPLES; ++j) sum[j] += before[j % CHANNELS];
+        if (mean.shift % 8 == 0) {
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&sum[4 / BYTES * i], mean);
+        } else {
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&sum[4 / BYTES * i], mean);
+        }
+        fence_bulk_copies();
+        __syncwarp();
+        store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, x_end - x,
+                  picture.aligned_out, lane);
+    }
+    if (lane == 0) wait_for_bulk_stores();  // before the block's memory goes
+}
