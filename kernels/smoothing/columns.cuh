@@ -92,7 +92,7 @@ template <typename Sample, int CHANNELS, int WORDS, int TEAMS>
 __global__ void __launch_bounds__(32 * TEAMS, 1)
 box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
     typedef Columns<Sample, WORDS> Shape;
-    constexpr int BYTES = Shape::BYTES, SAMPLES = Shape::SAMPLES, PITCH = Shape::PITCH, VECTOR = 16 / BYTES;
+    constexpr int BYTES = Shape::BYTES, SAMPLES = Shape::SAMPLES, PITCH = Shape::PITCH;
     constexpr int A_UINT2 = 2 * Shape::A_SUM;  // columns
     typedef typename Shape::Sum Column;
     static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
@@ -107,10 +107,9 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
     Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
     const int distance = mean.taps_x * CHANNELS;
     const Strip<Sample, 1> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
-                                        x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
-                                        y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
+                                 x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
+                                 y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
     const int steps = strip.warm + y_end - y_begin;
-    const bool at_edge = strip.left < VECTOR || strip.left + strip.span > picture.row_samples - VECTOR;
     // Of the team: its ring of rows, the sums down the columns, and the results of a step.
     unsigned char* ring = shared + team * Shape::TEAM;
     const auto columns_of = [&](int of) { return reinterpret_cast<uint2*>(shared + of * Shape::TEAM + STAGES * 2 * PITCH); };
@@ -118,44 +117,20 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
     const uint2* above = columns_of(team == 0 ? teams - 1 : team - 1);  // of the row above
     unsigned* results = reinterpret_cast<unsigned*>(columns) + Shape::COUNT;
 
-    if (threadIdx.x == 0) beyond.useless = (picture.row_samples | strip.skew_of_rows()) % VECTOR != 0;
-    __syncthreads();
-    if (at_edge) beyond.fill<CHANNELS>(strip, picture);
-    if (lane < STAGES) init_arrival(&arrivals[team][lane], 2);
+    Feed<Sample, CHANNELS, 1> feed(strip, picture, beyond, ring, arrivals[team], PITCH, steps);
+    beyond.fill<CHANNELS>(strip, picture);
     turns.begin(team, lane);
-    fence_bulk_copies();
     for (int i = lane; i < Shape::COUNT / 2; i += 32) columns[i] = make_uint2(0, 0);
     __syncthreads();
 
-    int row, skew, next_row = 0, next_skew = 0;  // of this turn and the next, in lanes 0 and 1 for the two rows
-    const auto fetch_turn = [&](unsigned turn) {
-        const int step = turn * teams + team;
-        if (step >= steps) return;
-        next_row = strip.row(step, lane % 2, picture), next_skew = strip.skew(next_row);
-        fetch(ring + turn % STAGES * 2 * PITCH, PITCH, &arrivals[team][turn % STAGES], strip, next_row, next_skew,
-              at_edge, lane, picture);
-    };
-    fetch_turn(0);
+    feed.ask(0);
 #pragma unroll 1
     for (unsigned turn = 0;; ++turn) {
         const int step = turn * teams + team;
         if (step >= steps) break;
         const bool warming = step < strip.warm;
-        unsigned char* slots = ring + turn % STAGES * 2 * PITCH;
-        row = next_row, skew = next_skew;
-        wait_for_arrival(&arrivals[team][turn % STAGES], turn / STAGES);
-#if __CUDA_ARCH__ < 900
-        wait_for_copies();
-#endif
-        __syncwarp();
-        fetch_turn(turn + 1);
-        if (at_edge) {
-            if (beyond.useless) patch<CHANNELS>(slots, PITCH, strip, row, skew, lane, picture);
-            else beyond.patch(slots, PITCH, strip, row, skew, lane, picture);
-            __syncwarp();
-        }
-        const unsigned char* entering = slots + (__shfl_sync(~0u, skew, 0) + lane * SAMPLES) * BYTES;
-        const unsigned char* leaving = slots + PITCH + (__shfl_sync(~0u, skew, 1) + lane * SAMPLES) * BYTES;
+        feed.take(turn);
+        const unsigned char *entering = feed.row(turn, 0) + 4 * lane * WORDS, *leaving = feed.row(turn, 1) + 4 * lane * WORDS;
         unsigned column[Shape::SUMS];  // first what changes
         if (warming) change_columns<Sample, false, WORDS>(column, entering, leaving);
         else change_columns<Sample, true, WORDS>(column, entering, leaving);

@@ -19,7 +19,6 @@
 //   instructions  22 N, 16 N issued (31 x 31, by ncu)       133 us, 95 us
 //   of these      4 N on the multiplier: dp2a, high word    48 us, 48 us
 //   shared        (8 b + 8) N bytes                         144 us, 96 us
-constexpr int STAGES = 2;
 
 struct Mean {
     int before_y, taps_y, before_x, taps_x;
@@ -203,7 +202,7 @@ __device__ inline Part part_of(unsigned block, const Picture& picture, const Mea
 template <typename Sample, int CHANNELS, int WORDS, int ROWS, int TEAMS>
 __global__ void __launch_bounds__(32 * TEAMS, 1)
 box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
-    constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, VECTOR = 16 / BYTES, SLOTS = 2 * ROWS;
+    constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, SLOTS = 2 * ROWS;
     constexpr int SAMPLES = WORDS * A_WORD, QUADS = (SAMPLES + 3) / 4;
     static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
     extern __shared__ __align__(16) unsigned char shared[];
@@ -221,57 +220,32 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
                                     x + picture.centre_x - (mean.before_x + 1) * CHANNELS, x_end - x + distance,
                                     y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
     const int steps = strip.warm + (y_end - y_begin + ROWS - 1) / ROWS;
-    const bool at_edge = strip.left < VECTOR || strip.left + strip.span > picture.row_samples - VECTOR;
     // Of the team: its ring of rows and the results of a step.
     unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + ROWS * 128 * WORDS);
     unsigned* results = reinterpret_cast<unsigned*>(ring + STAGES * SLOTS * mean.pitch);
 
-    if (threadIdx.x == 0) beyond.useless = (picture.row_samples | strip.skew_of_rows()) % VECTOR != 0;
-    __syncthreads();
-    if (at_edge) beyond.fill<CHANNELS>(strip, picture);
-    if (lane < STAGES) init_arrival(&arrivals[team][lane], SLOTS);
+    Feed<Sample, CHANNELS, ROWS> feed(strip, picture, beyond, ring, arrivals[team], mean.pitch, steps);
+    beyond.fill<CHANNELS>(strip, picture);
     turns.begin(team, lane);
-    fence_bulk_copies();
     for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
     __syncthreads();
     // Where in a word a lane's samples begin at the left and at the right edge of its windows, where that is so in all rows.
     const bool alike = picture.row_samples % A_WORD == 0;
     const int left_byte = strip.skew(0) * BYTES % 4, right_byte = (left_byte + distance * BYTES) % 4;
 
-    int row, skew, next_row = 0, next_skew = 0;  // of this turn and the next, in lane i < SLOTS for row i
-    const auto fetch_turn = [&](unsigned turn) {
-        const int step = turn * teams + team;
-        if (step >= steps) return;
-        next_row = strip.row(step, lane % SLOTS, picture), next_skew = strip.skew(next_row);
-        fetch(ring + turn % STAGES * SLOTS * mean.pitch, mean.pitch, &arrivals[team][turn % STAGES], strip, next_row, next_skew,
-              at_edge, lane, picture);
-    };
-    fetch_turn(0);
+    feed.ask(0);
 #pragma unroll 1
     for (unsigned turn = 0;; ++turn) {
         const int step = turn * teams + team;
         if (step >= steps) break;
         const bool warming = step < strip.warm;
-        unsigned char* slots = ring + turn % STAGES * SLOTS * mean.pitch;
-        row = next_row, skew = next_skew;
-        wait_for_arrival(&arrivals[team][turn % STAGES], turn / STAGES);
-#if __CUDA_ARCH__ < 900
-        wait_for_copies();
-#endif
-        __syncwarp();
-        fetch_turn(turn + 1);
-        if (at_edge) {
-            if (beyond.useless) patch<CHANNELS>(slots, mean.pitch, strip, row, skew, lane, picture);
-            else beyond.patch(slots, mean.pitch, strip, row, skew, lane, picture);
-            __syncwarp();
-        }
+        feed.take(turn);
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], before[ROWS * CHANNELS];
         int first_window[ROWS * CHANNELS];  // the change of the window before the tile's first output
         const unsigned weights = warming ? 0x0101u : 0xFF01u, opposite = warming ? 0xFFFFu : 0x01FFu;
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const unsigned char* entering = slots + 2 * k * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k);
-            const unsigned char* leaving = slots + (2 * k + 1) * mean.pitch + BYTES * __shfl_sync(~0u, skew, 2 * k + 1);
+            const unsigned char *entering = feed.row(turn, 2 * k), *leaving = feed.row(turn, 2 * k + 1);
             unsigned(&sums)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]);
             const int own = lane * SAMPLES * BYTES;
             const auto changes = [&](auto right, auto left) {

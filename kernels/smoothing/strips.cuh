@@ -5,6 +5,7 @@
 #include "bands.cuh"
 #include "bulk_copy.cuh"
 
+constexpr int STAGES = 2;  // steps whose rows a warp holds in shared memory: in use, and on their way
 constexpr int ZEROS = -2;  // in place of a row's number; -1: the constant beyond the edge
 
 // Where the rows of a strip come from. ROWS: that a warp filters in a step.
@@ -36,6 +37,8 @@ struct Strip {
         const auto address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line(row) + left));
         return row < 0 ? 0 : address % 16 / sizeof(Sample);
     }
+    // Whether a row's first or last vector, or what lies beyond, is needed.
+    __device__ bool at_edge() const { return left < VECTOR || left + span > row_samples - VECTOR; }
     // The part of a row that whole vectors bring.
     __device__ int begin(int skew) const { return (left - skew) & (VECTOR - 1); }
     __device__ int end(int skew) const {
@@ -121,9 +124,12 @@ struct Beyond {
     short source[MOST];                // counted from the first sample needed; -1: the constant
     int useless;                       // some are not among the samples fetched
 
-    // All threads of the block call this, and wait for each other before and after.
+    // All threads of the block call this, and wait for each other after it.
     template <int CHANNELS, typename Sample, int ROWS>
     __device__ void fill(const Strip<Sample, ROWS>& strip, const Picture& picture) {
+        if (threadIdx.x == 0) useless = (picture.row_samples | strip.skew_of_rows()) % Strip<Sample, ROWS>::VECTOR != 0;
+        __syncthreads();
+        if (!strip.at_edge()) return;
         const int left = strip.left, right = left + strip.span, length = picture.row_samples;
         const int before = max(-left, 0), count = before + max(right - length, 0);
         for (int i = threadIdx.x; i < count; i += blockDim.x) {
@@ -159,5 +165,59 @@ struct Beyond {
                 if (!whole[k]) samples[k][at] = value[k];
         }
         fence_bulk_copies();
+    }
+};
+
+// The rows of a warp (team), step by step: it takes every so many of the block's steps.
+template <typename Sample, int CHANNELS, int ROWS>
+struct Feed {
+    static constexpr int SLOTS = Strip<Sample, ROWS>::SLOTS;
+    const Strip<Sample, ROWS>& strip;
+    const Picture& picture;
+    const Beyond& beyond;
+    unsigned char* ring;           // STAGES times SLOTS rows in shared memory
+    unsigned long long* arrivals;  // of each stage
+    int pitch;                     // bytes of a row
+    int team, teams, steps, lane;
+    bool at_edge;
+    int skew = 0, next_row = 0, next_skew = 0;  // of the step taken, and of the one asked for, in lane i for row i
+
+    __device__ Feed(const Strip<Sample, ROWS>& strip, const Picture& picture, const Beyond& beyond, unsigned char* ring,
+                    unsigned long long* arrivals, int pitch, int steps)
+        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(arrivals), pitch(pitch),
+          team(threadIdx.x / 32), teams(blockDim.x / 32), steps(steps), lane(threadIdx.x % 32), at_edge(strip.at_edge()) {
+        if (lane < STAGES) init_arrival(&arrivals[lane], SLOTS);
+        fence_bulk_copies();
+        __syncwarp();
+    }
+    __device__ unsigned char* slots(unsigned turn) const { return ring + turn % STAGES * SLOTS * pitch; }
+
+    // Asks for the rows of the team's step of that turn, if there is one.
+    __device__ void ask(unsigned turn) {
+        const int step = turn * teams + team;
+        if (step >= steps) return;
+        next_row = strip.row(step, lane % SLOTS, picture), next_skew = strip.skew(next_row);
+        fetch(slots(turn), pitch, &arrivals[turn % STAGES], strip, next_row, next_skew, at_edge, lane, picture);
+    }
+
+    // Waits for the rows that were asked for, asks for the next, and puts what lies beyond the ends beside those that came.
+    __device__ void take(unsigned turn) {
+        const int row = next_row;
+        skew = next_skew;
+        wait_for_arrival(&arrivals[turn % STAGES], turn / STAGES);
+#if __CUDA_ARCH__ < 900
+        wait_for_copies();
+#endif
+        __syncwarp();
+        ask(turn + 1);
+        if (!at_edge) return;
+        if (beyond.useless) patch<CHANNELS>(slots(turn), pitch, strip, row, skew, lane, picture);
+        else beyond.patch(slots(turn), pitch, strip, row, skew, lane, picture);
+        __syncwarp();
+    }
+
+    // Where the strip begins in one of the rows taken.
+    __device__ const unsigned char* row(unsigned turn, int slot) const {
+        return slots(turn) + slot * pitch + __shfl_sync(~0u, skew, slot) * static_cast<int>(sizeof(Sample));
     }
 };
