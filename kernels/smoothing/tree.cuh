@@ -41,7 +41,10 @@ struct Tree<1> {
 #define T_STAGED 1
 #endif
 #ifndef T_BUFFERS_OF
-#define T_BUFFERS_OF(linked, longer) ((linked) ? 4 : 6)
+#ifndef FEWER
+#define FEWER 0
+#endif
+#define T_BUFFERS_OF(linked, longer) ((linked) ? 4 : (longer) ? 6 : 6 - FEWER)
 #endif
 constexpr int TREE_CHUNK = 32;  // results of its run that a lane hands out at once: a line of memory, when written whole
 
