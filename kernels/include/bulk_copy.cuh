@@ -45,8 +45,7 @@ __device__ inline void bulk_load(void* shared, const void* global, int bytes, un
 #endif
 }
 
-// Bytes that nobody will soon want. The thread's wait_for_bulk_stores says when `shared` may be written again: when all its
-// stores but the LEFT last have read it.
+// Bytes that nobody will soon want. The thread's next wait_for_bulk_stores says when `shared` may be written again.
 __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
 #if __CUDA_ARCH__ >= 900
     unsigned long long first;
@@ -59,9 +58,8 @@ __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
 #endif
 }
 
-template <int LEFT = 0>
 __device__ inline void wait_for_bulk_stores() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "bands.cuh"
-#include "bulk_copy.cuh"
 #include "signal.cuh"
 
 // W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. What waits for
@@ -37,15 +36,6 @@ struct Tree<1> {
     __device__ __forceinline__ float push(float sample, int) { return sample; }
 };
 
-#ifndef T_STAGED
-#define T_STAGED 1
-#endif
-#ifndef T_BUFFERS_OF
-#ifndef FEWER
-#define FEWER 0
-#endif
-#define T_BUFFERS_OF(linked, longer) ((linked) ? 4 : (longer) ? 6 : 6 - FEWER)
-#endif
 constexpr int TREE_CHUNK = 32;  // results of its run that a lane hands out at once: a line of memory, when written whole
 
 template <int TAPS>
@@ -59,7 +49,7 @@ struct TreeShape {
     static constexpr int ROW_WARPS = LONG ? 3 : 5, THREADS = COLUMN_THREADS + 32 * ROW_WARPS;
     static constexpr int BATCH = LINKED ? 4 : 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
     static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory: used, or on their way
-    static constexpr int BUFFERS = T_BUFFERS_OF(LINKED, LONG);
+    static constexpr int BUFFERS = LINKED ? 4 : 6;
     static constexpr int LEAD_X = (IN_REGISTERS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int LEAD_Y = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int RING = TAPS / 2 + TAPS % 2;  // LINKED: rows of the ring in shared memory; samples of a run
@@ -67,8 +57,7 @@ struct TreeShape {
     static constexpr int OUTPUTS = (LINKED ? RUNS - 1 : RUNS) * RUN;
     // Words from run to run, and from row to row: eight lanes that read quads at once meet different banks.
     static constexpr int GAP = LINKED ? 4 : 0, RUN_PITCH = RUN + GAP, PITCH = LINKED ? 616 : SPAN + 36;
-    // Results of a lane's chunk, and so that lanes meet different banks; chunks that a warp holds.
-    static constexpr int BUFFER = BATCH * PITCH, STAGE_PITCH = TREE_CHUNK + 4, STAGED = T_STAGED, STAGE = 32 * STAGE_PITCH;
+    static constexpr int BUFFER = BATCH * PITCH, STAGE = 32 * TREE_CHUNK;
     static_assert(PERIOD % (GROUPS * GROUP) == 0, "slots are in step from period to period");
     static_assert(TREE_CHUNK % PERIOD == 0, "rings are in step from chunk to chunk");
     static_assert(!LINKED || RING == 2 * PERIOD, "the ring turns in halves");
@@ -220,20 +209,20 @@ template <int TAPS>
 struct TreeResults {
     typedef TreeShape<TAPS> Shape;
     static constexpr int LINES = TREE_CHUNK / 4;  // stores, of four lines each
-    const float* staged;  // the lane's quad of its first line
+    const float* staged[2];  // the lane's quad of its first line, as lines of even and of odd numbers have it
     float* to;
     long long row_samples;
     int columns, rows;  // samples from `to` on, and rows from its on, that are the block's to write
     bool aligned, whole;  // whole: all lanes write all theirs, in whole vectors
 
     // The lane's lines are four lanes apart, by turns of rows and of runs.
-    __device__ __forceinline__ void store(int at, int stage) const {
+    __device__ __forceinline__ void store(int at) const {
 #pragma unroll
         for (int half = 0; half < LINES; half += 4) {
             float4 quad[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                quad[k] = *reinterpret_cast<const float4*>(staged + stage * Shape::STAGE + (half + k) * 4 * Shape::STAGE_PITCH);
+                quad[k] = *reinterpret_cast<const float4*>(staged[k % 2] + (half + k) * 4 * TREE_CHUNK);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int run = (half + k) * 4 / Shape::BATCH, row = (half + k) * 4 % Shape::BATCH;
@@ -266,13 +255,12 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
     const int warp = (static_cast<int>(threadIdx.x) - Shape::COLUMN_THREADS) / 32, lane = threadIdx.x % 32;
     const int all = (rows + Shape::PERIOD - 1) / Shape::PERIOD * Shape::PERIOD;  // the column warps stop at whole periods
     const int place = work.first + lane % BATCH * Shape::PITCH + lane / BATCH * Shape::RUN_PITCH;
-    float* stage = work.stages + warp * Shape::STAGED * Shape::STAGE + lane * Shape::STAGE_PITCH;
-    float* own_line = line + (warp * BATCH + lane % BATCH) * static_cast<long long>(picture.out_row_samples) + lane / BATCH * Shape::RUN;
-    const bool writes = !Shape::LINKED || lane / BATCH < Shape::RUNS - 1;
-    int staged = 0;
+    // Which quad of its words a lane puts where keeps both its stores and the loads of the others apart.
+    float* stage = work.stages + warp * Shape::STAGE;
     TreeResults<TAPS> results;
     const int out_row = lane / 8, out_at = lane % 8 * 4;
-    results.staged = stage + (out_row - lane) * Shape::STAGE_PITCH + out_at;
+    results.staged[0] = stage + out_row * CHUNK + ((lane ^ out_row) & 7) * 4;
+    results.staged[1] = stage + out_row * CHUNK + ((lane ^ out_row ^ 4) & 7) * 4;
     results.row_samples = picture.out_row_samples, results.aligned = picture.aligned_out;
     results.to = line + (warp * BATCH + out_row) * results.row_samples + out_at;
     results.columns = min(columns, Shape::OUTPUTS) - out_at;
@@ -297,7 +285,6 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
         for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(from + LEAD + 4 * i);
 #pragma unroll 1
         for (int at = 0; at < Shape::RUN; at += CHUNK) {
-            wait_for_bulk_stores<Shape::STAGED - 1>();
 #pragma unroll
             for (int i = 0; i < CHUNK; i += 4) {
                 const float4 quad = next[i / 4];
@@ -315,29 +302,19 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
                     }
                     done[k] = sum * scale;
                 }
-                *reinterpret_cast<float4*>(stage + staged * Shape::STAGE + i) = make_float4(done[0], done[1], done[2], done[3]);
+                *reinterpret_cast<float4*>(stage + lane * CHUNK + ((i / 4 ^ lane) & 7) * 4) =
+                    make_float4(done[0], done[1], done[2], done[3]);
             }
+            __syncwarp();
             const float* ahead = from + LEAD + min(at + CHUNK, Shape::RUN - CHUNK);
 #pragma unroll
             for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(ahead + 4 * i);
-#if __CUDA_ARCH__ >= 900
-            if (results.whole) {
-                fence_bulk_copies();
-                if (writes) bulk_store(own_line + at, stage + staged * Shape::STAGE, CHUNK * static_cast<int>(sizeof(float)));
-                staged = staged + 1 == Shape::STAGED ? 0 : staged + 1;
-                continue;
-            }
-#endif
-            wait_for_bulk_stores();
-            __syncwarp();
-            results.store(at, staged);
+            results.store(at);
             __syncwarp();
         }
         arrive(work.emptied + buffer);
         results.to += BATCH * Shape::ROW_WARPS * results.row_samples;
-        own_line += BATCH * Shape::ROW_WARPS * results.row_samples;
     }
-    wait_for_bulk_stores();  // before the block's memory goes
 }
 
 template <int TAPS>
@@ -361,7 +338,7 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut
     work.first = work.origin + skip - EARLY;
     work.buffers = tree_shared;
     work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
-    work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGED * Shape::STAGE;
+    work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
     work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
     work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
     work.filled = signals[0], work.emptied = signals[1];

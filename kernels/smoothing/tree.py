@@ -18,9 +18,6 @@ from kernels.smoothing.window import Window
 SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
 CHUNK, GROUPS = 32, 4
-import os
-STAGED = int(os.environ.get('T_STAGED', 1))
-FEWER = int(os.environ.get('FEWER', 0))
 MAX_BAND_ROWS = 1376
 START_ROWS = 32  # that a block could have filtered while it waits for its first
 MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
@@ -67,7 +64,7 @@ class Shape:
     @property
     def shared_bytes(self) -> int:
         fetched = GROUPS * self.group
-        words = self.buffers * self.batch * self.pitch + self.row_warps * STAGED * 32 * (CHUNK + 4) + fetched * self.span
+        words = self.buffers * self.batch * self.pitch + self.row_warps * 32 * CHUNK + fetched * self.span
         words += self._ring * self.span if self.linked else 0
         return 4 * (words + MAX_BAND_ROWS + self.lead_rows + self.period + fetched)
 
@@ -85,7 +82,7 @@ def shape_of(taps: int) -> Shape:
         return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=4, group=2, buffers=4, pitch=616)
     if taps > 31:
         return Shape(taps=taps, period=32, column_threads=288, row_warps=3, batch=8, group=4, buffers=6, pitch=612)
-    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, group=4, buffers=6 - FEWER, pitch=740)
+    return Shape(taps=taps, period=16, column_threads=352, row_warps=5, batch=8, group=4, buffers=6, pitch=740)
 
 
 def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Window]) -> bool:
