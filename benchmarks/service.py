@@ -206,7 +206,7 @@ def accept(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
 def fill(path: Path, count: int) -> None:
     """Finished jobs, as a service leaves them; not synced one by one."""
     store = Store(path)
-    with store._read() as connection:  # the one that everything here uses
+    with store._database.reading() as connection:  # the one that everything here uses
         connection.execute("PRAGMA synchronous = OFF")
     receipt = {"job": "x", "chunks": 4, "stages": {name: {"seconds": 1.5, "bytes": 1 << 20} for name in "abcde"}}
     for first in range(0, count, 500):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Request, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.errors import printable
+from pipeline.service.parts import Service
 from pipeline.service.problems import problem
 from pipeline.service.settings import LOOPBACKS
-from pipeline.service.tokens import Tokens
 
 LOG = logging.getLogger("millrace.service")
 MOST_BODY_BYTES = 1 << 20
@@ -105,22 +104,22 @@ _BEARER = HTTPBearer(
 )  # fmt: skip
 
 
-def owner_of(tokens: Callable[[], Tokens | None]) -> Callable[[Request], Awaitable[str]]:
-    """A dependency that says who makes a request; 401 where that cannot be known. It never waits long."""
+async def owner_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
+    """Who makes a request; 401 where that cannot be known. It never waits long."""
+    service: Service = request.app.state.service
+    known = service.tokens()
+    if known is None:
+        return LOCAL_OWNER
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    found = known.owner(token) if token else None
+    if found is None:
+        detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
+        raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
+    return found
 
-    async def owner(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
-        known = tokens()
-        if known is None:
-            return LOCAL_OWNER
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-        found = known.owner(token) if token else None
-        if found is None:
-            detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
-            raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
-        return found
 
-    return owner
+Owner = Annotated[str, Depends(owner_of)]
 
 
 def _netloc(origin: str) -> str | None:

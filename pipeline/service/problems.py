@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Mount
 
 from pipeline.config import brief, explain
 from pipeline.errors import MillraceError, StorageError, UserError
@@ -19,6 +19,7 @@ from pipeline.service.jobs import IllegalTransition
 from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
 MEDIA_TYPE = "application/problem+json"
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 # The first class that an error belongs to decides.
 _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
@@ -85,8 +86,12 @@ def install(app: FastAPI) -> None:
 
 def _allowed(app: FastAPI, request: Request) -> str:
     """The methods of all routes at a request's path; Starlette tells those of the first alone."""
-    fitting = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in fitting for method in getattr(route, "methods", None) or ()}))
+    routes = [route for route in app.routes if not isinstance(route, Mount)]  # which takes any, for its files to refuse
+
+    def is_taken(method: str) -> bool:
+        return any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+
+    return ", ".join(filter(is_taken, _METHODS)) or "GET, HEAD"  # of a file
 
 
 def _fault(fault: Mapping[str, Any]) -> str:

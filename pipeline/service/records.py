@@ -79,6 +79,9 @@ class Facts:
     device_seconds: float = 0.0
 
 
+NO_FACTS = Facts()
+
+
 @dataclass(frozen=True)
 class Ended:
     """A job that is over, for the metrics; `lasted_s`: since its first claim, None where it never had one."""

@@ -8,47 +8,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from pipeline import metrics
 from pipeline.cluster.place import Place
-from pipeline.config import explain
-from pipeline.engine.ledger import remove_leftovers
-from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
-from pipeline.engine.stages import StageRecord, StageTotals
-from pipeline.errors import AuditError, MillraceError, ParameterError, StorageError, UserError, counted
+from pipeline.engine.run import finished_before
+from pipeline.errors import MillraceError, StorageError
 from pipeline.service.backoff import Backoff
-from pipeline.service.jobs import (
-    ACTIVE,
-    Action,
-    Computed,
-    Discard,
-    Event,
-    Failed,
-    Job,
-    LeaseLost,
-    Planned,
-    Progressed,
-    Published,
-    Recut,
-    State,
-    Stop,
-    Stopped,
-)
+from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, State, Stop
+from pipeline.service.leftovers import Leftovers
 from pipeline.service.roots import DataRoots
-from pipeline.service.store import Facts, Store, StoredJob
-from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workloads
+from pipeline.service.run import Run, UnderWay
+from pipeline.service.store import Facts, Store
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
-# How often the store hears of a job's chunks, and how often jobs that nobody announced are looked for.
-PROGRESS_S = 0.5
+# How often jobs that nobody announced are looked for.
 POLL_S = 1.0
 PRUNE_S = 600.0
 # Before a server was killed: of jobs cancelled in this time it may not have removed everything.
@@ -63,44 +42,6 @@ class Limits:
     jobs_at_once_of_an_owner: int = 8
     memory_bytes: int = 512 << 20  # of the rings of all jobs together
     keep_s: float = float("inf")  # jobs that are over are forgotten after so long
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnderWay:
-    """What a run has done so far: the stages' totals of its seconds, and the chunks that it or an earlier one wrote."""
-
-    seconds: float
-    stages: Mapping[str, StageTotals]
-    chunks_done: int
-
-
-class _StopRequested(Exception):
-    """The run was asked to stop, or its job is not its own any more."""
-
-
-@dataclass(kw_only=True, eq=False)
-class _Run:
-    """One claim of a job, at work."""
-
-    claimed: StoredJob
-    stopping: threading.Event = field(default_factory=threading.Event)
-    written: int = 0
-    told_at: float = 0.0
-    thread: threading.Thread | None = None
-    workload: Workload | None = None  # once planned
-    record: StageRecord | None = None  # once chunks move
-    began: float = 0.0
-
-    @property
-    def epoch(self) -> int:
-        return self.claimed.job.epoch
-
-    def check(self) -> None:
-        if self.stopping.is_set():
-            raise _StopRequested
-
-    def begin(self, record: StageRecord) -> None:
-        self.record, self.began = record, time.monotonic()
 
 
 class Runner:
@@ -126,11 +67,10 @@ class Runner:
         self._limits = limits
         self._previews = previews
         self._has_workers = has_workers
+        self._leftovers = Leftovers(store, roots)
         self._backoff = Backoff()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         self._lock = threading.Lock()
-        self._clearing: set[Path] = set()  # outputs of which leftovers are being removed
-        self._cleared = threading.Condition(self._lock)
         self._news = threading.Event()
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
@@ -168,7 +108,7 @@ class Runner:
                     run.stopping.set()
             elif isinstance(action, Discard):
                 with suppress(MillraceError):
-                    self._discard(job)
+                    self._leftovers.remove(job)
         self.wake()
 
     def drain(self, timeout_s: float) -> bool:
@@ -194,31 +134,12 @@ class Runner:
         """How far the run of a job has come; None where none is under way here, or its chunks do not move yet."""
         with self._lock:
             run = self._runs.get(job)
-        record = run.record if run is not None else None
-        if run is None or record is None:
-            return None
-        stages, unfinished = record.now(), list(record.under_way.values())
-        written = run.written + sum(told["write"][2] for told in unfinished)
-        return UnderWay(seconds=time.monotonic() - run.began, stages=stages, chunks_done=written)
+        return run.under_way() if run is not None else None
 
     @property
     def running(self) -> int:
         with self._lock:
             return len(self._runs)
-
-    def _discard(self, job: str) -> None:
-        """Removes what a cancelled job has kept, unless by now a retry goes on with it or another job's run has it."""
-        output = self._roots.writable(self._store.job(job).asked.output)
-        with self._lock:
-            self._cleared.wait_for(lambda: output not in self._clearing)
-            self._clearing.add(output)
-        try:
-            if self._store.abandoned(job):
-                remove_leftovers(output)
-        finally:
-            with self._lock:
-                self._clearing.remove(output)
-                self._cleared.notify_all()
 
     # The dispatcher
 
@@ -271,37 +192,50 @@ class Runner:
         )
         if claimed is None:
             return False
-        run = _Run(claimed=claimed)
-        run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{claimed.job.id}", daemon=True)
+        job = claimed.job.id
+        run = Run(
+            claimed=claimed,
+            place=self._place,
+            roots=self._roots,
+            leftovers=self._leftovers,
+            memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
+            tell=partial(self._tell, job),
+            log=partial(self._log, job),
+        )
+        return self._begin(run)
+
+    def _begin(self, run: Run) -> bool:
+        """Begins a run on its thread; whether this machine has one more."""
+        job = run.claimed.job.id
+        run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{job}", daemon=True)
         with self._lock:
-            self._runs[claimed.job.id] = run
+            self._runs[job] = run
         if self._draining.is_set():  # since the claim began
             run.stopping.set()
         try:
             run.thread.start()
-        except RuntimeError as error:  # this machine has no thread left
+        except RuntimeError as error:  # it has none left
             with self._lock:
-                del self._runs[claimed.job.id]
-            LOG.error("job %s waits: %s; see the limits on threads and memory", claimed.job.id, error)
+                del self._runs[job]
+            LOG.error("job %s waits: %s; see the limits on threads and memory", job, error)
             metrics.count_error(error)
-            self._tell(claimed.job.id, LeaseLost(run.epoch))
+            self._tell(job, LeaseLost(run.epoch))
             self._draining.wait(POLL_S)  # else the next claim would follow at once
             return False
         return True
 
-    # One run, on its thread
-
-    def _run(self, run: _Run) -> None:
+    def _run(self, run: Run) -> None:
+        """On the run's own thread."""
         began, job = time.monotonic(), run.claimed.job.id
         try:
-            event, facts = self._outcome(run)
+            event, facts = run.outcome()
             if isinstance(event, Failed) and event.transient:
                 self._backoff.failed()
             elif isinstance(event, Published):
                 self._backoff.succeeded()
             self._tell(job, event, replace(facts, device_seconds=time.monotonic() - began))
-            if isinstance(event, Published):
-                self._draw_preview(run)
+            if isinstance(event, Published) and self._previews is not None:
+                run.draw_preview(self._previews / f"{job}.png")
         except MillraceError as error:
             LOG.error("job %s: %s", job, error)  # the store failed: the lease ends, and the job is run again
             metrics.count_error(error)
@@ -314,99 +248,7 @@ class Runner:
                     del self._runs[job]
             self.wake()
 
-    def _outcome(self, run: _Run) -> tuple[Event, Facts]:
-        """What became of the run; never raises but for the store."""
-        epoch = run.epoch
-        try:
-            output = self._roots.writable(run.claimed.asked.output)
-            with self._lock:  # since its claim nobody begins to remove anything
-                self._cleared.wait_for(lambda: output not in self._clearing)
-            run.check()
-            receipt = self._finished_before(run, output) or self._carry_out(run)
-            return Published(epoch), Facts(receipt=receipt)
-        except _StopRequested:
-            return Stopped(epoch), Facts()
-        except (UserError, AuditError) as error:
-            metrics.count_error(error)
-            return Failed(epoch, str(error), transient=False), Facts()
-        except MillraceError as error:
-            metrics.count_error(error)
-            return Failed(epoch, str(error), transient=True), Facts()
-        except Exception as error:
-            LOG.exception("job %s", run.claimed.job.id)
-            metrics.count_error(error)
-            return Failed(epoch, f"internal error: {type(error).__name__}: {error}", transient=False), Facts()
-
-    def _carry_out(self, run: _Run) -> Mapping[str, Any]:
-        job, epoch = run.claimed.job.id, run.epoch
-        options = RunOptions(
-            memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once, resume=True, start_over=True, job=job
-        )
-        planned = plan_job(self._spec(run.claimed), self._place.device, options)
-        run.workload = planned.workload
-        try:
-            self._tell_own(run, Planned(epoch, len(planned.plan.chunks)))
-        except BaseException:
-            planned.workload.discard()
-            raise
-        events = RunEvents(
-            on_written=lambda chunk: self._count(run, chunk),
-            on_begun=run.begin,
-            on_recut=lambda plan: self._begin_anew(run, plan),
-            on_computed=lambda: self._tell_own(run, Computed(epoch)),
-            on_kept=lambda kept, chunks: self._log(job, f"{kept} of {counted(chunks, 'chunk')} kept"),
-            check=run.check,
-        )
-        return run_job(planned, options, events=events, stream=self._place.stream)
-
-    def _finished_before(self, run: _Run, output: Path) -> Mapping[str, Any] | None:
-        """The receipt of an earlier run of this job that was killed after it had published."""
-        if run.epoch == 1:
-            return None
-        receipt = finished_before(output, run.claimed.job.id)
-        if receipt is not None:
-            self._tell_own(run, Planned(run.epoch, receipt["chunks"]))
-            self._tell_own(run, Computed(run.epoch))
-        return receipt
-
-    def _spec(self, claimed: StoredJob) -> JobSpec:
-        """Checked again: folders and links may have changed since the job was accepted."""
-        asked = claimed.asked
-        if asked.workload not in workloads():
-            raise ParameterError(f"there is no workload {asked.workload}; there are {', '.join(workloads())}")
-        try:
-            parameters = workloads()[asked.workload].Parameters(**asked.parameters)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            where = f"{fault['loc'][0]}: " if fault["loc"] else ""
-            raise ParameterError(f"{where}{explain(fault)}") from error
-        self._roots.check_further(parameters.further_files)
-        return JobSpec(
-            workload=asked.workload,
-            input=self._roots.readable(asked.input),
-            output=self._roots.writable(asked.output),
-            parameters=parameters,
-        )
-
-    def _count(self, run: _Run, chunk: Chunk) -> None:
-        run.written += 1
-        now = time.monotonic()
-        if now - run.told_at >= PROGRESS_S:
-            run.told_at = now
-            self._tell(run.claimed.job.id, Progressed(run.epoch, run.written))
-
-    def _begin_anew(self, run: _Run, plan: Plan) -> None:
-        """What was written in larger chunks counts no more."""
-        run.written, run.record = 0, None
-        self._tell_own(run, Recut(run.epoch, len(plan.chunks)))
-
     # Telling
-
-    def _tell_own(self, run: _Run, event: Event) -> None:
-        """Tells the store, and stops where the job is another run's by now, or nobody's."""
-        job = self._tell(run.claimed.job.id, event)
-        if job.epoch != run.epoch or job.state not in ACTIVE or job.cancelling:
-            raise _StopRequested
 
     def _tell(self, job: str, event: Event, facts: Facts | None = None) -> Job:
         after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
@@ -416,15 +258,6 @@ class Runner:
     def _log(self, job: str, message: str) -> None:
         with suppress(StorageError):
             self._store.log(job, message, now=time.time())
-
-    def _draw_preview(self, run: _Run) -> None:
-        """A picture that cannot be drawn is no reason to fail: the result is there."""
-        if self._previews is None or run.workload is None:
-            return
-        try:
-            run.workload.write_preview(self._previews / f"{run.claimed.job.id}.png")
-        except MillraceError as error:
-            self._log(run.claimed.job.id, f"no preview: {error}")
 
 
 def _join(threads: Iterable[threading.Thread], deadline: float) -> None:

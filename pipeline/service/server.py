@@ -24,14 +24,15 @@ from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
 from pipeline.service import notify
-from pipeline.service.api import Service, make_app
+from pipeline.service.api import make_app
 from pipeline.service.connections import TimedRequests
+from pipeline.service.parts import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.scrape import begin_job_counts
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
-from pipeline.service.tokens import Tokens
+from pipeline.service.tokens import TokensFile
 
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
@@ -50,7 +51,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     Raises ParameterError for settings that cannot be, DeviceUnavailable for a device that is not here, StorageError
     where the disk under the state folder fails.
     """
-    roots, tokens = DataRoots(settings.data_roots), _tokens(settings)
+    roots = DataRoots(settings.data_roots)
+    tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
@@ -196,39 +198,6 @@ def _missing(store: Store, workers: Callable[[], list[dict[str, Any]]], stopping
         return None if workers() else "there is no worker"
     except MillraceError as error:
         return str(error)
-
-
-def _tokens(settings: ServiceSettings) -> Callable[[], Tokens | None]:
-    """The tokens, read again whenever the file has changed; a damaged file leaves those that were there, and the log
-    says so once. Where the last line was removed nobody is let in."""
-    path = settings.tokens_file
-    if path is None:
-        return lambda: None
-    stamp, held, told, lock = _stamp(path), Tokens(path), "", threading.Lock()
-
-    def tokens() -> Tokens:
-        nonlocal held, stamp, told
-        with lock:
-            found = _stamp(path)
-            if found != stamp:
-                try:
-                    held, stamp, told = Tokens(path, none_allowed=True), found, ""
-                except ParameterError as error:
-                    if str(error) != told:
-                        told = str(error)
-                        LOG.error("%s; the tokens read before stay in force", error)
-            return held
-
-    return tokens
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """What a file that is changed or replaced has another one of; None where there is no such file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _allow_files() -> None:

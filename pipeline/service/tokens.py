@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
+import threading
 from pathlib import Path
 
 from pipeline.errors import ParameterError
 
+LOG = logging.getLogger("millrace.service")
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
 
 
@@ -57,6 +60,44 @@ class Tokens:
             if hmac.compare_digest(held, digest):
                 owner = name
         return owner
+
+
+class TokensFile:
+    """The tokens of a file as it stands when they are asked for, by whichever thread.
+
+    Where it has been damaged those read before stay in force, and the log says so once; where its last line was removed
+    nobody is let in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """ParameterError as `Tokens` raises it."""
+        self._path = path
+        self._read_from = self._version()
+        self._tokens = Tokens(path)
+        self._fault = ""
+        self._lock = threading.Lock()
+
+    def now(self) -> Tokens:
+        """Read again if the file has changed."""
+        with self._lock:
+            version = self._version()
+            if version != self._read_from:
+                try:
+                    self._tokens = Tokens(self._path, none_allowed=True)
+                    self._read_from, self._fault = version, ""
+                except ParameterError as error:
+                    if str(error) != self._fault:
+                        self._fault = str(error)
+                        LOG.error("%s; the tokens read before stay in force", error)
+            return self._tokens
+
+    def _version(self) -> tuple[int, ...] | None:
+        """What a file that is changed or replaced has another one of; None where there is no such file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _digest(token: str) -> str:

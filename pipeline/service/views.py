@@ -11,9 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES, StageTotals
-from pipeline.errors import ParameterError
 from pipeline.service.jobs import ACTIVE, State
-from pipeline.service.runner import UnderWay
+from pipeline.service.run import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
 MOST_OF_AN_ARRAY = 10_000
@@ -237,9 +236,3 @@ class WorkloadView(BaseModel):
     name: str
     summary: str
     parameters: dict[str, Any]
-
-
-def refuse_unknown(workload: str, known: list[str]) -> None:
-    """ParameterError where there is no such workload."""
-    if workload not in known:
-        raise ParameterError(f"workload: there is no {workload!r}; there are {', '.join(known)}")

@@ -9,7 +9,7 @@ ranks may share the coils.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -186,7 +186,12 @@ class Mri(OneOutput, JointWorkload):
         self._fill(chunk, trajectory, found, outputs)
 
     def _make(
-        self, chunk: Chunk, peers: Peers, like: Any, outputs: Sequence[Any] | None, rank: Rank | None = None
+        self,
+        chunk: Chunk,
+        peers: Peers,
+        like: Any,
+        outputs: Sequence[Any] | None,
+        note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
     ) -> None:
         """An image by this rank and its peers, into the outputs where there are any."""
         image = self._images[chunk.index]
@@ -200,7 +205,7 @@ class Mri(OneOutput, JointWorkload):
             like,
             host_bytes=self._host_bytes,
             follow=self._follower(chunk.index),
-            **({"note_read": rank.note_read} if rank is not None else {}),
+            note_read=note_read,
         )
         try:
             found = volume.reconstructed(trajectory)
@@ -243,7 +248,7 @@ class Mri(OneOutput, JointWorkload):
         if peers.rank == 0:
             xp = namespace(rank.like)
             outputs = [xp.empty(spec.shape, spec.dtype) for spec in chunk.outputs]
-        self._make(chunk, peers, rank.like, outputs, rank)
+        self._make(chunk, peers, rank.like, outputs, rank.note_read)
         return None if outputs is None else [to_host(each) for each in outputs]
 
     def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:

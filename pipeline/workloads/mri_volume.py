@@ -94,7 +94,7 @@ class VolumeReconstruction:
         *,
         host_bytes: int,
         follow: Callable[[int, Any], None] | None,
-        note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
+        note_read: Callable[[float, int], None],
     ) -> None:
         """like: any array of the rank's device. host_bytes: what maps may take on the host, where a GPU is too small
         for them. note_read: told the seconds and bytes of each read."""
@@ -202,32 +202,37 @@ class VolumeReconstruction:
         known: bool,
     ) -> sensitivities.CoarseMaps:
         """What the k-space centre of all channels tells of their sensitivities."""
-        asked, shape, xp = self._asked, self._source.grid.shape, self._xp
-        tapered = asked.sensitivities == "walsh"
+        asked = self._asked
+        find = sensitivities.coarse_walsh if asked.sensitivities == "walsh" else sensitivities.coarse_espirit
         try:
             if not known or self._kept.centre is None:
-                where = in_centre(trajectory.points, shape, asked.calibration)
-                central = np.concatenate([group[:, where] for group in samples])
-                weights = geometry.weights[xp.asarray(where)]
-                mine = centre_images(
-                    xp.asarray(central),
-                    xp.asarray(trajectory.points[where]),
-                    weights,
-                    shape,
-                    width=asked.calibration,
-                    taper=tapered,
-                    workers=self._reconstruction.workers,
-                )
-                images = np.zeros((len(mixing), *mine.images.shape[1:]), np.complex64)
-                images[self._own] = to_host(mine.images)
-                summed = self._peers.control.allreduce(images)
-                self._kept.centre = CentreImages(images=xp.asarray(summed), width=mine.width)
-            find = sensitivities.coarse_walsh if tapered else sensitivities.coarse_espirit
+                self._kept.centre = self._centre(len(mixing), samples, trajectory, geometry)
             return find(self._kept.centre)
         except ValueError as error:
             raise ParameterError(
                 f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
             ) from error
+
+    def _centre(
+        self, channels: int, samples: Sequence[NDArray[Any]], trajectory: Trajectory, geometry: Geometry
+    ) -> CentreImages:
+        """The coarse images of all channels, each made by the rank that has the channel."""
+        asked, shape, xp = self._asked, self._source.grid.shape, self._xp
+        where = in_centre(trajectory.points, shape, asked.calibration)
+        central = np.concatenate([group[:, where] for group in samples])
+        mine = centre_images(
+            xp.asarray(central),
+            xp.asarray(trajectory.points[where]),
+            geometry.weights[xp.asarray(where)],
+            shape,
+            width=asked.calibration,
+            taper=asked.sensitivities == "walsh",
+            workers=self._reconstruction.workers,
+        )
+        images = np.zeros((channels, *mine.images.shape[1:]), np.complex64)
+        images[self._own] = to_host(mine.images)
+        summed = self._peers.control.allreduce(images)
+        return CentreImages(images=xp.asarray(summed), width=mine.width)
 
     def _maps(
         self,
@@ -302,14 +307,8 @@ class VolumeReconstruction:
     ) -> tuple[Any, Any]:
         """leader: the rank whose iteration all go on with; None: there is none."""
         asked, kept = self._asked, self._kept
-
-        def total(part: Any) -> Any:
-            whole = self._peers.communicator.allreduce(part)
-            self._peers.communicator.confirm()  # each iteration is kept for another try
-            return whole
-
         if leader is None:
-            right = total(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
+            right = self._confirmed_sum(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
             samples.clear()
             if asked.method == "gridding":
                 return right, None
@@ -325,7 +324,7 @@ class VolumeReconstruction:
 
         def normal(picture: Any) -> Any:
             self._peers.check()
-            return total(inner(picture))
+            return self._confirmed_sum(inner(picture))
 
         return cg_sense(
             normal,
@@ -337,6 +336,12 @@ class VolumeReconstruction:
             progress=kept.progress,
             agreed=self._agreed,
         )
+
+    def _confirmed_sum(self, part: Any) -> Any:
+        """Of all ranks' parts: each iteration is kept for another try."""
+        whole = self._peers.communicator.allreduce(part)
+        self._peers.communicator.confirm()
+        return whole
 
     def _follow_leader(self, leader: int) -> None:
         """The iteration that one rank has come to, on all of them. Who has got half of it has nothing to go on with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from pipeline.errors import AuditError, InputError
 from pipeline.formats.base import ImageHeader, ImageReader, Region
 from pipeline.workloads.audited_places import AuditedPlaces
 from pipeline.workloads.halo import read_with_borders
-
-if TYPE_CHECKING:
-    from pipeline.workloads.smoothing import SmoothingParameters
+from pipeline.workloads.smoothing_parameters import SmoothingParameters
 
 SAMPLES = 100
 # Integers are rounded to nearest in the end. The Gaussian's fixed-point weights add up to 0.29 (16 bits, the widest

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline import cli, stopping
+from pipeline import cli, local_commands, stopping
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def millrace(monkeypatch, capsys):
 
     def run(*arguments):
         before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
-        cli._published.clear()
+        local_commands._published.clear()
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()

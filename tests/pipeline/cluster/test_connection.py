@@ -42,6 +42,8 @@ def workers_there(workers):
 def test_a_scheduler_started_again_at_its_address_is_found_again(tmp_path, monkeypatch):
     worker = ("worker", "--device", "cpu", "--workers", 1)
     with running_scheduler(tmp_path) as (process, address), running(*worker, address, cwd=tmp_path) as its_worker:
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=WAIT_S)
         opened = workers_of(address, "cpu", 1)
         workers = opened.__enter__()
         lost = workers._connection.client

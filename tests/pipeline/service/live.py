@@ -12,8 +12,9 @@ import uvicorn
 from pipeline.cluster.place import Place
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
-from pipeline.service.api import Service, make_app
+from pipeline.service.api import make_app
 from pipeline.service.connections import TimedRequests
+from pipeline.service.parts import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings

@@ -372,10 +372,22 @@ def test_a_retry_after_a_job_that_is_forgotten_is_a_conflict(world):
     assert_problem(client.post(f"/v1/jobs/{second}/retry"), 409, f"comes after job {first}, which is forgotten")
 
 
-def test_methods_that_an_address_does_not_have(world):
-    response = world.http().delete("/v1/jobs")
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/jobs", "GET, POST"),
+        ("/v1/jobs/000000000000/cancel", "POST"),
+        ("/livez", "GET"),
+        ("/login", "GET, POST"),
+        ("/jobs/000000000000", "GET"),
+        ("/static/style.css", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_methods_that_an_address_does_not_have(world, path, allowed):
+    response = world.http().delete(path)
     assert_problem(response, 405, "Method Not Allowed")
-    assert response.headers["allow"] == "GET, POST"
+    assert response.headers["allow"] == allowed
 
 
 def test_a_browser_is_told_in_a_page(world):
@@ -534,7 +546,7 @@ def test_ten_thousand_finished_jobs_are_listed_soon(world):
         for n in range(10_000)
     ]
     world.store.accept(new, now=0.0)
-    with world.store._write() as connection:
+    with world.store._database.writing() as connection:
         connection.execute("UPDATE jobs SET state = 'succeeded', finished_at = 1.0")
     taken = []
     for _ in range(3):

@@ -106,7 +106,7 @@ def test_what_a_service_holds_from_its_start_is_not_looked_at_again():
 
 def test_connections_of_many_threads_keep_little(tmp_path):
     store = Store(tmp_path / "jobs.sqlite")
-    with store._read() as one, store._read() as another:
+    with store._database.reading() as one, store._database.reading() as another:
         for connection in (one, another):
             assert connection.execute("PRAGMA cache_size").fetchone()[0] == -512  # KiB
     store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.engine.stages import StageRecord
 from pipeline.service.jobs import Failed, Planned
-from pipeline.service.runner import UnderWay
+from pipeline.service.run import UnderWay
 from pipeline.service.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.calls import accepted, succeed
 

@@ -16,7 +16,7 @@ from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
-from pipeline.service import backoff
+from pipeline.service import backoff, leftovers, run
 from pipeline.service import runner as runner_module
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
 from pipeline.service.roots import DataRoots
@@ -220,7 +220,7 @@ def test_a_failure_of_ours_is_tried_again_and_finished_chunks_are_kept(service, 
 
 def test_a_job_whose_chunks_do_not_fit_the_device_tells_of_the_smaller_ones(service, streams, data, monkeypatch):
     """Its first chunks are written, then the device has no more room for such: what is told counts from nothing."""
-    monkeypatch.setattr(runner_module, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(run, "PROGRESS_S", 0.0)
     told, apply, process = [], service.store.apply, CpuDevice.process
     largest = 0
 
@@ -282,14 +282,14 @@ def test_a_cancelled_job_leaves_nothing(service, streams, data):
 @pytest.fixture
 def removal(monkeypatch):
     """Holds whoever removes what a cancelled job has left, until told; (it is there, let it go)."""
-    there, go, remove = threading.Event(), threading.Event(), runner_module.remove_leftovers
+    there, go, remove = threading.Event(), threading.Event(), leftovers.remove_leftovers
 
     def slow(output):
         there.set()
         assert go.wait(WAIT_S)
         remove(output)
 
-    monkeypatch.setattr(runner_module, "remove_leftovers", slow)
+    monkeypatch.setattr(leftovers, "remove_leftovers", slow)
     yield there, go
     go.set()
 

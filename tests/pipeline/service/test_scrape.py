@@ -22,8 +22,9 @@ from pipeline.cluster.worker_states import dask_setup, watched, worker_states
 from pipeline.engine.device import CpuDevice
 from pipeline.errors import ClusterError, StorageError
 from pipeline.metrics.table import TABLE
-from pipeline.service.api import Service, make_app
+from pipeline.service.api import make_app
 from pipeline.service.jobs import CancelRequested, Failed, State
+from pipeline.service.parts import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.scrape import begin_job_counts, exposition, target_groups

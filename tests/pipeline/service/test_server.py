@@ -18,7 +18,7 @@ from pipeline.engine import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.tokens import token_line
+from pipeline.service.tokens import TokensFile, token_line
 
 
 @pytest.fixture
@@ -108,10 +108,10 @@ def test_a_host_that_can_have_no_such_name_is_a_mistake(settings, tmp_path, host
         pass
 
 
-def test_tokens_are_those_of_the_file_as_it_is_now(settings, tmp_path, caplog):
+def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
     path = tmp_path / "tokens"
     path.write_text(token_line("ada", "a"))
-    tokens = server._tokens(settings(tokens_file=path))
+    tokens = TokensFile(path).now
     assert tokens().owner("a") == "ada"
     path.write_text("ada sha256:")
     for _ in range(3):

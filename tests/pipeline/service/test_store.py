@@ -36,6 +36,7 @@ from pipeline.service.store import (
     OutputTaken,
     Store,
 )
+from pipeline.service.transaction import Transaction
 from pipeline.service.views import JobView
 
 LEASE_S = 30.0
@@ -88,7 +89,7 @@ def test_what_was_accepted_is_there_in_another_process(store):
 
 def test_every_commit_is_synced(store):
     accept(store)
-    with store._read() as connection:
+    with store._database.reading() as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
 
@@ -205,7 +206,7 @@ def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
     seen = store.job(job)
     store.apply(job, LeaseLost(1), now=2.0)
     claim(store, now=3.0, runner="other")
-    monkeypatch.setattr(store, "_job", lambda *_: seen)
+    monkeypatch.setattr(Transaction, "job", lambda *_: seen)
     with pytest.raises(StorageError, match="changed by another process"):
         store.apply(job, Planned(1, 5), now=4.0)
     monkeypatch.undo()
@@ -458,10 +459,10 @@ def steps_of(store, do):
         nonlocal steps
         steps += 1
 
-    with store._read() as connection:  # the one that everything here uses
+    with store._database.reading() as connection:  # the one that everything here uses
         connection.set_progress_handler(count, 1)
     do()
-    with store._read() as connection:
+    with store._database.reading() as connection:
         connection.set_progress_handler(None, 1)
     return steps
 
@@ -481,11 +482,11 @@ def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
         each = work(number)
         return [steps_of(store, lambda: next(each)) for _ in range(7)]
 
-    with store._read() as connection:  # only to be quicker
+    with store._database.reading() as connection:  # only to be quicker
         connection.execute("PRAGMA synchronous = OFF")
     accept(store, 2, now=1.0)
     few = steps_of_each(1)
-    with store._write() as connection:
+    with store._database.writing() as connection:
         for number in range(3000):
             for state in ("queued", "failed"):
                 connection.execute(

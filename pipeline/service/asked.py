@@ -1,0 +1,27 @@
+"""What a job asks of its workload: looked at when it is submitted, and again when it is run."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from pipeline.config import brief, explain
+from pipeline.errors import ParameterError
+from pipeline.service.roots import DataRoots
+from pipeline.service.store import NewJob
+from pipeline.workloads import Parameters, workloads
+
+
+def parameters_of(asked: NewJob, roots: DataRoots) -> Parameters:
+    """A job's parameters. ParameterError where there is no such workload, or one of them is wrong, or names a file that
+    does not lie under the roots."""
+    known = workloads()
+    if asked.workload not in known:
+        raise ParameterError(f"workload: there is no {asked.workload!r}; there are {', '.join(known)}")
+    try:
+        parameters = known[asked.workload].Parameters(**asked.parameters)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"parameters.{brief(str(fault['loc'][0]))}: " if fault["loc"] else "parameters: "
+        raise ParameterError(f"{where}{explain(fault)}") from error
+    roots.check_further(parameters.further_files)
+    return parameters

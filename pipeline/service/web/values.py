@@ -1,0 +1,97 @@
+"""How values read on the pages: what a template is given of a receipt and a workload, and its filters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline.config import format_bytes
+from pipeline.engine.stages import StageTotals
+from pipeline.errors import counted
+from pipeline.service.jobs import State
+from pipeline.service.store import StoredJob
+from pipeline.service.views import StageView
+from pipeline.workloads import workloads
+
+
+def stages_of(receipt: Mapping[str, Any]) -> list[StageView]:
+    """How busy each stage was in a run that is over."""
+    totals = {
+        name: StageTotals(seconds=stage["seconds"], nbytes=stage["bytes"], lanes=stage["lanes"])
+        for name, stage in receipt.get("stages", {}).items()
+    }
+    return StageView.all_of(totals, receipt.get("wall_seconds") or 0.0)
+
+
+def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
+    """What of a receipt people ask first."""
+    device, audit = receipt.get("device", {}), receipt.get("audit", {})
+    found = {"Chunks": f"{receipt['chunks']:,}"} if "chunks" in receipt else {}
+    if receipt.get("resumed_chunks"):
+        found["Chunks"] += f", {receipt['resumed_chunks']:,} of them by an earlier run"
+    if "wall_seconds" in receipt:
+        found["Streaming"] = f"{receipt['wall_seconds']:.3g} s"
+    if device:
+        found["Device"] = ", ".join(str(device[name]) for name in ("name", "model") if name in device)
+    if "samples" in audit:
+        unit = f" {audit['unit']}" if audit.get("unit") else ""
+        found["Audit"] = (
+            f"{counted(audit['samples'], 'sample')} computed again: worst error {audit['worst_error']:.3g}{unit}, "
+            f"tolerated {audit['tolerance']:.3g}"
+        )
+    return found
+
+
+def percent(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def fields_of(workload: str) -> list[dict[str, Any]]:
+    """The workload's parameters as the form asks for them."""
+    schema = workloads()[workload].Parameters.model_json_schema()
+    fields = []
+    for name, what in schema["properties"].items():
+        kinds = [what, *what.get("anyOf", [])]
+        choices = next((kind["enum"] for kind in kinds if "enum" in kind), None)
+        default = what.get("default")
+        fields.append(
+            {
+                "name": name,
+                "choices": choices,
+                "flag": any(kind.get("type") == "boolean" for kind in kinds),
+                "default": ",".join(map(str, default)) if isinstance(default, list) else default,
+                "help": what.get("description", ""),
+                "required": name in schema.get("required", []),
+            }
+        )
+    return fields
+
+
+def iso(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def moment(at: float | None) -> str:
+    return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def lasted(stored: StoredJob) -> str:
+    """How long the job has been at work, or was."""
+    if stored.started_at is None:
+        return "–"
+    seconds = max((stored.finished_at or time.time()) - stored.started_at, 0.0)
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def share(stored: StoredJob) -> float:
+    """Of the job's chunks, those that are in; 1 once it has succeeded."""
+    if stored.job.state is State.SUCCEEDED:
+        return 1.0
+    return stored.job.chunks_done / stored.job.chunks if stored.job.chunks else 0.0
+
+
+FILTERS = {"moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes}

@@ -1,0 +1,103 @@
+"""The parameters of `millrace run smooth`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kernels.smoothing.window import MAX_TAPS, box_window
+from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters
+
+DEFAULT_SIZE = (3,)
+
+
+class SmoothingParameters(Parameters):
+    """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
+
+    filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
+    size: tuple[int, ...] | None = Field(
+        None,
+        description=f"box: samples along each axis, 1 … {MAX_TAPS}; for all or for each: 3 or 3,5 [default: 3]",
+    )
+    sigma: tuple[float, ...] | None = Field(
+        None, description="gaussian: standard deviation in samples; for all axes or for each: 2 or 1.5,3"
+    )
+    truncate: float = Field(4.0, description="gaussian: cut the kernel at this many standard deviations", gt=0)
+    radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
+    mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
+        "reflect", description="what lies beyond the edge"
+    )
+    cval: float = Field(0.0, description="the value beyond the edge with mode constant")
+    axes: tuple[str, ...] | None = Field(
+        None, description="axes to smooth, by letter or number: Y,X or 0,1 [default: all but the channels]"
+    )
+    nan_policy: Literal["propagate", "omit", "raise"] = Field(
+        "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
+    )
+    statistics: bool = Field(
+        False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
+    )
+
+    @field_validator("size", "sigma", "radius", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        return _several(BETWEEN_NUMBERS.sub(",", value) if isinstance(value, str) else value)
+
+    @field_validator("size")
+    @classmethod
+    def _box(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        for size in sizes or ():
+            box_window(0, size, "reflect")  # refuses what is none, before any image is there
+        return sizes
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return _several(value)
+
+    @model_validator(mode="after")
+    def _of_one_filter(self) -> SmoothingParameters:
+        if self.filter == "box":
+            given = [name for name in ("sigma", "radius", "truncate") if self._differs(name)]
+            if given:
+                raise ValueError(f"--{given[0]} belongs to --filter gaussian; a box has --size")
+        elif self.size is not None:
+            raise ValueError("--size belongs to --filter box; a Gaussian has --sigma")
+        elif self.sigma is None:
+            raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
+        elif self.radius is not None and self._differs("truncate"):
+            raise ValueError("--truncate and --radius both cut the kernel: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_mode(self) -> SmoothingParameters:
+        if self.mode != "constant" and self._differs("cval"):
+            raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        if math.isnan(self.cval) and self.nan_policy != "propagate":
+            # Where an image is cut its borders are samples among others, and would be left out or refused like them.
+            raise ValueError(
+                f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
+            )
+        return self
+
+    def _differs(self, name: str) -> bool:
+        """From the default: what would be ignored is refused, but who spells out every default is not."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    def in_force(self) -> dict[str, Any]:
+        own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius"}
+        if self.radius is not None:
+            own -= {"truncate"}
+        common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
+        common |= {"statistics"} if self.statistics else set()
+        found = self.model_dump(mode="json", exclude_none=True, include=own | common)
+        return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
+
+
+def _several(value: Any) -> Any:
+    """One value or several: 3, "3" or "3,5"."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return value if value is None or isinstance(value, tuple | list) else (value,)
