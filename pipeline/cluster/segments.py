@@ -229,6 +229,7 @@ class _OpenJob:
                 raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
             self.workload.hold_at_most(job.held_bytes)
             self._join()
+            refuse_other_run(job)
             slots = min(device.ring_depth, len(plan.chunks))
             self.pipeline = DevicePipeline(device, self.workload, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
@@ -325,6 +326,13 @@ def refuse_other_input(job: ClusterJob) -> None:
         raise InputError(
             f"{path}: is not the input that the job was started with; every worker must see the same files"
         )
+
+
+def refuse_other_run(job: ClusterJob) -> None:
+    """MillraceError where the output that was just joined is not the job's any more: a worker that stood still while it
+    opened the job may find another's under that name, and would write into it."""
+    if not Ledger(job.spec.output, job.ledger_identity).is_this_runs:
+        raise job_was_ended()
 
 
 def _here() -> str:

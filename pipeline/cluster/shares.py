@@ -22,7 +22,7 @@ from pipeline import metrics
 from pipeline.cluster.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.member import Member
 from pipeline.cluster.rank_device import RankDevice
-from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input
+from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input, refuse_other_run
 from pipeline.engine.device import Device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.planned import PlannedJob
@@ -303,6 +303,7 @@ def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
             try:
                 found.hold_at_most(job.held_bytes)
                 found.start(Opening.JOIN)
+                refuse_other_run(job)
             except BaseException:
                 found.discard()
                 raise

@@ -58,11 +58,15 @@ _CONFIG = {
     "distributed.admin.tick.interval": "1s",
 }
 
+# Dask's reasons for a worker's end that are no wish of anybody's.
+_SCHEDULER_LOST = ("worker-handle-scheduler-connection-broken", "scheduler-close")
+
 
 class _Nanny(Nanny):  # type: ignore[misc]
-    """Counts how often it has had to start its worker anew."""
+    """Counts how often it has had to start its worker anew, and knows whether the scheduler was lost."""
 
     starts = 0
+    lost_scheduler = False
     tells_worker = False  # where nobody asks this process for its metrics: the worker's then say it
 
     async def instantiate(self) -> Any:
@@ -72,6 +76,11 @@ class _Nanny(Nanny):  # type: ignore[misc]
                 self.env[worker_states.RESTARTS] = str(self.starts)
         self.starts += 1
         return await super().instantiate()
+
+    def close_gracefully(self, reason: str = "nanny-close-gracefully") -> None:
+        """Also called by its worker, which says why it ends."""
+        self.lost_scheduler = reason in _SCHEDULER_LOST
+        super().close_gracefully(reason)
 
 
 @contextmanager
@@ -201,7 +210,9 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
             else:
                 told.cancel()
                 await finished
-                await _check_scheduler(address)  # it may have let the workers go
+                await _check_scheduler(address)
+                if any(nanny.lost_scheduler for nanny in nannies):  # else it has let the workers go
+                    raise ClusterError(f"{address}: the scheduler went away, and is back; start this again")
 
     endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []

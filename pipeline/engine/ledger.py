@@ -130,6 +130,12 @@ class Ledger:
         """Whether it says of which job it is: who was killed while making or removing the folder left it without."""
         return self.exists and os.path.lexists(self.folder / _JOB)
 
+    @property
+    def is_this_runs(self) -> bool:
+        """Whether it is there and no other run has taken it over, or has begun one in its place."""
+        found = _read(self.folder / _JOB)
+        return found is not None and found.get("runs") == self._runs
+
     def create(self) -> None:
         """Make the folder now, in place of an older one, for a first run."""
         self.remove()
@@ -155,7 +161,10 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """Keep an entry, for good. StorageError where the disk fails, OutputError where the ledger was removed."""
         with writing(self.folder):
-            _write(self._path(entry.chunks[0]), vars(entry))
+            try:
+                _write(self._path(entry.chunks[0]), vars(entry))
+            except FileNotFoundError as error:
+                raise OutputError(f"{self.folder}: was removed while the job ran; run the job again") from error
 
     def entries(self) -> list[Entry]:
         """Every entry, in the order of their first chunks. One that is damaged counts for nothing: its chunks are

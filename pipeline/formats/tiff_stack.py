@@ -132,7 +132,7 @@ def _described(directory: Directory, page: Page, page_count: int) -> _Declared |
     if description.endswith("OME>"):
         return _ome(directory, description, page, page_count)
     if description.startswith("{") and '"shape":' in description:
-        return _shaped(description, page, page_count)
+        return _shaped(directory.file.path, description, page, page_count)
     return None
 
 
@@ -154,7 +154,7 @@ def _imagej(description: str, page: Page, page_count: int) -> _Declared | None:
     return _Declared(axes, tuple(sizes[letter] for letter in axes), "ImageJ")
 
 
-def _shaped(description: str, page: Page, page_count: int) -> _Declared | None:
+def _shaped(path: Path, description: str, page: Page, page_count: int) -> _Declared | None:
     try:
         fields = json.loads(description)
         shape = [int(size) for size in fields["shape"]]
@@ -162,6 +162,12 @@ def _shaped(description: str, page: Page, page_count: int) -> _Declared | None:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None  # free text after all
     planes, rest = divmod(math.prod(shape), math.prod(page.shape))
+    if rest == 0 and len(axes) == len(shape) and axes.endswith("X") and shape[-1] == 1 < page.shape[1]:
+        # tifffile drops a last axis of length one: such pages have rows where the image has columns.
+        raise InputError(
+            f"{path}: its tifffile description declares axes {axes} = {' × '.join(map(str, shape))}, but each page is "
+            f"{_brief(page)}: tifffile turns images of one column; save it as .npy or .zarr"
+        )
     if rest or planes <= 1 or min(shape) < 1:
         return None  # each page was written by itself
     lead = next((n for n in range(1, len(shape)) if math.prod(shape[:n]) == planes), None)

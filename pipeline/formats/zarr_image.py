@@ -19,7 +19,7 @@ _TYPES = {"C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 def image_writer(path: Path, header: ImageHeader, opening: Opening) -> ZarrWriter:
-    """Sizes and units as the input had them."""
+    """Sizes, places and units as the input had them."""
     stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
     attributes = {"ome": _metadata(path, header, stored)}
     return ZarrWriter(path, header, opening, stored=stored, chunk=chunk_shape(header), attributes=attributes)
@@ -35,12 +35,14 @@ def chunk_shape(header: ImageHeader) -> tuple[int, ...]:
 
 
 def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
-    scale, unit = header.metadata.get("scale", {}), header.metadata.get("unit", {})
+    scale, first, unit = (header.metadata.get(name, {}) for name in ("scale", "translation", "unit"))
     axes = [
         {"name": letter.lower(), "type": _TYPES[letter]} | ({"unit": unit[letter]} if letter in unit else {})
         for letter in stored
     ]
     steps = [{"type": "scale", "scale": [float(scale.get(letter, 1.0)) for letter in stored]}]
+    if first:
+        steps.append({"type": "translation", "translation": [float(first.get(letter, 0.0)) for letter in stored]})
     described = ome_metadata(path, axes, steps)
     if "omero" in header.metadata:
         described["omero"] = header.metadata["omero"]

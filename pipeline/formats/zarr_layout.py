@@ -23,7 +23,7 @@ class Layout:
 
     stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for a nameless one of length 1
     axes     : the image's axes (of Z, Y, X, C in this order)
-    metadata : what a new Zarr can carry over: `scale` and `unit` by axis letter, `omero`
+    metadata : what a new Zarr can carry over: `scale`, `translation` and `unit` by axis letter, `omero`
     """
 
     stored: str
@@ -78,10 +78,10 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     if not isinstance(array, zarr.Array):
         raise InputError(f"{path}: its OME metadata names {level['path']}, which is no array; export it again")
     letters = "".join(axis.upper() if axis.upper() in _AXES else "?" for axis in map(str, axes))
-    metadata: dict[str, Any] = {}
-    scale = _scale(image, level, len(letters))
-    if scale is not None:
-        metadata["scale"] = {letter: size for letter, size in zip(letters, scale, strict=True) if letter in _ORDER}
+    metadata: dict[str, Any] = {
+        kind: {letter: size for letter, size in zip(letters, sizes, strict=True) if letter in _ORDER}
+        for kind, sizes in _transformed(image, level, len(letters)).items()
+    }
     units = {
         letter: axis["unit"]
         for letter, axis in zip(letters, image.get("axes", ()), strict=False)
@@ -94,18 +94,28 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     return array, _layout(letters, array.shape, metadata, path)
 
 
-def _scale(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> list[float] | None:
-    """Physical size of a sample along each axis: level 0's scale times the whole image's; None where it is not said."""
-    total = None
+def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> dict[str, list[float]]:
+    """`scale`, the size of a sample along each axis, and `translation`, where the first one lies: what level 0's steps
+    and then the whole image's come to. Each only where it is said."""
+    scale, first = [1.0] * ndim, [0.0] * ndim
+    said = set()
     for place in (level, image):
         transformations = place.get("coordinateTransformations")
         for step in transformations if isinstance(transformations, list) else []:
-            factors = step.get("scale") if isinstance(step, Mapping) else None
-            if not isinstance(factors, list) or len(factors) != ndim:
-                continue
-            if all(isinstance(factor, int | float) and math.isfinite(factor) for factor in factors):
-                total = [float(factor) * so_far for factor, so_far in zip(factors, total or [1.0] * ndim, strict=True)]
-    return total if total is not None and all(map(math.isfinite, total)) else None
+            for kind in ("scale", "translation"):
+                sizes = step.get(kind) if isinstance(step, Mapping) else None
+                if not isinstance(sizes, list) or len(sizes) != ndim:
+                    continue
+                if not all(isinstance(size, int | float) and math.isfinite(size) for size in sizes):
+                    continue
+                said.add(kind)
+                if kind == "scale":
+                    scale = [float(size) * so_far for size, so_far in zip(sizes, scale, strict=True)]
+                    first = [float(size) * so_far for size, so_far in zip(sizes, first, strict=True)]
+                else:
+                    first = [float(size) + so_far for size, so_far in zip(sizes, first, strict=True)]
+    found = {"scale": scale, "translation": first}
+    return {kind: sizes for kind, sizes in found.items() if kind in said and all(map(math.isfinite, sizes))}
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:

@@ -136,11 +136,11 @@ class Reconstruction:
     def _calibration(self, image: Image, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
         """By all readouts of the image's time and slice, of which a frame has only some."""
         time, slice_ = image.readouts.time, image.readouts.slice
-        if self._source.frames == 1:
+        readouts = self._source.whole(time, slice_)
+        if image.readouts == readouts:
             return self._make_calibration(slice_, samples, trajectory, geometry)
 
         def make() -> Calibration:
-            readouts = self._source.whole(time, slice_)
             whole = self._source.trajectory(readouts)
             points = _beside(whole.points, samples)
             weights = self._weights(whole, points)

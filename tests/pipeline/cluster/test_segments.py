@@ -13,10 +13,11 @@ from kernels.smoothing import box
 from pipeline.cluster import segments
 from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, close_job, run_segment
 from pipeline.engine.device import CpuDevice
-from pipeline.engine.ledger import Entry, Ledger
+from pipeline.engine.ledger import Entry, Ledger, job_identity
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError
+from pipeline.formats.partial import Opening
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
 
@@ -141,6 +142,24 @@ def test_a_segment_that_comes_after_its_job_was_ended_does_not_open_it_anew(fold
     assert not list((folder / "out.zarr.partial").rglob("c/*"))
     Streamed(folder, "out.zarr").run()  # another try is another run
     np.testing.assert_array_equal(read_image(folder / "out.zarr"), box(read_image(folder / "in.npy"), 5))
+
+
+@pytest.mark.parametrize("ledger", ["none yet", "its own"])
+def test_a_worker_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(folder, monkeypatch, ledger):
+    """It finds another run's output under the name that it was told."""
+    late, following = Streamed(folder), Streamed(folder)
+
+    def stand_still(job):
+        late.job.workload.discard()
+        following.job.workload.start(Opening.NEW)
+        its_own = Ledger(job.spec.output, job_identity(job.spec, job.cut, following.job.plan))
+        its_own.create() if ledger == "its own" else its_own.remove()
+
+    monkeypatch.setattr(segments, "refuse_other_input", stand_still)
+    with pytest.raises(MillraceError, match="the job was ended"):
+        late.run()
+    assert not np.load(folder / "out.npy.partial").any()
+    following.job.workload.discard()
 
 
 def test_of_jobs_that_were_ended_only_the_newest_are_remembered():

@@ -124,6 +124,23 @@ def test_a_rank_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder)
     planned.workload.discard()
 
 
+def test_a_rank_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(folder):
+    """It finds another run's output under the name that it was told."""
+    planned, _ = job(folder, "a.pqr", "next.npy", chunk_bytes=CHUNK_BYTES["avg"], **options(folder, "avg"))
+    identity = job_identity(planned.spec, planned.cut, planned.plan)
+    cluster_job = ClusterJob(
+        name="of an earlier run", spec=planned.spec, cut=planned.cut, held_bytes=0,
+        ledger_identity={**identity, "runs": ["earlier"]}, worker_device=WorkerDevice(device="cpu", threads=1),
+    )  # fmt: skip
+    planned.workload.start()
+    Ledger(planned.spec.output, identity).create()
+    with pytest.raises(MillraceError, match="the job was ended"):
+        shares._opened(cluster_job, planned.workload.facts(), CpuDevice(1))
+    assert not shares._open
+    Ledger(planned.spec.output, identity).remove()
+    planned.workload.discard()
+
+
 class StreamEvent:
     """An event of a GPU whose clock advances by a second with every record."""
 

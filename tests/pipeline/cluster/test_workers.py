@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from distributed import Client
 
 from kernels.smoothing import gaussian
 from pipeline.cluster.segments import SEGMENTS_A_WORKER, cut_segments
@@ -157,6 +158,37 @@ def test_a_worker_whose_scheduler_goes_away_says_so(tmp_path, number, moment):
     assert worker.returncode == 1
     assert err.endswith(f"millrace: {address}: the scheduler went away; start it, then this again\n")
     assert "Traceback" not in err
+
+
+def drop_workers(dask_scheduler):
+    for connection in dask_scheduler.stream_comms.values():
+        connection.abort()
+
+
+@pytest.mark.parametrize(
+    ("lose", "code", "last"),
+    [
+        (
+            lambda client: client.run_on_scheduler(drop_workers),
+            1,
+            "the scheduler went away, and is back; start this again",
+        ),
+        (lambda client: client.retire_workers(), 0, "closed."),
+    ],
+    ids=["lost", "let go"],
+)
+def test_a_worker_tells_a_scheduler_that_was_lost_from_one_that_lets_it_go(tmp_path, lose, code, last):
+    """It is there again by the time that the worker looks."""
+    with (
+        running_scheduler(tmp_path) as (_, address),
+        running("worker", address, "--device", "cpu", "--workers", 1, cwd=tmp_path) as worker,
+        Client(address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        lose(client)
+        _, err = worker.communicate(timeout=60)
+    assert worker.returncode == code, err
+    assert err.endswith(f"{last}\n")
 
 
 def test_stopping_ends_every_worker(folder):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import stat
 import threading
 import time
@@ -322,6 +323,14 @@ def test_entries_of_many_writers_come_back_in_order(folder):
     left = left_over(plan, ledger.entries())
     assert [chunk.index for chunk in left.chunks] == list(range(20, len(plan.chunks)))
     assert left_over(plan, [Entry(chunks=tuple(range(len(plan.chunks))), notes={}, device="cpu")]) is None
+
+
+def test_a_ledger_that_is_removed_as_the_job_runs_is_named(folder):
+    ledger = Ledger(folder / "out.npy", {"chunks": 9})
+    ledger.create()
+    shutil.rmtree(ledger.folder)
+    with pytest.raises(OutputError, match=r"out\.npy\.ledger: was removed while the job ran; run the job again"):
+        ledger.add(Entry(chunks=(0,), notes={}, device="cpu"))
 
 
 def test_a_chunk_in_two_entries_counts_once(folder):

@@ -202,6 +202,16 @@ def test_planes_behind_a_single_directory(tmp_path: Path) -> None:
         FORMAT.open(path)
 
 
+@pytest.mark.parametrize(("axes", "shape"), [("ZCYX", (2, 3, 11, 1)), ("ZYX", (5, 7, 1))])
+def test_images_of_one_column_that_tifffile_has_turned_are_refused(
+    tmp_path: Path, axes: str, shape: tuple[int, ...]
+) -> None:
+    """Its pages leave the last axis out: channels or planes would be taken for rows."""
+    tifffile.imwrite(tmp_path / "a.tif", pixels(*shape), photometric="minisblack", metadata={"axes": axes})
+    with input_error(tmp_path / "a.tif", f"declares axes {axes}", ".npy or .zarr"):
+        FORMAT.open(tmp_path / "a.tif")
+
+
 def test_pages_written_one_by_one(tmp_path: Path) -> None:
     array = pixels(5, 40, 50)
     with tifffile.TiffWriter(tmp_path / "a.tif") as tiff:

@@ -80,7 +80,11 @@ class TestContract(FormatContract):
             axes="ZYXC",
             dtype="uint8",
             channels=2,
-            metadata={"scale": {"C": 1.0, "Z": 2.0, "Y": 0.5, "X": 0.5}, "unit": {"Y": "micrometer"}},
+            metadata={
+                "scale": {"C": 1.0, "Z": 2.0, "Y": 0.5, "X": 0.5},
+                "translation": {"C": 0.0, "Z": -7.5, "Y": 0.0, "X": 12.0},
+                "unit": {"Y": "micrometer"},
+            },
         ),
     )
     refused = (Case(suffix=".zarr", axes="YX", dtype="complex64"),)
@@ -194,6 +198,20 @@ def test_a_result_is_ome_zarr_with_its_sizes(tmp_path: Path) -> None:
     assert scale == [{"type": "scale", "scale": [1.0, 3.0, 0.5, 0.25]}]
     assert ome["omero"] == {"channels": []}
     np.testing.assert_array_equal(group["0"][...], np.moveaxis(array, -1, 0))
+
+
+def test_where_an_image_lies_is_carried_over(tmp_path: Path) -> None:
+    """A sample i of level 0 lies at 3 (2 i) + 5, and that is what the result says."""
+    array = volume(20, 21)
+    whole = [{"type": "scale", "scale": [3.0, 3.0]}, {"type": "translation", "translation": [5.0, -4.0]}]
+    save_ome(tmp_path / "a.zarr", array, "yx", "0.5", coordinateTransformations=whole)
+    with FORMAT.open(tmp_path / "a.zarr") as reader:
+        write_whole(FORMAT, tmp_path / "b.zarr", reader.header, array)
+    ome = zarr.open_group(str(tmp_path / "b.zarr"), mode="r").attrs.asdict()["ome"]
+    assert ome["multiscales"][0]["datasets"][0]["coordinateTransformations"] == [
+        {"type": "scale", "scale": [6.0, 6.0]},
+        {"type": "translation", "translation": [5.0, -4.0]},
+    ]
 
 
 def test_a_group_of_one_array_is_that_array_and_of_several_is_refused(tmp_path: Path) -> None:
