@@ -18,29 +18,33 @@ __device__ inline void init_arrival(unsigned long long* arrival, int count) {
 #endif
 }
 
-__device__ inline void wait_for_arrival(unsigned long long* arrival, int phase) {
+__device__ inline void wait_for_arrival(unsigned arrival, int phase) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(
-            shared_address(arrival)),
+        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(arrival),
         "r"(phase & 1)
         : "memory");
 #endif
 }
 
-// keep: whether the bytes will be wanted again.
-__device__ inline void bulk_load(void* shared, const void* global, int bytes, unsigned long long* arrival, bool keep) {
+// What is to become of bytes in L2. keep: they will be wanted again.
+__device__ inline unsigned long long bulk_policy(bool keep) {
+    unsigned long long last = 0, first = 0;
 #if __CUDA_ARCH__ >= 900
-    const unsigned barrier = shared_address(arrival);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    if (bytes == 0) return;
-    unsigned long long last, first;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+#endif
+    return keep ? last : first;
+}
+
+// To and for addresses in shared memory.
+__device__ inline void bulk_load(unsigned shared, const void* global, int bytes, unsigned arrival, unsigned long long policy) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(arrival), "r"(bytes) : "memory");
+    if (bytes == 0) return;
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(barrier), "l"(keep ? last : first)
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared),
+        "l"(global), "r"(bytes), "r"(arrival), "l"(policy)
         : "memory");
 #endif
 }

@@ -31,8 +31,8 @@ struct Columns {
 
     static constexpr int BYTES = sizeof(Sample), SAMPLES = 4 / BYTES * WORDS;  // of a lane
     static constexpr int SUMS = 2 * WORDS, A_SUM = 2 / BYTES;                  // numbers of 32 bits, and columns in each
-    static constexpr int PITCH = 128 * WORDS + 32;  // bytes of a row in shared memory: the rest of its first and last vector
-    static constexpr int COUNT = (33 * SUMS + 4 + 3) / 4 * 4;                  // of SUMS, and what is read behind, not used
+    static constexpr int PITCH = 128 * WORDS + 64;  // bytes of a row in shared memory: the rest of its first sector and last vector
+    static constexpr int COUNT = (33 * SUMS + 4 + 7) / 8 * 8;                  // of SUMS, and what is read behind, not used
     static constexpr int TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;  // bytes of shared memory
 };
 
@@ -49,27 +49,27 @@ __device__ inline void load_share(unsigned (&word)[WORDS + 1], const unsigned ch
     for (int i = 0; i < WORDS; ++i) word[i] = __byte_perm(word[i], word[i + 1], choice);
 }
 
-// What two rows change of the sums down the columns. Of a window that moves, the first enters and the second leaves; while the
-// first is made, both enter.
+// What two rows change of the sums down the columns: they grow by `entering` and shrink by `leaving`. Of a window that moves,
+// the first row enters and the second leaves; while the first window is made, both enter.
 template <typename Sample, bool LEAVES, int WORDS>
-__device__ inline void change_columns(unsigned (&change)[2 * WORDS], const unsigned char* first, const unsigned char* second) {
+__device__ inline void unpack(unsigned (&entering)[2 * WORDS], unsigned (&leaving)[2 * WORDS], const unsigned char* first,
+                              const unsigned char* second) {
     unsigned a[WORDS + 1], b[WORDS + 1];
     load_share<WORDS>(a, first), load_share<WORDS>(b, second);
 #pragma unroll
     for (int i = 0; i < 2 * WORDS; ++i) {
-        if constexpr (sizeof(Sample) == 1) {
-            const unsigned choice = i % 2 ? 0x4342 : 0x4140;
-            const unsigned entering = __byte_perm(a[i / 2], 0, choice), other = __byte_perm(b[i / 2], 0, choice);
-            change[i] = LEAVES ? entering - other : entering + other;
-        } else {
-            const unsigned pair = __byte_perm(a[i / 2], b[i / 2], i % 2 ? 0x7632 : 0x5410);
-            change[i] = dot<Sample>(pair, LEAVES ? 0xFF01u : 0x0101u, 0);
-        }
+        const unsigned choice = sizeof(Sample) == 1 ? (i % 2 ? 0x4342 : 0x4140) : (i % 2 ? 0x4432 : 0x4410);
+        entering[i] = __byte_perm(a[i / 2], 0, choice), leaving[i] = __byte_perm(b[i / 2], 0, choice);
+        if constexpr (same<Sample, short>)
+            entering[i] = static_cast<short>(entering[i]), leaving[i] = static_cast<short>(leaving[i]);
+        if (!LEAVES) leaving[i] = -leaving[i];
     }
 }
 
-// Sums of windows less that of the lane's first, and over the lane: the left edges are `left`, the right edges begin at
-// column AHEAD of `right`.
+// Sums of windows less that of the lane's first, and over the lane, all more by BIAS and so never negative: the left edges
+// are `left`, the right edges begin at column AHEAD of `right`.
+constexpr unsigned BIAS = 1u << 31;
+
 template <typename Sample, int CHANNELS, int AHEAD, int WORDS>
 __device__ inline void sum_windows(unsigned (&sum)[Columns<Sample, WORDS>::SAMPLES], unsigned (&total)[CHANNELS],
                                    const uint2* right, const unsigned (&left)[2 * WORDS]) {
@@ -77,7 +77,7 @@ __device__ inline void sum_windows(unsigned (&sum)[Columns<Sample, WORDS>::SAMPL
 #pragma unroll
     for (int i = 0; i < WORDS + (AHEAD > 0); ++i) edge[2 * i] = right[i].x, edge[2 * i + 1] = right[i].y;
 #pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) total[c] = 0;
+    for (int c = 0; c < CHANNELS; ++c) total[c] = BIAS;
 #pragma unroll
     for (int j = 0; j < Columns<Sample, WORDS>::SAMPLES; ++j) {
         sum[j] = total[j % CHANNELS];
@@ -88,6 +88,11 @@ __device__ inline void sum_windows(unsigned (&sum)[Columns<Sample, WORDS>::SAMPL
     }
 }
 
+// a b + c: one instruction.
+__device__ inline unsigned long long product(unsigned a, unsigned b, unsigned long long c) {
+    return static_cast<unsigned long long>(a) * b + c;
+}
+
 template <typename Sample, int CHANNELS, int WORDS, int TEAMS>
 __global__ void __launch_bounds__(32 * TEAMS, 1)
 box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
@@ -96,11 +101,11 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
     constexpr int A_UINT2 = 2 * Shape::A_SUM;  // columns
     typedef typename Shape::Sum Column;
     static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
-    extern __shared__ __align__(16) unsigned char shared[];
+    extern __shared__ __align__(32) unsigned char shared[];
     __shared__ __align__(8) unsigned long long arrivals[TEAMS][STAGES];
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
-    const int teams = blockDim.x / 32, team = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int teams = blockDim.x / 32, team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
     const int y_begin = part.y_begin, y_end = part.y_end;
@@ -117,11 +122,13 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
     const uint2* above = columns_of(team == 0 ? teams - 1 : team - 1);  // of the row above
     unsigned* results = reinterpret_cast<unsigned*>(columns) + Shape::COUNT;
 
-    Feed<Sample, CHANNELS, 1> feed(strip, picture, beyond, ring, arrivals[team], PITCH, steps);
+    Feed<Sample, CHANNELS, 1> feed(strip, picture, beyond, ring, arrivals[team], PITCH, steps, team, lane);
     beyond.fill<CHANNELS>(strip, picture);
     turns.begin(team, lane);
     for (int i = lane; i < Shape::COUNT / 2; i += 32) columns[i] = make_uint2(0, 0);
     __syncthreads();
+
+    const unsigned long long unbiased = -(static_cast<unsigned long long>(BIAS) * mean.multiplier);
 
     feed.ask(0);
 #pragma unroll 1
@@ -129,11 +136,12 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
         const int step = turn * teams + team;
         if (step >= steps) break;
         const bool warming = step < strip.warm;
-        feed.take(turn);
-        const unsigned char *entering = feed.row(turn, 0) + 4 * lane * WORDS, *leaving = feed.row(turn, 1) + 4 * lane * WORDS;
-        unsigned column[Shape::SUMS];  // first what changes
-        if (warming) change_columns<Sample, false, WORDS>(column, entering, leaving);
-        else change_columns<Sample, true, WORDS>(column, entering, leaving);
+        unsigned char* taken[2];
+        feed.take(turn, taken);
+        const unsigned char *entering = taken[0] + 4 * lane * WORDS, *leaving = taken[1] + 4 * lane * WORDS;
+        unsigned column[Shape::SUMS], gone[Shape::SUMS];  // first what enters and leaves
+        if (warming) unpack<Sample, false, WORDS>(column, gone, entering, leaving);
+        else unpack<Sample, true, WORDS>(column, gone, entering, leaving);
 
         // The sums go from team to team: all that can be computed before the turn comes is, since the others wait for it.
         if (teams > 1 && step > 0) turns.await(team, turn);
@@ -141,7 +149,7 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) sums[i] = above[lane * WORDS + i];
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i) column[2 * i] += sums[i].x, column[2 * i + 1] += sums[i].y;
+        for (int i = 0; i < WORDS; ++i) column[2 * i] += sums[i].x - gone[2 * i], column[2 * i + 1] += sums[i].y - gone[2 * i + 1];
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) columns[lane * WORDS + i] = make_uint2(column[2 * i], column[2 * i + 1]);
         if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
@@ -164,15 +172,19 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
         for (int tap = lane * CHANNELS; tap < distance; tap += 32 * CHANNELS)
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) first_window[c] += reinterpret_cast<const Column*>(columns)[tap + c];
-        scan(before, total);
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) before[c] += warp_sum(first_window[c]) + mean.initial;
+        for (int c = 0; c < CHANNELS; ++c) total[c] -= BIAS;
+        scan(before, total);
+        unsigned long long offset[CHANNELS];  // what a window's sum times the multiplier lacks
+#pragma unroll
+        for (int c = 0; c < CHANNELS; ++c)
+            offset[c] = product(before[c] + warp_sum(first_window[c]) + mean.initial, mean.multiplier, unbiased);
 
-        if (lane == 0) wait_for_bulk_stores();
+        wait_for_bulk_stores();
         __syncwarp();
         unsigned* mine = results + lane * WORDS;
 #pragma unroll
-        for (int j = 0; j < SAMPLES; ++j) sum[j] += before[j % CHANNELS];
+        for (int j = 0; j < SAMPLES; ++j) sum[j] = product(sum[j], mean.multiplier, offset[j % CHANNELS]) >> 32;
         if (mean.shift % 8 == 0) {
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&sum[4 / BYTES * i], mean);
@@ -185,5 +197,5 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
         store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, x_end - x,
                   picture.aligned_out, lane);
     }
-    if (lane == 0) wait_for_bulk_stores();  // before the block's memory goes
+    wait_for_bulk_stores();  // before the block's memory goes
 }

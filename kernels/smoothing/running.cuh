@@ -121,15 +121,15 @@ __device__ inline int warp_sum(int value) {
 #endif
 }
 
-// The means of a word's windows, packed. BYTEWISE: the shift is by whole bytes, and packing does it.
+// The means of a word's windows, of which the high words of sum * multiplier are given, packed. BYTEWISE: the shift is by whole
+// bytes, and packing does it.
 template <typename Sample, bool BYTEWISE>
-__device__ inline unsigned packed_means(const unsigned* sum, const Mean& mean) {
+__device__ inline unsigned packed_means(const unsigned* high, const Mean& mean) {
     const unsigned byte = BYTEWISE ? mean.shift / 8 : 0;
     unsigned bits[4];
 #pragma unroll
     for (int k = 0; k < 4 / static_cast<int>(sizeof(Sample)); ++k) {
-        bits[k] = __umulhi(sum[k], mean.multiplier);
-        if (!BYTEWISE) bits[k] >>= mean.shift;
+        bits[k] = BYTEWISE ? high[k] : high[k] >> mean.shift;
     }
     if constexpr (sizeof(Sample) == 2)
         return __byte_perm(bits[0], bits[1], 0x5410 + 0x1111 * byte) ^ (same<Sample, short> ? 0x80008000u : 0u);
@@ -205,12 +205,12 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES, SLOTS = 2 * ROWS;
     constexpr int SAMPLES = WORDS * A_WORD, QUADS = (SAMPLES + 3) / 4;
     static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
-    extern __shared__ __align__(16) unsigned char shared[];
+    extern __shared__ __align__(32) unsigned char shared[];
     __shared__ __align__(8) unsigned long long arrivals[TEAMS][STAGES];
     __shared__ __align__(16) uint4 passed[QUADS][32];  // each lane's sums, from team to team
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
-    const int teams = blockDim.x / 32, team = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int teams = blockDim.x / 32, team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
     const int y_begin = part.y_begin, y_end = part.y_end;
@@ -224,7 +224,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + ROWS * 128 * WORDS);
     unsigned* results = reinterpret_cast<unsigned*>(ring + STAGES * SLOTS * mean.pitch);
 
-    Feed<Sample, CHANNELS, ROWS> feed(strip, picture, beyond, ring, arrivals[team], mean.pitch, steps);
+    Feed<Sample, CHANNELS, ROWS> feed(strip, picture, beyond, ring, arrivals[team], mean.pitch, steps, team, lane);
     beyond.fill<CHANNELS>(strip, picture);
     turns.begin(team, lane);
     for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
@@ -239,13 +239,14 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         const int step = turn * teams + team;
         if (step >= steps) break;
         const bool warming = step < strip.warm;
-        feed.take(turn);
+        unsigned char* taken[SLOTS];
+        feed.take(turn, taken);
         unsigned change[ROWS][SAMPLES], total[ROWS * CHANNELS], before[ROWS * CHANNELS];
         int first_window[ROWS * CHANNELS];  // the change of the window before the tile's first output
         const unsigned weights = warming ? 0x0101u : 0xFF01u, opposite = warming ? 0xFFFFu : 0x01FFu;
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            const unsigned char *entering = feed.row(turn, 2 * k), *leaving = feed.row(turn, 2 * k + 1);
+            const unsigned char *entering = taken[2 * k], *leaving = taken[2 * k + 1];
             unsigned(&sums)[CHANNELS] = reinterpret_cast<unsigned(&)[CHANNELS]>(total[k * CHANNELS]);
             const int own = lane * SAMPLES * BYTES;
             const auto changes = [&](auto right, auto left) {
@@ -291,13 +292,14 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
         if (warming) continue;
 
-        if (lane == 0) wait_for_bulk_stores();
+        wait_for_bulk_stores();
         __syncwarp();  // the results of the turn before have been read
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
             unsigned* mine = results + (32 * k + lane) * WORDS;
 #pragma unroll
-            for (int j = 0; j < SAMPLES; ++j) change[k][j] = k + 1 < ROWS ? sum[j] + change[k][j] : next_sum[j];
+            for (int j = 0; j < SAMPLES; ++j)
+                change[k][j] = __umulhi(k + 1 < ROWS ? sum[j] + change[k][j] : next_sum[j], mean.multiplier);
             if (mean.shift % 8 == 0) {
 #pragma unroll
                 for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&change[k][i * A_WORD], mean);
@@ -314,5 +316,5 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
             store_row(out_tile + (y + k) * static_cast<long long>(picture.out_row_samples),
                       results + 32 * k * WORDS, x_end - x, picture.aligned_out, lane);
     }
-    if (lane == 0) wait_for_bulk_stores();  // before the block's memory goes
+    wait_for_bulk_stores();  // before the block's memory goes
 }

@@ -49,7 +49,7 @@ class Windows(Shape):
 
     def pitch(self, itemsize: int, beside: int) -> int:
         """Bytes of a row in shared memory."""
-        return _whole(self.strip_bytes + beside * itemsize, 16) + SLACK_BYTES
+        return _whole(self.strip_bytes + beside * itemsize + SLACK_BYTES, SECTOR_BYTES)
 
     def team_bytes(self, pitch: int) -> int:
         """Of shared memory: what a team keeps there."""
@@ -67,10 +67,10 @@ class Columns(Shape):
         return (self.strip_bytes // itemsize - beside) // SECTOR_BYTES * SECTOR_BYTES
 
     def pitch(self, itemsize: int, beside: int) -> int:
-        return self.strip_bytes + SLACK_BYTES
+        return self.strip_bytes + _whole(SLACK_BYTES, SECTOR_BYTES)
 
     def team_bytes(self, pitch: int) -> int:
-        return STAGES * 2 * pitch + 4 * _whole(33 * 2 * self.words + 4, 4) + self.strip_bytes
+        return STAGES * 2 * pitch + 4 * _whole(33 * 2 * self.words + 4, 8) + self.strip_bytes
 
     def entry(self, sample: str, channels: int) -> str:
         return f"box_column_sums<{sample}, {channels}, {self.words}, {self.teams}>"
@@ -103,7 +103,7 @@ STAGES = 2  # steps whose rows a warp holds in shared memory
 STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
 EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
 START_ROWS = 48  # that a block could have filtered while it waits for its first
-SLACK_BYTES = 32  # of a row in shared memory: the rest of its first and last vector
+SLACK_BYTES = 48  # of a row in shared memory: the rest of its first sector and last vector
 
 
 class Mean(ctypes.Structure):

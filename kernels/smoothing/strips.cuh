@@ -4,14 +4,15 @@
 #include "async_copy.cuh"
 #include "bands.cuh"
 #include "bulk_copy.cuh"
+#include "kept.cuh"
 
 constexpr int STAGES = 2;  // steps whose rows a warp holds in shared memory: in use, and on their way
-constexpr int ZEROS = -2;  // in place of a row's number; -1: the constant beyond the edge
+constexpr int ZEROS = -(1 << 30);  // in place of a row's number; -1: the constant beyond the edge
 
 // Where the rows of a strip come from. ROWS: that a warp filters in a step.
 template <typename Sample, int ROWS>
 struct Strip {
-    static constexpr int VECTOR = 16 / sizeof(Sample);
+    static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = 32 / sizeof(Sample);
     static constexpr int SLOTS = 2 * ROWS;  // rows that are read in a step
     const Sample* plane;
     long long row_samples;
@@ -20,22 +21,20 @@ struct Strip {
     int warm;          // steps that make that window
 
     // Rows of a step, in order: one that enters and one that leaves, or while the first window is made a second that
-    // enters; then the next two.
-    __device__ int row(int step, int index, const Picture& picture) const {
-        int at = SLOTS * step + index;
-        if (step >= warm) at = (step - warm) * ROWS + index / 2 + (index % 2 ? 0 : taps);
-        else if (at >= taps) return ZEROS;
-        return border_index(first + at, picture.rows, picture.mode_y);
+    // enters; then the next two. They may lie beyond the edge; ZEROS: none is needed.
+    __device__ int row(int step, int index) const {
+        if (step >= warm) return first + (step - warm) * ROWS + index / 2 + (index % 2 ? 0 : taps);
+        return SLOTS * step + index < taps ? first + SLOTS * step + index : ZEROS;
     }
     __device__ const Sample* line(int row) const { return plane + max(row, 0) * row_samples; }
-    // Samples between the 16 bytes that hold the first sample of the first row and it.
+    // Samples between the 32 bytes that hold sample `left` and it: a row lies in its slot as it does in memory, since copies
+    // that split sectors take longer.
+    __device__ int skew(int row) const {
+        return static_cast<unsigned>(reinterpret_cast<unsigned long long>(line(row) + left)) % 32 / sizeof(Sample);
+    }
+    // The same for the first sample of the first row, in 16 bytes.
     __device__ int skew_of_rows() const {
         return static_cast<unsigned>(reinterpret_cast<unsigned long long>(plane)) % 16 / sizeof(Sample);
-    }
-    // Samples between the 16 bytes that hold sample `left` and it.
-    __device__ int skew(int row) const {
-        const auto address = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line(row) + left));
-        return row < 0 ? 0 : address % 16 / sizeof(Sample);
     }
     // Whether a row's first or last vector, or what lies beyond, is needed.
     __device__ bool at_edge() const { return left < VECTOR || left + span > row_samples - VECTOR; }
@@ -47,54 +46,18 @@ struct Strip {
     }
 };
 
-// Asks for the rows of a step: lane i < SLOTS for row i. All lanes call this.
-template <typename Sample, int ROWS>
-__device__ inline void fetch(unsigned char* slots, int pitch, unsigned long long* arrival, const Strip<Sample, ROWS>& strip,
-                             int row, int skew, bool at_edge, int lane, const Picture& picture) {
-    constexpr int VECTOR = Strip<Sample, ROWS>::VECTOR, SLOTS = 2 * ROWS, BYTES = sizeof(Sample);
-    int from = strip.left - skew, to = from + ((skew + strip.span + VECTOR - 1) & ~(VECTOR - 1));
-    if (at_edge) from = max(from, strip.begin(skew)), to = max(min(to, strip.end(skew)), from);
-    if (row < 0) to = from;
-    const Sample* line = strip.line(row) + from;
-    unsigned char* slot = slots + lane * pitch + (from - strip.left + skew) * BYTES;
-#if __CUDA_ARCH__ >= 900
-    if (lane < SLOTS) bulk_load(slot, line, (to - from) * BYTES, arrival, lane % 2 == 0);
-#else
-#pragma unroll 1
-    for (int i = 0; i < SLOTS; ++i) {
-        const auto from_line = reinterpret_cast<const unsigned char*>(
-            __shfl_sync(~0u, reinterpret_cast<unsigned long long>(line), i));
-        const int offset = __shfl_sync(~0u, static_cast<int>(slot - slots), i), bytes = __shfl_sync(~0u, (to - from) * BYTES, i);
-        for (int at = 16 * lane; at < bytes; at += 16 * 32) copy_16_bytes(slots + offset + at, from_line + at);
-    }
-#endif
-    if (!__any_sync(~0u, lane < SLOTS && row < 0)) return;
-#pragma unroll 1
-    for (int i = 0; i < SLOTS; ++i) {
-        const int beyond = __shfl_sync(~0u, row, i);
-        if (beyond >= 0) continue;
-        const unsigned fill = (beyond == ZEROS ? 0 : picture.fill) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
-#pragma unroll 1
-        for (int at = 16 * lane; at < pitch; at += 16 * 32)
-            *reinterpret_cast<uint4*>(slots + i * pitch + at) = make_uint4(fill, fill, fill, fill);
-    }
-    fence_bulk_copies();
-}
-
 // Writes what was not fetched of a step's rows: samples beyond the row's ends, and those of the vectors that straddle them.
 template <int CHANNELS, typename Sample, int ROWS>
-__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, int row, int skew, int lane,
-                             const Picture& picture) {
+__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip,
+                             const int (&rows)[2 * ROWS], const int (&skews)[2 * ROWS], int lane, const Picture& picture) {
     constexpr int VECTOR = Strip<Sample, ROWS>::VECTOR, SLOTS = 2 * ROWS;
     const int left = strip.left, right = strip.left + strip.span, length = picture.row_samples;
-    int rows[SLOTS], begin[SLOTS], end[SLOTS];  // of the samples of a row that were fetched
+    int begin[SLOTS], end[SLOTS];  // of the samples of a row that were fetched
     Sample* samples[SLOTS];
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {
-        const int skewed = __shfl_sync(~0u, skew, i);
-        rows[i] = __shfl_sync(~0u, row, i);
-        begin[i] = strip.begin(skewed), end[i] = strip.end(skewed);
-        samples[i] = reinterpret_cast<Sample*>(slots + i * pitch) + skewed - left;
+        begin[i] = strip.begin(skews[i]), end[i] = strip.end(skews[i]);
+        samples[i] = reinterpret_cast<Sample*>(slots + i * pitch) + skews[i] - left;
     }
     const int before = min(max(VECTOR - 1 - left, 0), strip.span);
     const int after = min(max(right - (length - (VECTOR - 1)), 0), strip.span - before);
@@ -142,82 +105,123 @@ struct Beyond {
     }
 
     template <typename Sample, int ROWS>
-    __device__ void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, int row, int skew, int lane,
-                          const Picture& picture) const {
+    __device__ void patch(unsigned char* const (&begin)[2 * ROWS], const Strip<Sample, ROWS>& strip,
+                          const int (&rows)[2 * ROWS], int lane, const Picture& picture) const {
         const int left = strip.left, before = max(-left, 0), end = picture.row_samples - left;
         const int count = before + max(strip.span - end, 0);
         constexpr int SLOTS = 2 * ROWS;
-        Sample* samples[SLOTS];
-        bool whole[SLOTS];  // rows beyond the edge are constant already
-#pragma unroll
-        for (int k = 0; k < SLOTS; ++k) {
-            samples[k] = reinterpret_cast<Sample*>(slots + k * pitch) + __shfl_sync(~0u, skew, k);
-            whole[k] = __shfl_sync(~0u, row, k) < 0;
-        }
 #pragma unroll 1
         for (int i = lane; i < count; i += 32) {
             const int from = source[i], at = i < before ? i : end + i - before;
             Sample value[SLOTS];
 #pragma unroll
-            for (int k = 0; k < SLOTS; ++k) value[k] = from < 0 ? static_cast<Sample>(picture.fill) : samples[k][from];
+            for (int k = 0; k < SLOTS; ++k) value[k] = from < 0 ? static_cast<Sample>(picture.fill) : reinterpret_cast<const Sample*>(begin[k])[from];
 #pragma unroll
             for (int k = 0; k < SLOTS; ++k)
-                if (!whole[k]) samples[k][at] = value[k];
+                if (rows[k] >= 0) reinterpret_cast<Sample*>(begin[k])[at] = value[k];  // others are constant already
         }
         fence_bulk_copies();
     }
 };
 
-// The rows of a warp (team), step by step: it takes every so many of the block's steps.
+// The rows of a warp (team), step by step: it takes every so many of the block's steps. Where rows come from is worked out
+// for as many turns at once as there are lanes.
 template <typename Sample, int CHANNELS, int ROWS>
 struct Feed {
-    static constexpr int SLOTS = Strip<Sample, ROWS>::SLOTS;
+    static constexpr int SLOTS = Strip<Sample, ROWS>::SLOTS, BYTES = sizeof(Sample), TURNS = 32 / SLOTS;
     const Strip<Sample, ROWS>& strip;
     const Picture& picture;
     const Beyond& beyond;
-    unsigned char* ring;           // STAGES times SLOTS rows in shared memory
-    unsigned long long* arrivals;  // of each stage
-    int pitch;                     // bytes of a row
+    unsigned char* ring;  // STAGES times SLOTS rows in shared memory, at a multiple of 32 bytes
+    unsigned arrivals;    // where the barriers of the stages are in shared memory
+    int pitch;            // bytes of a row, a multiple of 32
     int team, teams, steps, lane;
     bool at_edge;
-    int skew = 0, next_row = 0, next_skew = 0;  // of the step taken, and of the one asked for, in lane i for row i
+    unsigned long long policy;  // of the lane's rows in L2
+    // Of the lane's row: its number, samples between the begin of its slot and the strip's, and what is copied.
+    int row, skew, place, bytes;
+    const unsigned char* source;
 
     __device__ Feed(const Strip<Sample, ROWS>& strip, const Picture& picture, const Beyond& beyond, unsigned char* ring,
-                    unsigned long long* arrivals, int pitch, int steps)
-        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(arrivals), pitch(pitch),
-          team(threadIdx.x / 32), teams(blockDim.x / 32), steps(steps), lane(threadIdx.x % 32), at_edge(strip.at_edge()) {
+                    unsigned long long* arrivals, int pitch, int steps, int team, int lane)
+        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(kept(shared_address(arrivals))), pitch(pitch),
+          team(team), teams(blockDim.x / 32), steps(steps), lane(lane), at_edge(strip.at_edge()), policy(bulk_policy(lane % 2 == 0)) {
         if (lane < STAGES) init_arrival(&arrivals[lane], SLOTS);
         fence_bulk_copies();
         __syncwarp();
     }
     __device__ unsigned char* slots(unsigned turn) const { return ring + turn % STAGES * SLOTS * pitch; }
 
+    // Lane i plans row i % SLOTS of turn `turn` + i / SLOTS.
+    __device__ void plan(unsigned turn) {
+        row = strip.row((turn + lane / SLOTS) * teams + team, lane % SLOTS);
+        if (row != ZEROS) row = border_index(row, picture.rows, picture.mode_y);
+        const Sample* line = strip.line(row) + strip.left;
+        const int at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line)) % 32;
+        int from = -(at & 15), to = from + ((at % 16 + strip.span * BYTES + 15) & ~15);  // bytes of the strip
+        if (at_edge) {
+            const int before = -strip.left * BYTES, after = before + static_cast<int>(picture.row_samples) * BYTES;
+            from = max(from, before + (-(at + before) & 15));
+            to = max(from, min(to, after - (at + after & 15)));
+        }
+        skew = at / BYTES, place = lane % SLOTS * pitch + at + from, bytes = row < 0 ? 0 : to - from;
+        source = reinterpret_cast<const unsigned char*>(line) + from;
+    }
+
     // Asks for the rows of the team's step of that turn, if there is one.
     __device__ void ask(unsigned turn) {
-        const int step = turn * teams + team;
-        if (step >= steps) return;
-        next_row = strip.row(step, lane % SLOTS, picture), next_skew = strip.skew(next_row);
-        fetch(slots(turn), pitch, &arrivals[turn % STAGES], strip, next_row, next_skew, at_edge, lane, picture);
+        if (turn * teams + team >= steps) return;
+        if (turn % TURNS == 0) plan(turn);
+        const bool mine = lane / SLOTS == turn % TURNS;
+#if __CUDA_ARCH__ >= 900
+        if (mine) bulk_load(shared_address(slots(turn)) + place, source, bytes, arrivals + turn % STAGES * 8, policy);
+#else
+#pragma unroll 1
+        for (int i = 0; i < SLOTS; ++i) {
+            const int planner = turn % TURNS * SLOTS + i;
+            const auto from = reinterpret_cast<const unsigned char*>(
+                __shfl_sync(~0u, reinterpret_cast<unsigned long long>(source), planner));
+            unsigned char* to = slots(turn) + __shfl_sync(~0u, place, planner);
+            const int count = __shfl_sync(~0u, bytes, planner);
+            for (int at = 16 * lane; at < count; at += 16 * 32) copy_16_bytes(to + at, from + at);
+        }
+#endif
+        if (__any_sync(~0u, mine && row < 0)) fill_beyond(turn);
+    }
+
+    // Rows that are constant, or nothing.
+    __device__ void fill_beyond(unsigned turn) const {
+#pragma unroll 1
+        for (int i = 0; i < SLOTS; ++i) {
+            const int planned = __shfl_sync(~0u, row, turn % TURNS * SLOTS + i);
+            if (planned >= 0) continue;
+            const unsigned fill = (planned == ZEROS ? 0 : picture.fill) * (BYTES == 1 ? 0x01010101u : 0x00010001u);
+#pragma unroll 1
+            for (int at = 16 * lane; at < pitch; at += 16 * 32)
+                *reinterpret_cast<uint4*>(slots(turn) + i * pitch + at) = make_uint4(fill, fill, fill, fill);
+        }
+        fence_bulk_copies();
     }
 
     // Waits for the rows that were asked for, asks for the next, and puts what lies beyond the ends beside those that came.
-    __device__ void take(unsigned turn) {
-        const int row = next_row;
-        skew = next_skew;
-        wait_for_arrival(&arrivals[turn % STAGES], turn / STAGES);
+    // `begin` gets where the strip begins in each.
+    __device__ void take(unsigned turn, unsigned char* (&begin)[SLOTS]) {
+        int rows[SLOTS], skews[SLOTS];
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) {
+            skews[i] = __shfl_sync(~0u, skew, turn % TURNS * SLOTS + i);
+            begin[i] = slots(turn) + i * pitch + skews[i] * BYTES;
+            if (at_edge) rows[i] = __shfl_sync(~0u, row, turn % TURNS * SLOTS + i);
+        }
+        wait_for_arrival(arrivals + turn % STAGES * 8, turn / STAGES);
 #if __CUDA_ARCH__ < 900
         wait_for_copies();
 #endif
         __syncwarp();
         ask(turn + 1);
         if (!at_edge) return;
-        if (beyond.useless) patch<CHANNELS>(slots(turn), pitch, strip, row, skew, lane, picture);
-        else beyond.patch(slots(turn), pitch, strip, row, skew, lane, picture);
+        if (beyond.useless) patch<CHANNELS>(slots(turn), pitch, strip, rows, skews, lane, picture);
+        else beyond.patch(begin, strip, rows, lane, picture);
         __syncwarp();
-    }
-
-    // Where the strip begins in one of the rows taken.
-    __device__ const unsigned char* row(unsigned turn, int slot) const {
-        return slots(turn) + slot * pitch + __shfl_sync(~0u, skew, slot) * static_cast<int>(sizeof(Sample));
     }
 };

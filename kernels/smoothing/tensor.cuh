@@ -3,6 +3,7 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
+#include "kept.cuh"
 #include "shifted.cuh"
 
 // tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (kernels/smoothing says
@@ -43,14 +44,6 @@ struct Tensor {
     static constexpr int RESULTS = 16 * RESULT_PITCH;
     static constexpr int SHARED_BYTES = SEEN_ROWS * (PITCH + 8) + TENSOR_WARPS * RESULTS;
 };
-
-// Keeps the compiler from computing a thread's constant again and again, for want of a register.
-template <typename Value>
-__device__ inline Value kept(Value value) {
-    if constexpr (sizeof(Value) == 8) asm volatile("" : "+l"(value));
-    else asm volatile("" : "+r"(value));
-    return value;
-}
 
 // d += a b: a is 16 x 16, b 16 x 8, of float16.
 __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
