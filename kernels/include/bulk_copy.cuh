@@ -49,6 +49,15 @@ __device__ inline void bulk_load(unsigned shared, const void* global, int bytes,
 #endif
 }
 
+// Whether this is the one thread of the warp that is to ask: the compiler knows that it is one, where it does not for lane 0.
+__device__ inline bool elected() {
+    unsigned yes = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mov.b32 %0, 1;\n}" : "+r"(yes));
+#endif
+    return yes;
+}
+
 // Bytes that nobody will soon want. The thread's next wait_for_bulk_stores says when `shared` may be written again.
 __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
 #if __CUDA_ARCH__ >= 900

@@ -138,13 +138,13 @@ __device__ inline unsigned packed_means(const unsigned* high, const Mean& mean) 
                            __byte_perm(bits[2], bits[3], 0x0040 + 0x0011 * byte), 0x5410);
 }
 
-// Writes a warp's samples of a row. Where the copy engine does it, it reads `results` until lane 0's wait_for_bulk_stores.
+// Writes a warp's samples of a row. Where the copy engine does it, it reads `results` until the warp's wait_for_bulk_stores.
 template <typename Sample>
 __device__ inline void store_row(Sample* line, const unsigned* results, int samples, bool aligned, int lane) {
     constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
     if (aligned) {
 #if __CUDA_ARCH__ >= 900
-        if (lane == 0) bulk_store(line, results, samples * BYTES);
+        if (elected()) bulk_store(line, results, samples * BYTES);
 #else
 #pragma unroll 4
         for (int i = lane; i < samples * BYTES / 16; i += 32)
@@ -172,12 +172,12 @@ struct Turns {
     __device__ void pass_on(int team, int teams) { arrive(signals + (team + 1 == teams ? 0 : team + 1)); }
     __device__ void await(int team, int turn) { wait_for<32>(signals + team, turn - (team == 0)); }
 #else
-    static_assert(TEAMS < 16, "a named barrier each, and that of the block");
+    static_assert(TEAMS <= 16, "a named barrier each, of which one has been the block's");
     __device__ void begin(int, int) {}
     __device__ void pass_on(int team, int teams) {
-        asm volatile("bar.arrive %0, 64;" ::"r"(team + 1 == teams ? 1 : team + 2) : "memory");
+        asm volatile("bar.arrive %0, 64;" ::"r"(team + 1 == teams ? 0 : team + 1) : "memory");
     }
-    __device__ void await(int team, int) { asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory"); }
+    __device__ void await(int team, int) { asm volatile("bar.sync %0, 64;" ::"r"(team) : "memory"); }
 #endif
 };
 
