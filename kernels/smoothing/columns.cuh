@@ -1,4 +1,4 @@
-// Boxes of any size along both axes at once, for whole numbers. Part of smoothing.cu.
+// Boxes of any size along both axes at once, for bytes. Part of smoothing.cu.
 #pragma once
 
 #include "running.cuh"
@@ -7,32 +7,22 @@
 //   V[x] of row y is that of row y - 1 plus the entering sample less the leaving one, and
 //   S[x], the sum of the window, is S[x - pixel] + V[right edge] - V[left edge].
 // So each row is summed across once, not once as it enters and once as it leaves; but a warp sums the columns beside its
-// results too, which pays while windows are short beside its strip. Of bytes, sums fit 16 bits, and two are added as one
+// results too, which pays while windows are short beside its strip. Sums of columns fit 16 bits, and two are added as one
 // number of 32 bits: what the lower half borrows, its sum gives back. The left edges of a lane's windows are its own columns,
 // in registers; the right edges are those of lanes behind it, in shared memory.
 //
-// Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
-// a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
-//   bytes         2 N b                              192 us, 98 us (3 N b where the leaving rows are not in L2)
-//   instructions  some 16 N, 12 N issued (counted)   96 us, 72 us
-//   shared        (5 b + 12), (5 b + 6) N bytes      132 us, 66 us
-template <int BYTES>
-struct ColumnSum {
-    typedef unsigned short Type;
-};
-template <>
-struct ColumnSum<2> {
-    typedef unsigned Type;
-};
+// Floors for N samples (8192 x 8192 RGB) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in a clock 128 lanes
+// issue, 64 multiply or permute, and 128 bytes of shared memory move:
+//   bytes         2 N                         98 us
+//   instructions  13 N issued (31 x 31, ncu)  78 us
+//   of these      7 N permute or multiply     84 us
+//   shared        11 N bytes                  66 us
 
-template <typename Sample, int WORDS>
+template <int WORDS>
 struct Columns {
-    typedef typename ColumnSum<sizeof(Sample)>::Type Sum;
-
-    static constexpr int BYTES = sizeof(Sample), SAMPLES = 4 / BYTES * WORDS;  // of a lane
-    static constexpr int SUMS = 2 * WORDS, A_SUM = 2 / BYTES;                  // numbers of 32 bits, and columns in each
+    static constexpr int SAMPLES = 4 * WORDS, PAIRS = 2 * WORDS;       // of a lane: samples, and pairs of their columns' sums
     static constexpr int PITCH = 128 * WORDS + 64;  // bytes of a row in shared memory: the rest of its first sector and last vector
-    static constexpr int COUNT = (33 * SUMS + 4 + 7) / 8 * 8;                  // of SUMS, and what is read behind, not used
+    static constexpr int COUNT = (33 * PAIRS + 4 + 7) / 8 * 8;         // of a row's pairs, and what is read behind, not used
     static constexpr int TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;  // bytes of shared memory
 };
 
@@ -51,17 +41,15 @@ __device__ inline void load_share(unsigned (&word)[WORDS + 1], const unsigned ch
 
 // What two rows change of the sums down the columns: they grow by `entering` and shrink by `leaving`. Of a window that moves,
 // the first row enters and the second leaves; while the first window is made, both enter.
-template <typename Sample, bool LEAVES, int WORDS>
+template <bool LEAVES, int WORDS>
 __device__ inline void unpack(unsigned (&entering)[2 * WORDS], unsigned (&leaving)[2 * WORDS], const unsigned char* first,
                               const unsigned char* second) {
     unsigned a[WORDS + 1], b[WORDS + 1];
     load_share<WORDS>(a, first), load_share<WORDS>(b, second);
 #pragma unroll
     for (int i = 0; i < 2 * WORDS; ++i) {
-        const unsigned choice = sizeof(Sample) == 1 ? (i % 2 ? 0x4342 : 0x4140) : (i % 2 ? 0x4432 : 0x4410);
+        const unsigned choice = i % 2 ? 0x4342 : 0x4140;
         entering[i] = __byte_perm(a[i / 2], 0, choice), leaving[i] = __byte_perm(b[i / 2], 0, choice);
-        if constexpr (same<Sample, short>)
-            entering[i] = static_cast<short>(entering[i]), leaving[i] = static_cast<short>(leaving[i]);
         if (!LEAVES) leaving[i] = -leaving[i];
     }
 }
@@ -70,25 +58,23 @@ __device__ inline void unpack(unsigned (&entering)[2 * WORDS], unsigned (&leavin
 // are `left`, the right edges begin at column AHEAD of `right`.
 constexpr unsigned BIAS = 1u << 31;
 
-template <typename Sample, int CHANNELS, int AHEAD, int WORDS>
-__device__ inline void sum_windows(unsigned (&sum)[Columns<Sample, WORDS>::SAMPLES], unsigned (&total)[CHANNELS],
-                                   const uint2* right, const unsigned (&left)[2 * WORDS]) {
+template <int CHANNELS, int AHEAD, int WORDS>
+__device__ inline void sum_windows(unsigned (&sum)[4 * WORDS], unsigned (&total)[CHANNELS], const uint2* right,
+                                   const unsigned (&left)[2 * WORDS]) {
     unsigned edge[2 * WORDS + 2];
 #pragma unroll
     for (int i = 0; i < WORDS + (AHEAD > 0); ++i) edge[2 * i] = right[i].x, edge[2 * i + 1] = right[i].y;
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) total[c] = BIAS;
 #pragma unroll
-    for (int j = 0; j < Columns<Sample, WORDS>::SAMPLES; ++j) {
+    for (int j = 0; j < 4 * WORDS; ++j) {
         sum[j] = total[j % CHANNELS];
-        if constexpr (sizeof(Sample) == 1) {
-            const unsigned choice = ((j + AHEAD) % 2 ? 0x32 : 0x10) | (j % 2 ? 0x7600 : 0x5400);
-            total[j % CHANNELS] = dot<unsigned short>(__byte_perm(edge[(j + AHEAD) / 2], left[j / 2], choice), 0xFF01u, sum[j]);
-        } else total[j % CHANNELS] = sum[j] + edge[j + AHEAD] - left[j];
+        const unsigned choice = ((j + AHEAD) % 2 ? 0x32 : 0x10) | (j % 2 ? 0x7600 : 0x5400);
+        total[j % CHANNELS] = dot<unsigned short>(__byte_perm(edge[(j + AHEAD) / 2], left[j / 2], choice), 0xFF01u, sum[j]);
     }
 }
 
-// Of a b + c: one instruction, where the compiler would make three.
+// The high word of a b + c, in one instruction.
 __device__ inline unsigned high_word(unsigned a, unsigned b, unsigned long long c) {
     unsigned high;
     asm("{\n.reg .u32 low;\nmad.lo.cc.u32 low, %1, %2, %3;\nmadc.hi.u32 %0, %1, %2, %4;\n}"
@@ -97,32 +83,26 @@ __device__ inline unsigned high_word(unsigned a, unsigned b, unsigned long long 
     return high;
 }
 
-// a b + c: one instruction.
-__device__ inline unsigned long long product(unsigned a, unsigned b, unsigned long long c) {
-    return static_cast<unsigned long long>(a) * b + c;
-}
-
-template <typename Sample, int CHANNELS, int WORDS, int TEAMS>
+template <int CHANNELS, int WORDS, int TEAMS>
 __global__ void __launch_bounds__(32 * TEAMS, 1)
-box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
-    typedef Columns<Sample, WORDS> Shape;
-    constexpr int BYTES = Shape::BYTES, SAMPLES = Shape::SAMPLES, PITCH = Shape::PITCH;
-    constexpr int A_UINT2 = 2 * Shape::A_SUM;  // columns
-    typedef typename Shape::Sum Column;
+box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, Mean mean) {
+    typedef Columns<WORDS> Shape;
+    constexpr int SAMPLES = Shape::SAMPLES, PITCH = Shape::PITCH;
     static_assert(SAMPLES % CHANNELS == 0, "a lane has whole pixels");
     extern __shared__ __align__(32) unsigned char shared[];
     __shared__ __align__(8) unsigned long long arrivals[TEAMS][STAGES];
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
-    const int teams = blockDim.x / 32, team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int teams = blockDim.x / 32;
+    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
     const int y_begin = part.y_begin, y_end = part.y_end;
-    Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
+    unsigned char* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
     const int distance = mean.taps_x * CHANNELS;
-    const Strip<Sample, 1> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
-                                 x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
-                                 y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
+    const Strip<unsigned char, 1> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
+                                        x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
+                                        y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
     const int steps = strip.warm + y_end - y_begin;
     // Of the team: its ring of rows, the sums down the columns, and the results of a step.
     unsigned char* ring = shared + team * Shape::TEAM;
@@ -131,13 +111,12 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
     const uint2* above = columns_of(team == 0 ? teams - 1 : team - 1);  // of the row above
     unsigned* results = reinterpret_cast<unsigned*>(columns) + Shape::COUNT;
 
-    Feed<Sample, CHANNELS, 1> feed(strip, picture, beyond, ring, arrivals[team], PITCH, steps, team, lane);
+    Feed<unsigned char, CHANNELS, 1> feed(strip, picture, beyond, ring, arrivals[team], PITCH, steps, team, lane);
     beyond.fill<CHANNELS>(strip, picture);
     turns.begin(team, lane);
     for (int i = lane; i < Shape::COUNT / 2; i += 32) columns[i] = make_uint2(0, 0);
     __syncthreads();
-
-    const unsigned long long unbiased = -(static_cast<unsigned long long>(BIAS) * mean.multiplier);
+    const unsigned long long multiplier = mean.multiplier;
 
     feed.ask(0);
 #pragma unroll 1
@@ -147,10 +126,10 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
         const bool warming = step < strip.warm;
         unsigned char* taken[2];
         feed.take(turn, taken);
-        const unsigned char *entering = taken[0] + 4 * lane * WORDS, *leaving = taken[1] + 4 * lane * WORDS;
-        unsigned column[Shape::SUMS], gone[Shape::SUMS];  // first what enters and leaves
-        if (warming) unpack<Sample, false, WORDS>(column, gone, entering, leaving);
-        else unpack<Sample, true, WORDS>(column, gone, entering, leaving);
+        const unsigned char *first = taken[0] + 4 * lane * WORDS, *second = taken[1] + 4 * lane * WORDS;
+        unsigned column[Shape::PAIRS], leaving[Shape::PAIRS];  // first what enters
+        if (warming) unpack<false, WORDS>(column, leaving, first, second);
+        else unpack<true, WORDS>(column, leaving, first, second);
 
         // The sums go from team to team: all that can be computed before the turn comes is, since the others wait for it.
         if (teams > 1 && step > 0) turns.await(team, turn);
@@ -158,7 +137,8 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) sums[i] = above[lane * WORDS + i];
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i) column[2 * i] += sums[i].x - gone[2 * i], column[2 * i + 1] += sums[i].y - gone[2 * i + 1];
+        for (int i = 0; i < WORDS; ++i)
+            column[2 * i] += sums[i].x - leaving[2 * i], column[2 * i + 1] += sums[i].y - leaving[2 * i + 1];
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) columns[lane * WORDS + i] = make_uint2(column[2 * i], column[2 * i + 1]);
         if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
@@ -168,39 +148,33 @@ box_column_sums(const Sample* __restrict__ in, Sample* __restrict__ out, Picture
         unsigned sum[SAMPLES], total[CHANNELS], before[CHANNELS];
         int first_window[CHANNELS];
         // Lanes without results, whose windows would end behind the sums, take any.
-        const uint2* right = columns + (lane * SAMPLES < x_end - x ? lane * WORDS : 0) + distance / A_UINT2;
-        const auto sum_by = [&](auto ahead) { sum_windows<Sample, CHANNELS, decltype(ahead)::value, WORDS>(sum, total, right, column); };
-        const int ahead = distance % A_UINT2;
-        if (ahead == 0) sum_by(Known<0>());
-        else if (ahead == 1) sum_by(Known<1>());
-        else if (ahead == 2) sum_by(Known<A_UINT2 - 2>());
-        else sum_by(Known<A_UINT2 - 1>());
+        const uint2* right = columns + (lane * SAMPLES < x_end - x ? lane * WORDS : 0) + distance / 4;
+        const auto sum_by = [&](auto ahead) { sum_windows<CHANNELS, decltype(ahead)::value, WORDS>(sum, total, right, column); };
+        switch (distance % 4) {
+            case 0: sum_by(Known<0>()); break;
+            case 1: sum_by(Known<1>()); break;
+            case 2: sum_by(Known<2>()); break;
+            default: sum_by(Known<3>());
+        }
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) first_window[c] = 0;
 #pragma unroll 1
         for (int tap = lane * CHANNELS; tap < distance; tap += 32 * CHANNELS)
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) first_window[c] += reinterpret_cast<const Column*>(columns)[tap + c];
+            for (int c = 0; c < CHANNELS; ++c) first_window[c] += reinterpret_cast<const unsigned short*>(columns)[tap + c];
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) total[c] -= BIAS;
         scan(before, total);
-        unsigned long long offset[CHANNELS];  // what a window's sum times the multiplier lacks
+        unsigned long long rest[CHANNELS];  // what the biased sum of a window, times the multiplier, lacks
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
-            offset[c] = product(before[c] + warp_sum(first_window[c]) + mean.initial, mean.multiplier, unbiased);
+            rest[c] = (before[c] + warp_sum(first_window[c]) + mean.initial) * multiplier - BIAS * multiplier;
 
         wait_for_bulk_stores();
         __syncwarp();
-        unsigned* mine = results + lane * WORDS;
 #pragma unroll
-        for (int j = 0; j < SAMPLES; ++j) sum[j] = high_word(sum[j], mean.multiplier, offset[j % CHANNELS]);
-        if (mean.shift % 8 == 0) {
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&sum[4 / BYTES * i], mean);
-        } else {
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&sum[4 / BYTES * i], mean);
-        }
+        for (int j = 0; j < SAMPLES; ++j) sum[j] = high_word(sum[j], mean.multiplier, rest[j % CHANNELS]);
+        pack_row<unsigned char, WORDS>(results + lane * WORDS, sum, mean.shift);
         fence_bulk_copies();
         __syncwarp();
         store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, x_end - x,

@@ -124,18 +124,28 @@ __device__ inline int warp_sum(int value) {
 // The means of a word's windows, of which the high words of sum * multiplier are given, packed. BYTEWISE: the shift is by whole
 // bytes, and packing does it.
 template <typename Sample, bool BYTEWISE>
-__device__ inline unsigned packed_means(const unsigned* high, const Mean& mean) {
-    const unsigned byte = BYTEWISE ? mean.shift / 8 : 0;
+__device__ inline unsigned packed_means(const unsigned* high, unsigned shift) {
+    const unsigned byte = BYTEWISE ? shift / 8 : 0;
     unsigned bits[4];
 #pragma unroll
-    for (int k = 0; k < 4 / static_cast<int>(sizeof(Sample)); ++k) {
-        bits[k] = BYTEWISE ? high[k] : high[k] >> mean.shift;
-    }
+    for (int k = 0; k < 4 / static_cast<int>(sizeof(Sample)); ++k) bits[k] = BYTEWISE ? high[k] : high[k] >> shift;
     if constexpr (sizeof(Sample) == 2)
         return __byte_perm(bits[0], bits[1], 0x5410 + 0x1111 * byte) ^ (same<Sample, short> ? 0x80008000u : 0u);
     else
         return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040 + 0x0011 * byte),
                            __byte_perm(bits[2], bits[3], 0x0040 + 0x0011 * byte), 0x5410);
+}
+
+template <typename Sample, int WORDS>
+__device__ inline void pack_row(unsigned* results, const unsigned (&high)[4 / sizeof(Sample) * WORDS], unsigned shift) {
+    constexpr int A_WORD = 4 / sizeof(Sample);
+    if (shift % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) results[i] = packed_means<Sample, true>(&high[i * A_WORD], shift);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i) results[i] = packed_means<Sample, false>(&high[i * A_WORD], shift);
+    }
 }
 
 // Writes a warp's samples of a row. Where the copy engine does it, it reads `results` until the warp's wait_for_bulk_stores.
@@ -210,7 +220,8 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     __shared__ __align__(16) uint4 passed[QUADS][32];  // each lane's sums, from team to team
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
-    const int teams = blockDim.x / 32, team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int teams = blockDim.x / 32;
+    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
     const int y_begin = part.y_begin, y_end = part.y_end;
@@ -296,17 +307,10 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         __syncwarp();  // the results of the turn before have been read
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
-            unsigned* mine = results + (32 * k + lane) * WORDS;
 #pragma unroll
             for (int j = 0; j < SAMPLES; ++j)
                 change[k][j] = __umulhi(k + 1 < ROWS ? sum[j] + change[k][j] : next_sum[j], mean.multiplier);
-            if (mean.shift % 8 == 0) {
-#pragma unroll
-                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, true>(&change[k][i * A_WORD], mean);
-            } else {
-#pragma unroll
-                for (int i = 0; i < WORDS; ++i) mine[i] = packed_means<Sample, false>(&change[k][i * A_WORD], mean);
-            }
+            pack_row<Sample, WORDS>(results + (32 * k + lane) * WORDS, change[k], mean.shift);
         }
         fence_bulk_copies();
         __syncwarp();

@@ -15,13 +15,12 @@ from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.fused import (
     C_TYPES,
     MAX_BLOCKS,
-    MAX_CHANNELS,
     MAX_LENGTH,
     SECTOR_BYTES,
     picture_of,
     view_of,
 )
-from kernels.smoothing.window import Window
+from kernels.smoothing.window import MAX_TAPS, Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Shape:
     """How a kernel goes down an image: what was fastest on an H200, of what fits registers."""
 
     words: int  # of a row that a lane sums; an odd number keeps lanes on different banks
-    teams: int = 15  # warps of a block; one more, and named barriers run out
+    teams: int = 16  # warps of a block; one more, and named barriers run out
 
     @property
     def strip_bytes(self) -> int:
@@ -61,10 +60,12 @@ class Windows(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(Shape):
-    """Of box_column_sums, which passes sums down the columns: struct Columns of columns.cuh."""
+    """Of box_column_sums, which passes sums down the columns of bytes: struct Columns of columns.cuh."""
+
+    most_taps: int  # across; with more, box_running is faster, since it sums no columns beside its results
 
     def outputs(self, itemsize: int, beside: int) -> int:
-        return (self.strip_bytes // itemsize - beside) // SECTOR_BYTES * SECTOR_BYTES
+        return (self.strip_bytes - beside) // SECTOR_BYTES * SECTOR_BYTES
 
     def pitch(self, itemsize: int, beside: int) -> int:
         return self.strip_bytes + _whole(SLACK_BYTES, SECTOR_BYTES)
@@ -73,31 +74,24 @@ class Columns(Shape):
         return STAGES * 2 * pitch + 4 * _whole(33 * 2 * self.words + 4, 8) + self.strip_bytes
 
     def entry(self, sample: str, channels: int) -> str:
-        return f"box_column_sums<{sample}, {channels}, {self.words}, {self.teams}>"
+        return f"box_column_sums<{channels}, {self.words}, {self.teams}>"
 
 
-# By bytes of a sample and channels. Columns: where windows see no more than a part of the strip beside it.
-WINDOWS = {
-    (1, 1): Windows(words=11, rows=2, teams=12),
-    (1, 2): Windows(words=17),
+COLUMNS = {  # by channels
+    1: Columns(words=13, most_taps=MAX_TAPS),
+    2: Columns(words=15, most_taps=150),
+    3: Columns(words=15, most_taps=45),
+    4: Columns(words=21, teams=12, most_taps=70),
+}
+WINDOWS = {  # by bytes of a sample and channels
+    (1, 2): Windows(words=15),
     (1, 3): Windows(words=15),
     (1, 4): Windows(words=17),
-    (2, 1): Windows(words=17),
-    (2, 2): Windows(words=17),
-    (2, 3): Windows(words=15),
+    (2, 1): Windows(words=9, rows=2),
+    (2, 2): Windows(words=9, rows=2),
+    (2, 3): Windows(words=9, rows=2),
     (2, 4): Windows(words=18),
 }
-COLUMNS = {
-    (1, 1): Columns(words=15),
-    (1, 2): Columns(words=15),
-    (1, 3): Columns(words=15),
-    (1, 4): Columns(words=15),
-    (2, 1): Columns(words=15),
-    (2, 2): Columns(words=15),
-    (2, 3): Columns(words=15),
-    (2, 4): Columns(words=18),
-}
-BESIDE = {1: 0.6, 2: 0.2}  # by bytes of a sample
 DTYPES = ("uint8", "uint16", "int16")
 STAGES = 2  # steps whose rows a warp holds in shared memory
 STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
@@ -178,9 +172,8 @@ def _samples(windows: Sequence[Window]) -> int:
 
 
 def _shape(itemsize: int, channels: int, taps_x: int) -> Windows | Columns:
-    columns = COLUMNS[itemsize, channels]
-    beside = (taps_x - 1) * channels * itemsize
-    return columns if beside <= BESIDE[itemsize] * columns.strip_bytes else WINDOWS[itemsize, channels]
+    columns = COLUMNS[channels]
+    return columns if itemsize == 1 and taps_x <= columns.most_taps else WINDOWS[itemsize, channels]
 
 
 def _whole(count: int, unit: int) -> int:
@@ -206,9 +199,12 @@ def _band_rows(planes: int, tiles: int, out_rows: int, taps_y: int, at_once: int
     return -(-out_rows // inner), -(-out_rows // outer)
 
 
-ENTRIES = tuple(
-    shapes[np.dtype(dtype).itemsize, channels].entry(C_TYPES[dtype], channels)
-    for shapes in (WINDOWS, COLUMNS)
-    for dtype in DTYPES
-    for channels in range(1, MAX_CHANNELS + 1)
+ENTRIES = (
+    *(shape.entry("unsigned char", channels) for channels, shape in COLUMNS.items()),
+    *(
+        shape.entry(C_TYPES[dtype], channels)
+        for dtype in DTYPES
+        for (itemsize, channels), shape in WINDOWS.items()
+        if itemsize == np.dtype(dtype).itemsize
+    ),
 )
