@@ -21,7 +21,8 @@ __device__ inline void init_arrival(unsigned long long* arrival, int count) {
 __device__ inline void wait_for_arrival(unsigned arrival, int phase) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
-        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(arrival),
+        "{\n.reg .pred done;\nwaiting:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra waiting;\n}" ::"r"(
+            arrival),
         "r"(phase & 1)
         : "memory");
 #endif

@@ -20,10 +20,10 @@
 
 template <int WORDS>
 struct Columns {
-    static constexpr int SAMPLES = 4 * WORDS, PAIRS = 2 * WORDS;       // of a lane: samples, and pairs of their columns' sums
-    static constexpr int PITCH = 128 * WORDS + 64;  // bytes of a row in shared memory: the rest of its first sector and last vector
-    static constexpr int COUNT = (33 * PAIRS + 4 + 7) / 8 * 8;         // of a row's pairs, and what is read behind, not used
-    static constexpr int TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;  // bytes of shared memory
+    static constexpr int SAMPLES = 4 * WORDS, PAIRS = 2 * WORDS;  // of a lane: samples, and pairs of their columns' sums
+    static constexpr int COUNT = (33 * PAIRS + 4 + 7) / 8 * 8;    // of a row's pairs, and what is read behind, not used
+    // Bytes in shared memory: of a row, with the rest of its first sector and last vector; and of a team.
+    static constexpr int PITCH = 128 * WORDS + 64, TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;
 };
 
 // A lane's share of a row that begins anywhere.
@@ -149,7 +149,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         int first_window[CHANNELS];
         // Lanes without results, whose windows would end behind the sums, take any.
         const uint2* right = columns + (lane * SAMPLES < x_end - x ? lane * WORDS : 0) + distance / 4;
-        const auto sum_by = [&](auto ahead) { sum_windows<CHANNELS, decltype(ahead)::value, WORDS>(sum, total, right, column); };
+        const auto sum_by = [&](auto ahead) { sum_windows<CHANNELS, ahead.value, WORDS>(sum, total, right, column); };
         switch (distance % 4) {
             case 0: sum_by(Known<0>()); break;
             case 1: sum_by(Known<1>()); break;

@@ -16,8 +16,9 @@
 //   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder.cuh)
 //   box_separable, gauss_separable  one axis a pass, taps from a tile in shared memory
 //   box_columns, box_rows           boxes of floats, one axis a pass at the speed of memory (streamed.cuh)
-//   tree (tree.cuh)                square boxes of float32: both axes at once, by doubling sums in registers
+//   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
 //   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running sums
+//   box_column_sums (columns.cuh)   the same for bytes, where windows are not too wide: by sums down the columns
 //   wide (wide.cuh)                 Gaussians of middling reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores

@@ -48,8 +48,8 @@ struct Strip {
 
 // Writes what was not fetched of a step's rows: samples beyond the row's ends, and those of the vectors that straddle them.
 template <int CHANNELS, typename Sample, int ROWS>
-__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip,
-                             const int (&rows)[2 * ROWS], const int (&skews)[2 * ROWS], int lane, const Picture& picture) {
+__device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, const int (&rows)[2 * ROWS],
+                             const int (&skews)[2 * ROWS], int lane, const Picture& picture) {
     constexpr int VECTOR = Strip<Sample, ROWS>::VECTOR, SLOTS = 2 * ROWS;
     const int left = strip.left, right = strip.left + strip.span, length = picture.row_samples;
     int begin[SLOTS], end[SLOTS];  // of the samples of a row that were fetched
@@ -137,15 +137,17 @@ struct Feed {
     int pitch;            // bytes of a row, a multiple of 32
     int team, teams, steps, lane;
     bool at_edge;
-    unsigned long long policy;  // of the lane's rows in L2
-    // Of the lane's row: its number, samples between the begin of its slot and the strip's, and what is copied.
+    unsigned long long policy;  // what is to become of the lane's rows in L2
+    // Of the row that the lane planned: its number, how many samples lie between the begins of its slot and of the strip, and
+    // what is copied: so many bytes from `source` to `place` among the slots.
     int row, skew, place, bytes;
     const unsigned char* source;
 
     __device__ Feed(const Strip<Sample, ROWS>& strip, const Picture& picture, const Beyond& beyond, unsigned char* ring,
                     unsigned long long* arrivals, int pitch, int steps, int team, int lane)
-        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(kept(shared_address(arrivals))), pitch(pitch),
-          team(team), teams(blockDim.x / 32), steps(steps), lane(lane), at_edge(strip.at_edge()), policy(bulk_policy(lane % 2 == 0)) {
+        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(kept(shared_address(arrivals))),
+          pitch(pitch), team(team), teams(blockDim.x / 32), steps(steps), lane(lane), at_edge(strip.at_edge()),
+          policy(bulk_policy(lane % 2 == 0)) {
         if (lane < STAGES) init_arrival(&arrivals[lane], SLOTS);
         fence_bulk_copies();
         __syncwarp();
@@ -160,11 +162,12 @@ struct Feed {
         const int at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line)) % 32;
         int from = -(at & 15), to = from + ((at % 16 + strip.span * BYTES + 15) & ~15);  // bytes of the strip
         if (at_edge) {
-            const int before = -strip.left * BYTES, after = before + static_cast<int>(picture.row_samples) * BYTES;
-            from = max(from, before + (-(at + before) & 15));
-            to = max(from, min(to, after - (at + after & 15)));
+            const int begin = -strip.left * BYTES, end = begin + static_cast<int>(picture.row_samples) * BYTES;  // of the row
+            from = max(from, begin + (-(at + begin) & 15));
+            to = max(from, min(to, end - ((at + end) & 15)));
         }
-        skew = at / BYTES, place = lane % SLOTS * pitch + at + from, bytes = row < 0 ? 0 : to - from;
+        skew = at / BYTES;
+        place = lane % SLOTS * pitch + at + from, bytes = row < 0 ? 0 : to - from;
         source = reinterpret_cast<const unsigned char*>(line) + from;
     }
 

@@ -52,8 +52,8 @@ def test_columns_of_narrow_values_stay_in_registers() -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
-    entry = "box_running<unsigned char, 3, 15, 1, 15>"
-    assert compile_for("smoothing", architecture, (entry,), ("-DTURNS_BY_SIGNALS",)).lowered
+    entries = ("box_running<unsigned char, 3, 15, 1, 16>", "box_column_sums<3, 15, 16>")
+    assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_SIGNALS",)).lowered
 
 
 def test_an_entry_that_is_not_there_is_an_error_with_the_log() -> None:
