@@ -115,7 +115,8 @@ struct Beyond {
             const int from = source[i], at = i < before ? i : end + i - before;
             Sample value[SLOTS];
 #pragma unroll
-            for (int k = 0; k < SLOTS; ++k) value[k] = from < 0 ? static_cast<Sample>(picture.fill) : reinterpret_cast<const Sample*>(begin[k])[from];
+            for (int k = 0; k < SLOTS; ++k)
+                value[k] = from < 0 ? static_cast<Sample>(picture.fill) : reinterpret_cast<const Sample*>(begin[k])[from];
 #pragma unroll
             for (int k = 0; k < SLOTS; ++k)
                 if (rows[k] >= 0) reinterpret_cast<Sample*>(begin[k])[at] = value[k];  // others are constant already
