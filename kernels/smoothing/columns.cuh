@@ -13,10 +13,10 @@
 //
 // Floors for N samples (8192 x 8192 RGB) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in a clock 128 lanes
 // issue, 64 multiply or permute, and 128 bytes of shared memory move:
-//   bytes         2 N                         98 us
-//   instructions  13 N issued (31 x 31, ncu)  78 us
-//   of these      7 N permute or multiply     84 us
-//   shared        11 N bytes                  66 us
+//   bytes         2 N                                98 us
+//   instructions  14 N issued (31 x 31, by ncu)      84 us
+//   of these      4 N permute or add                 48 us
+//   shared        12 N bytes                         72 us
 
 template <int WORDS>
 struct Columns {

@@ -16,7 +16,7 @@
 // Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
 // a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
 //   bytes         2 N b                                     192 us, 98 us (3 N b where the leaving rows are not in L2)
-//   instructions  22 N, 16 N issued (31 x 31, by ncu)       133 us, 95 us
+//   instructions  24 N, 16 N issued (31 x 31, 127 x 127)    144 us, 96 us (counted by ncu)
 //   of these      4 N on the multiplier: dp2a, high word    48 us, 48 us
 //   shared        (8 b + 8) N bytes                         144 us, 96 us
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_kernels")]
 
 ROWS = 67
 COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # for so many channels: a prime, whole vectors
-SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5))
+SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5), (5, 255))
 SQUARES = (11, 15, 21, 25, 31, 51, 63, 127)  # of floats: kernels are compiled for some sizes
 REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (20, 32), (40, 33))
 VOLUMES = (
