@@ -163,7 +163,8 @@ struct Feed {
         const int at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line)) % 32;
         int from = -(at & 15), to = from + ((at % 16 + strip.span * BYTES + 15) & ~15);  // bytes of the strip
         if (at_edge) {
-            const int begin = -strip.left * BYTES, end = begin + static_cast<int>(picture.row_samples) * BYTES;  // of the row
+            // Of the row; its end, if that is near.
+            const int begin = -strip.left * BYTES, end = min(picture.row_samples - strip.left, strip.span + 64) * BYTES;
             from = max(from, begin + (-(at + begin) & 15));
             to = max(from, min(to, end - ((at + end) & 15)));
         }

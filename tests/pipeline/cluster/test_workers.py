@@ -160,19 +160,18 @@ def test_a_worker_whose_scheduler_goes_away_says_so(tmp_path, number, moment):
     assert "Traceback" not in err
 
 
-def drop_workers(dask_scheduler):
-    for connection in dask_scheduler.stream_comms.values():
-        connection.abort()
+def drop_workers(client):
+    def drop(dask_scheduler):  # not of the module, which the scheduler cannot import
+        for connection in dask_scheduler.stream_comms.values():
+            connection.abort()
+
+    client.run_on_scheduler(drop)
 
 
 @pytest.mark.parametrize(
     ("lose", "code", "last"),
     [
-        (
-            lambda client: client.run_on_scheduler(drop_workers),
-            1,
-            "the scheduler went away, and is back; start this again",
-        ),
+        (drop_workers, 1, "the scheduler went away, and is back; start this again"),
         (lambda client: client.retire_workers(), 0, "closed."),
     ],
     ids=["lost", "let go"],
