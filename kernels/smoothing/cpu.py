@@ -107,21 +107,19 @@ def _small_box(windows: tuple[Window, ...], divisor: int, dtype: np.dtype[Any]) 
         division = cpu_small_box.float_division(divisor, middle)
     else:
         return None
-    return (
-        None
-        if division is None
-        else Method(
-            tile=cpu_small_box.small_box_tile,
-            precision=np.uint16 if dtype == np.uint8 else np.int32,
-            scratch_rows=lambda _rows: cpu_small_box.SCRATCH_ROWS,
-            cache_samples=1 << (16 if dtype == np.uint8 else 15),
-            parameters=lambda sweep, first, last: (
-                middle if first else 0,
-                cpu_float.doublings(sweep.columns.taps),
-                division,
-                last,
-            ),
-        )
+    if division is None:
+        return None
+    return Method(
+        tile=cpu_small_box.small_box_tile,
+        precision=np.uint16 if dtype == np.uint8 else np.int32,
+        scratch_rows=lambda _rows: cpu_small_box.SCRATCH_ROWS,
+        cache_samples=1 << (16 if dtype == np.uint8 else 15),
+        parameters=lambda sweep, first, last: (
+            middle if first else 0,
+            cpu_float.doublings(sweep.columns.taps),
+            division,
+            last,
+        ),
     )
 
 
