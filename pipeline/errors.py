@@ -47,6 +47,24 @@ def too_many_files(error: BaseException) -> str | None:
     return None
 
 
+def too_little_memory(error: BaseException) -> str | None:
+    """The line where an error, or what it came of, says that the system gives a process no more memory; else None."""
+    said: BaseException | None = error
+    while said is not None:
+        if isinstance(said, MemoryError) or getattr(said, "errno", None) == errno.ENOMEM or _says_no_memory(str(said)):
+            return (
+                f"too little memory ({str(said) or type(said).__name__}): lower --memory, end other programs, "
+                "or raise the limits (ulimit -v and -u, a container's), then run again"
+            )
+        said = said.__cause__ or said.__context__
+    return None
+
+
+def _says_no_memory(text: str) -> bool:
+    """What the dynamic linker, the interpreter and libraries say of it in words alone."""
+    return any(words in text for words in ("failed to map segment", "can't start new thread", "Cannot allocate memory"))
+
+
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number of things: 1 chunk, 2,000 chunks; 1 axis, 3 axes (`plural`, where it does not just add an s)."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -316,6 +316,18 @@ def test_too_many_open_files_name_their_limit(folder, millrace, monkeypatch):
     assert re.fullmatch(r"millrace: .*Too many open files.*: raise the limit \(ulimit -n\), then run again\n", err)
 
 
+def test_too_little_memory_is_not_called_an_internal_error(folder, millrace, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 64.0 GiB")
+
+    monkeypatch.setattr("pipeline.cluster.place.open_device", fail)
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert err.startswith("millrace: too little memory (Unable to allocate 64.0 GiB): lower --memory, ")
+    assert err.endswith(", then run again\n")
+    assert names_in(folder) == ["in.ppm"]
+
+
 def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, monkeypatch):
     from pipeline.engine.device import CpuDevice
     from pipeline.errors import OutOfDeviceMemory

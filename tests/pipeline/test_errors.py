@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from pipeline.errors import counted
+from pipeline.errors import counted, too_little_memory
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,30 @@ from pipeline.errors import counted
 )
 def test_one_of_a_thing_is_no_plural(arguments, said):
     assert counted(*arguments) == said
+
+
+def _led_to(cause: BaseException, error: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "MemoryError"),
+        (MemoryError("Unable to allocate 64.0 GiB"), "Unable to allocate 64.0 GiB"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+        (_led_to(OSError("a.so: failed to map segment from shared object"), OSError("none")), "a.so: failed to map"),
+    ],
+)
+def test_too_little_memory_is_told_however_it_is_said(error, said):
+    line = too_little_memory(error)
+    assert line is not None
+    assert said in line
+    assert "lower --memory" in line
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), _led_to(KeyError("a"), ValueError("b"))])
+def test_other_errors_have_to_do_with_other_things(error):
+    assert too_little_memory(error) is None

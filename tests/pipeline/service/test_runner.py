@@ -131,6 +131,22 @@ def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, stre
     assert max(service.store.job(job).job.attempts for job in jobs) <= 3
 
 
+def test_too_little_memory_for_a_while_is_no_jobs_fault(service, streams, monkeypatch):
+    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.01)
+    short = iter([True])
+
+    def before():
+        if next(short, False):
+            raise MemoryError("Unable to allocate 64.0 GiB")
+
+    streams.before = before
+    job = service.submit()
+    service.runner()
+    done = service.wait(job)
+    assert (done.job.state, done.job.attempts) == (State.SUCCEEDED, 2)
+
+
 def test_nothing_is_claimed_where_nothing_could_run(service, streams):
     has_workers = threading.Event()
     job = service.submit()
