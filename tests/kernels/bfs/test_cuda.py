@@ -24,7 +24,7 @@ def cupy() -> Any:
 
 
 def _cases() -> list[Case]:
-    """Where races are looked for, without those of hundreds of levels: each takes launches, and these take minutes then."""
+    """Where races are looked for, without those of hundreds of levels, each of which takes launches."""
     few = bool(os.environ.get("MILLRACE_TEST_FEWEST_LAUNCHES"))
     return [case for case in cases() if not (few and case.kind in ("chain", "loops") and case.vertices > 100)]
 
