@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 import click
 
 from pipeline import __version__, client_commands, local_commands, service_commands
-from pipeline.errors import MillraceError, printable, too_little_memory, too_many_files
+from pipeline.errors import MillraceError, printable, shortage
 from pipeline.kernels_command import kernels_group
 from pipeline.stdout import open_closed_streams, settle, watched_stdout
 from pipeline.stopping import Stopped, raise_on_signals
@@ -145,12 +145,9 @@ def main() -> NoReturn:
             _fail("the folder that this was started in is gone: change to another, and run again", 2)
         if os.environ.get("MILLRACE_DEBUG"):
             raise
-        way_out = too_many_files(error)
-        if way_out is not None:
-            _fail(f"{error}; {way_out}", 1)
-        no_memory = too_little_memory(error)
-        if no_memory is not None:
-            _fail(no_memory, 1)
+        short = shortage(error)
+        if short is not None:
+            _fail(short, 1)
         _fail(f"internal error: {type(error).__name__}: {error} (MILLRACE_DEBUG=1 shows where; please report it)", 1)
     finally:
         settle(sys.stderr)

@@ -47,6 +47,12 @@ def too_many_files(error: BaseException) -> str | None:
     return None
 
 
+def shortage(error: BaseException) -> str | None:
+    """The line where an error says that the system gives a process no more files or memory; else None."""
+    way_out = too_many_files(error)
+    return too_little_memory(error) if way_out is None else f"{error}; {way_out}"
+
+
 def too_little_memory(error: BaseException) -> str | None:
     """The line where an error, or what it came of, says that the system gives a process no more memory; else None."""
     said: BaseException | None = error

@@ -14,7 +14,7 @@ from pipeline import metrics
 from pipeline.cluster.place import Place
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
 from pipeline.engine.stages import StageRecord, StageTotals
-from pipeline.errors import AuditError, MillraceError, UserError, counted, too_little_memory
+from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
 from pipeline.service.asked import parameters_of
 from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.leftovers import Leftovers
@@ -92,9 +92,9 @@ class Run:
         except Exception as error:
             LOG.exception("job %s", self.claimed.job.id)
             metrics.count_error(error)
-            no_memory = too_little_memory(error)
-            what = no_memory or f"internal error: {type(error).__name__}: {error}"
-            return Failed(epoch, what, transient=no_memory is not None), Facts()
+            short = shortage(error)
+            what = short or f"internal error: {type(error).__name__}: {error}"
+            return Failed(epoch, what, transient=short is not None), Facts()
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)

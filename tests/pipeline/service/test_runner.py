@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -131,14 +132,17 @@ def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, stre
     assert max(service.store.job(job).job.attempts for job in jobs) <= 3
 
 
-def test_too_little_memory_for_a_while_is_no_jobs_fault(service, streams, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 64.0 GiB"), OSError(errno.EMFILE, "Too many open files")]
+)
+def test_too_little_memory_or_files_for_a_while_is_no_jobs_fault(service, streams, monkeypatch, error):
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
     monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.01)
-    short = iter([True])
+    errors = iter([error])
 
     def before():
-        if next(short, False):
-            raise MemoryError("Unable to allocate 64.0 GiB")
+        for each in errors:
+            raise each
 
     streams.before = before
     job = service.submit()
