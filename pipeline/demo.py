@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import filecmp
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,23 +46,46 @@ def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
 
 
 def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
-    """An input for every workload in `folder`, `size` rows and columns of the image; returns their paths."""
+    """An input for every workload in `folder`, `size` rows and columns of the image; returns their paths.
+
+    Files of their names that hold anything else are left alone: OutputError, and nothing is made.
+    """
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror}; name a folder that can be made") from error
-    image, molecule, scan = folder / "cells.tif", folder / "helix.pqr", folder / "scan.npz"
     try:
-        make_cells(image, size, size, seed)
-        make_helix(molecule, BASE_PAIRS)
-        make_scan(scan, SCAN_PIXELS, SPOKES, COILS, seed)
+        with _own_folder(folder) as made:
+            make_cells(made / "cells.tif", size, size, seed)
+            make_helix(made / "helix.pqr", BASE_PAIRS)
+            make_scan(made / "scan.npz", SCAN_PIXELS, SPOKES, COILS, seed)
+            return _moved(sorted(made.iterdir()), folder)
     except BaseException:
         if is_new:
             with suppress(OSError):  # it holds something
                 folder.rmdir()
         raise
-    return [image, molecule, scan]
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    try:
+        made = TemporaryDirectory(prefix=".making-", dir=folder)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror}; name a folder that can be written") from error
+    with made as name:
+        yield Path(name)
+
+
+def _moved(made: Sequence[Path], folder: Path) -> list[Path]:
+    targets = [folder / path.name for path in made]
+    for path, target in zip(made, targets, strict=True):
+        if os.path.lexists(target) and not (target.is_file() and filecmp.cmp(path, target, shallow=False)):
+            raise OutputError(f"{target} is there already and holds something else: move it, or name another folder")
+    for path, target in zip(made, targets, strict=True):
+        path.replace(target)
+    return targets
 
 
 def _scatter_cells(rows: int, columns: int, seed: int) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import pytest
 from pipeline.demo import make_demo_inputs
 from pipeline.demo_molecule import RISE_ANGSTROM, SITES, make_helix
 from pipeline.demo_scan import ELLIPSES, SLOPE, make_scan
-from pipeline.errors import StorageError
+from pipeline.errors import OutputError, StorageError
 from pipeline.formats.pqr import read_pqr
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in
@@ -35,6 +35,21 @@ def test_a_folder_in_which_nothing_could_be_made_is_not_left(tmp_path, monkeypat
     with pytest.raises(StorageError):
         make_demo_inputs(tmp_path / "old", 64, 0)
     assert names_in(tmp_path) == ["old"]
+
+
+def test_what_is_there_already_is_left_alone(tmp_path):
+    inputs = make_demo_inputs(tmp_path, 64, 0)
+    made = [path.read_bytes() for path in inputs]
+    assert make_demo_inputs(tmp_path, 64, 0) == inputs  # the same again
+    inputs[0].unlink()
+    inputs[1].write_text("somebody's molecule")
+    with pytest.raises(OutputError, match=r"helix\.pqr is there already and holds something else: move it, or name"):
+        make_demo_inputs(tmp_path, 64, 0)
+    assert names_in(tmp_path) == ["helix.pqr", "scan.npz"]
+    assert inputs[1].read_text() == "somebody's molecule"
+    inputs[1].unlink()
+    make_demo_inputs(tmp_path, 64, 0)
+    assert [path.read_bytes() for path in inputs] == made
 
 
 def test_the_helix_is_neutral_and_turns(tmp_path):
