@@ -66,14 +66,16 @@ class NpzKSpace(KSpaceReader):
             raise InputError(
                 f"{path}: dcf is {dcf.dtype} {dcf.shape}; real (spoke, sample) = {(spokes, samples)} is needed"
             )
+        matrix = _matrix(path, arrays, dimensions)
         self.header = KSpaceHeader(
             coils=coils,
             dimensions=dimensions,
             times=times,
             slices=slices,
             units=_units(path, arrays),
-            matrix=_matrix(path, arrays, dimensions),
+            matrix=matrix,
             fov_mm=_fov(path, arrays),
+            encoded=None if matrix is None else tuple(map(float, matrix)),
             dwell_us=_dwell(path, arrays),
             time_names=tuple(f"time {number}" for number in range(times)),
         )

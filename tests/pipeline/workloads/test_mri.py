@@ -110,6 +110,18 @@ def test_a_finer_matrix_is_the_same_field_of_view(tmp_path):
     assert normalised_error(middle[1], middle[0]) < 0.15
 
 
+@pytest.mark.parametrize(("units", "factor"), [("cycles/pixel", 1 / N), ("radians/pixel", 2 * np.pi / N)])
+def test_pixels_of_a_trajectory_are_those_of_the_matrix_in_the_file(tmp_path, units, factor):
+    kspace, points = scan()
+    images_ = [
+        images(
+            write_npz(tmp_path / "a.npz", kspace, points * scale, units=each), tmp_path / "a.npy", matrix="64", **EXACT
+        )
+        for each, scale in (("cycles/fov", 1), (units, factor))
+    ]
+    assert normalised_error(images_[1][0], images_[0][0]) < 1e-5
+
+
 def test_bits_do_not_depend_on_threads(tmp_path):
     source = write_h5(tmp_path / "a.h5", slices=4)
     found = [
