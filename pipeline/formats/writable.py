@@ -44,6 +44,8 @@ def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
             raise StorageError(
                 f"{final}: larger than its file system or this user's limit (ulimit -f) allows; choose another folder"
             ) from exc
+        if exc.errno == errno.ENOENT and folder.is_dir():
+            raise OutputError(f"{final}: the folder {folder} takes no new files; choose another") from exc
         if exc.errno in _FOLDER_FAULTS:
             raise OutputError(f"{final}: the folder {folder} {_FOLDER_FAULTS[exc.errno]}") from exc
         raise StorageError(f"{final}: writing failed: {reason(exc)}; {storage_way_out(exc)}") from exc

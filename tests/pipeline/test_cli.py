@@ -158,6 +158,7 @@ MISTAKES = [
     (("in.ppm", "out"), "out: the name has no suffix"),
     (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
+    (("in.ppm", "/proc/out.ppm"), "/proc takes no new files; choose another"),
     (("in.ppm", "o" * 300 + ".ppm"), "does not take a name this long"),
     (("in.ppm", "o" * 250 + ".ppm"), "does not take a name this long"),  # that of the partial file is longer
     (("in.ppm", "out.ppm", "--preview", "p" * 300 + ".png"), "does not take a name this long"),
