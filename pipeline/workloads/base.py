@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from pipeline.errors import OutputError
 from pipeline.formats.base import Region
@@ -84,7 +84,18 @@ class Plan:
 class Parameters(BaseModel):
     """Base of every workload's parameters: frozen, no unknown fields; it makes the command's options."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes true and false for the numbers 1 and 0; whoever sends one for a number meant something else."""
+        of_truth = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
+        several = value if isinstance(value, tuple | list) else (value,)
+        for each in () if of_truth else several:
+            if isinstance(each, bool):
+                raise ValueError(f"is not {str(each).lower()}; give a number or text")
+        return value
 
     @property
     def further_files(self) -> Iterator[Path]:

@@ -141,6 +141,11 @@ class CoulombParameters(Parameters):
             ) from None
         return text
 
+    @field_validator("cell", mode="before")
+    @classmethod
+    def _cell_numbers(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
+
     @field_validator("cell")
     @classmethod
     def _cell_words(cls, value: str) -> str:

@@ -108,16 +108,7 @@ class Smoothing(OneOutput):
             made = gaussian_windows(self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii)
             return tuple(made)
         except (TypeError, ValueError) as error:
-            raise ParameterError(f"--{self._named(str(error))}: {error}") from error
-
-    def _named(self, fault: str) -> str:
-        """The parameter that a fault is about: the one it begins with, else the one that says how far windows reach."""
-        if self.parameters.filter == "box":
-            return "size"
-        stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
-        if stated is None and self.parameters.radius is not None:
-            return "radius"
-        return stated or "sigma"
+            raise ParameterError(f"--{asked.named(str(error))}: {error}") from error
 
     def _check_cval(self) -> None:
         dtype, cval = self.header.dtype, self.parameters.cval

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kernels.smoothing.window import MAX_TAPS, box_window
+from kernels.smoothing.window import MAX_TAPS, box_window, gaussian_radius
 from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters
 
 DEFAULT_SIZE = (3,)
@@ -72,6 +72,19 @@ class SmoothingParameters(Parameters):
         return self
 
     @model_validator(mode="after")
+    def _gaussian(self) -> SmoothingParameters:
+        if self.filter == "gaussian":
+            sigmas, radii = self.sigma or (), self.radius or (None,)
+            count = max(len(sigmas), len(radii))
+            try:
+                # Refuses what is none, before any image is there; how many values fit, the image's axes say.
+                for sigma, radius in zip(_each(sigmas, count), _each(radii, count), strict=False):
+                    gaussian_radius(sigma, truncate=self.truncate, radius=radius)
+            except ValueError as error:
+                raise ValueError(f"--{self.named(str(error))}: {error}") from error
+        return self
+
+    @model_validator(mode="after")
     def _of_one_mode(self) -> SmoothingParameters:
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
@@ -81,6 +94,15 @@ class SmoothingParameters(Parameters):
                 f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
             )
         return self
+
+    def named(self, fault: str) -> str:
+        """The parameter that a fault is about: the one it begins with, else the one that says how far windows reach."""
+        if self.filter == "box":
+            return "size"
+        stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
+        if stated is None and self.radius is not None:
+            return "radius"
+        return stated or "sigma"
 
     def _differs(self, name: str) -> bool:
         """From the default: what would be ignored is refused, but who spells out every default is not."""
@@ -94,6 +116,11 @@ class SmoothingParameters(Parameters):
         common |= {"statistics"} if self.statistics else set()
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
         return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
+
+
+def _each(values: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """One value stands for all."""
+    return values * count if len(values) == 1 else values
 
 
 def _several(value: Any) -> Any:

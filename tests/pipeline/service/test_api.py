@@ -63,6 +63,8 @@ def test_an_array_is_as_many_jobs(world):
         ({"input": ""}, "input: "),
         ({"input": 5}, "input: "),
         ({"parameters": {"size": "many"}}, "parameters.size: "),
+        ({"parameters": {"size": True}}, "parameters.size: is not true; give a number or text"),
+        ({"parameters": {"filter": "gaussian", "sigma": "nan"}}, "--sigma: sigma must be a positive number"),
         ({"parameters": {"nonsense": 1}}, "parameters.nonsense: there is no such parameter"),
         ({"parameters": [1]}, "parameters: "),
         ({"nonsense": 1}, "nonsense: there is no such field"),

@@ -1,0 +1,60 @@
+"""Parameters as they come from Python and JSON, where a number may be given as one."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.workloads import workloads
+
+GAUSSIAN = {"filter": "gaussian", "sigma": 2}
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "given", "stands"),
+    [
+        ("smooth", "axes", 1, ("1",)),
+        ("smooth", "axes", [0, 1], ("0", "1")),
+        ("smooth", "statistics", True, True),
+        ("coulomb", "frames", 7, "7"),
+        ("coulomb", "dielectric", 4, "4"),
+        ("coulomb", "cell", (100, 100, 120.5), "100,100,120.5"),
+        ("mri", "slices", -1, "-1"),
+    ],
+)
+def test_a_number_stands_for_its_text(workload, name, given, stands):
+    assert getattr(workloads()[workload].Parameters(**{name: given}), name) == stands
+
+
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        ("smooth", {"size": True}),
+        ("smooth", {"size": [3, True]}),
+        ("smooth", {"cval": False, "mode": "constant"}),
+        ("coulomb", {"cutoff": True}),
+        ("coulomb", {"spacing": [1, True, 1]}),
+        ("coulomb", {"cell": True}),
+        ("mri", {"iterations": True}),
+        ("mri", {"matrix": True}),
+    ],
+)
+def test_true_and_false_are_no_numbers(workload, given):
+    with pytest.raises(ValidationError, match=r"is not (true|false); give a number or text"):
+        workloads()[workload].Parameters(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sigma": float("nan")}, "--sigma: sigma must be a positive number"),
+        ({"sigma": (2, -1)}, "--sigma: sigma must be a positive number"),
+        ({"sigma": 50}, "--sigma: a Gaussian of sigma 50 reaches 200 samples"),
+        ({"truncate": float("inf")}, "--truncate: "),
+        ({"radius": (3, -1)}, "--radius: radius must be a whole number"),
+        ({"radius": 128}, "--radius: a Gaussian of sigma 2 reaches 128 samples"),
+    ],
+)
+def test_a_gaussian_that_fits_no_image_is_refused_before_there_is_one(given, said):
+    with pytest.raises(ValidationError, match=said):
+        workloads()["smooth"].Parameters(**{**GAUSSIAN, **given})
