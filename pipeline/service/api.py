@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from pipeline import __version__, archive
+from pipeline.errors import OutputError
 from pipeline.service.access import Gate, Owner, owner_of
 from pipeline.service.asked import parameters_of
 from pipeline.service.jobs import TERMINAL, CancelRequested, State
@@ -268,8 +269,9 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     """Refuses what could never run, and says where it writes. The input itself may still be on its way."""
     parameters_of(new, roots)
-    roots.within(new.input)
-    written = roots.writable(new.output)
+    read, written = roots.within(new.input), roots.writable(new.output)
+    if read == written:
+        raise OutputError(f"{new.output} is the input itself: name another output")
     workloads()[new.workload].refuse_output(Path(new.output))
     # A link may lead to a folder whose name is no text.
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))

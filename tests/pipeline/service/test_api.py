@@ -62,6 +62,7 @@ def test_an_array_is_as_many_jobs(world):
         ({"input": "a\0b"}, "is outside the service's data roots"),
         ({"input": ""}, "input: "),
         ({"input": 5}, "input: "),
+        ({"input": "in.npy", "output": "./in.npy"}, "./in.npy is the input itself: name another output"),
         ({"parameters": {"size": "many"}}, "parameters.size: "),
         ({"parameters": {"size": True}}, "parameters.size: is not true; give a number or text"),
         ({"parameters": {"filter": "gaussian", "sigma": "nan"}}, "--sigma: sigma must be a positive number"),
