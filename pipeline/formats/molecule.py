@@ -15,6 +15,9 @@ from pipeline.errors import InputError
 
 Array = NDArray[np.float64]
 
+# In angstrom. What a longer cell spans may pass float64's range.
+_LONGEST_CELL_ANGSTROM = 1e12
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
@@ -110,6 +113,7 @@ def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:
     lengths, angles = np.asarray(lengths, np.float64), np.asarray(angles_degrees, np.float64)
     if not (np.isfinite(lengths).all() and np.isfinite(angles).all()):
         raise ValueError("a cell with a length or an angle that is no number")
+    _refuse_longer(lengths)
     if (lengths == 0).all() or ((lengths == 1).all() and (angles == 90).all()):
         return None
     if (lengths <= 0).any() or (angles <= 0).any() or (angles >= 180).any():
@@ -117,9 +121,9 @@ def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:
     # Exactly 0 for right angles: cos(π/2) is not.
     alpha, beta, gamma = (0.0 if angle == 90 else float(np.cos(np.deg2rad(angle))) for angle in angles)
     sine = float(np.sqrt(1 - gamma**2))
-    across = (alpha - beta * gamma) / sine
+    across = (alpha - beta * gamma) / sine if sine else 1.0
     up = 1 - beta**2 - across**2
-    if up <= 0:
+    if sine == 0 or up <= 0:
         raise ValueError(f"no cell has the angles {_text(angles)}")
     a, b, c = lengths
     return np.array([[a, 0.0, 0.0], [b * gamma, b * sine, 0.0], [c * beta, c * across, c * np.sqrt(up)]])
@@ -132,9 +136,15 @@ def cell_from(values: Array) -> Array | None:
         return cell_vectors(values[:3], values[3:] if len(values) == 6 else np.full(3, 90.0))
     if values.shape != (3, 3):
         raise ValueError("a cell is 3 lengths, 3 lengths and 3 angles, or 3 × 3 vectors as rows, in angstrom")
+    _refuse_longer(values)
     if not np.isfinite(values).all() or abs(np.linalg.det(values)) <= 1e-9 * np.prod(np.linalg.norm(values, axis=1)):
         raise ValueError("the cell's vectors span no volume")
     return values.copy()
+
+
+def _refuse_longer(values: Array) -> None:
+    if (np.abs(values) > _LONGEST_CELL_ANGSTROM).any():
+        raise ValueError(f"a cell has at most {_LONGEST_CELL_ANGSTROM:g} angstrom along a side")
 
 
 def require_finite(path: Path, what: str, values: Array, record: str) -> None:
