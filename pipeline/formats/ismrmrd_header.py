@@ -11,7 +11,7 @@ from typing import get_args
 from xml.etree import ElementTree
 
 from pipeline.errors import InputError
-from pipeline.formats.kspace import TrajectoryUnits
+from pipeline.formats.kspace import LONGEST_FOV_MM, SHORTEST_FOV_MM, TrajectoryUnits
 
 Matrix = tuple[int, int, int]
 Lengths = tuple[float, float, float]
@@ -97,7 +97,7 @@ def _matrix(where: str, element: ElementTree.Element, space: str) -> Matrix:
 
 def _lengths(where: str, element: ElementTree.Element, space: str) -> Lengths:
     x, y, z = (_number(where, element, f"{space}/fieldOfView_mm/{axis}") for axis in "xyz")
-    if not all(0 < number < float("inf") for number in (x, y, z)):
+    if not all(SHORTEST_FOV_MM <= number <= LONGEST_FOV_MM for number in (x, y, z)):  # in this order: NaN
         raise InputError(f"{where}: the field of view {x:g} × {y:g} × {z:g} mm of {space} makes no image")
     return x, y, z
 

@@ -22,6 +22,8 @@ TrajectoryUnits = Literal["cycles/pixel", "cycles/fov", "radians/pixel"]
 
 SUFFIXES = (".h5", ".mrd", ".cfl", ".hdr", ".npz")
 COMPLEX = np.dtype(np.complex64)
+# In mm. Affines are of single precision, which other lengths would leave.
+SHORTEST_FOV_MM, LONGEST_FOV_MM = 1e-6, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)

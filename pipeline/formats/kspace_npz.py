@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.kspace import (
     COMPLEX,
+    LONGEST_FOV_MM,
+    SHORTEST_FOV_MM,
     KSpaceHeader,
     KSpaceReader,
     Readouts,
@@ -168,8 +170,11 @@ def _fov(path: Path, arrays: dict[str, NDArray[Any]]) -> tuple[float, float, flo
     if "fov_mm" not in arrays:
         return None
     fov = arrays["fov_mm"].reshape(-1)
-    if fov.dtype.kind not in "iuf" or len(fov) != 3 or not (np.isfinite(fov).all() and (fov > 0).all()):
-        raise InputError(f"{path}: fov_mm is {fov.tolist()}; three lengths in mm above 0 are needed, along x, y and z")
+    if fov.dtype.kind not in "iuf" or len(fov) != 3 or not ((fov >= SHORTEST_FOV_MM) & (fov <= LONGEST_FOV_MM)).all():
+        raise InputError(
+            f"{path}: fov_mm is {fov.tolist()}; three lengths from {SHORTEST_FOV_MM:g} to {LONGEST_FOV_MM:g} mm are "
+            "needed, along x, y and z"
+        )
     x, y, z = (float(length) for length in fov)
     return x, y, z
 

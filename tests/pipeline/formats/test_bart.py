@@ -215,6 +215,8 @@ def test_npz_with_a_trajectory_a_time(tmp_path):
         ({"matrix": [16, 0]}, "matrix is [16, 0]"),
         ({"matrix": [16.5, 1]}, "matrix is [16.5, 1.0]"),
         ({"fov_mm": [1.0, 2]}, "fov_mm is [1.0, 2.0]"),
+        ({"fov_mm": [1.0, 2, 1e39]}, "fov_mm is [1.0, 2.0, 1e+39]; three lengths from 1e-06 to 1e+09 mm"),
+        ({"fov_mm": [1.0, 2, np.nan]}, "fov_mm is [1.0, 2.0, nan]"),
         ({"units": "1/m"}, "units is '1/m'; known are cycles/pixel"),
         ({"dwell_us": -1.0}, "dwell_us is -1.0"),
         ({"noise": random_complex((COILS + 1, 50))}, "noise is complex64 (4, 50); complex (3 coils, n)"),

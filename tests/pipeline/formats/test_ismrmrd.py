@@ -209,6 +209,7 @@ def test_a_damaged_scan_is_one_line(tmp_path, records, message):
         (HEADER.replace('"1.0"', '"1.0" encoding="euc-jp"'), "its XML header is damaged: multi-byte encodings"),
         (HEADER.replace('"1.0"', '"1.0" encoding="none"'), "its XML header is damaged: unknown encoding: none"),
         (HEADER.replace("<x>320.0</x>", "<x>-1</x>", 1), "makes no image"),
+        (HEADER.replace("<x>320.0</x>", "<x>1e39</x>", 1), "makes no image"),
     ],
 )
 def test_a_damaged_header_is_one_line(tmp_path, header, message):
