@@ -52,10 +52,11 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+_PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 # What the settings, and the fields of a request, that follow a pattern look like.
 _FORMS = {
     "device": "must be auto, all, cpu, cuda or cuda:N",
-    "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT",
+    "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535",
     "array": "must be FROM-TO, such as 0-99",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
@@ -85,7 +86,7 @@ class Settings(BaseModel):
     )
     scheduler: str | None = Field(
         None,
-        pattern=r"^(tcp|tls)://.+:\d+$",
+        pattern=rf"^(tcp|tls)://.+:{_PORT}$",
         description="tcp://HOST:PORT of a Dask scheduler whose workers do the job",
     )
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(

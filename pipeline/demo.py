@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipeline import formats
 from pipeline.demo_molecule import make_helix
 from pipeline.demo_scan import make_scan
-from pipeline.errors import OutputError
+from pipeline.errors import MillraceError, OutputError
 from pipeline.formats.base import ImageHeader, Region
 
 # Rows made at a time; fixed, because each band's noise is seeded by its number.
@@ -75,7 +75,10 @@ def _own_folder(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror}; name a folder that can be written") from error
     with made as name:
-        yield Path(name)
+        try:
+            yield Path(name)
+        except MillraceError as error:  # nobody has heard of the folder within
+            raise type(error)(str(error).replace(name, str(folder))) from error
 
 
 def _moved(made: Sequence[Path], folder: Path) -> list[Path]:

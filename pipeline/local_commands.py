@@ -83,7 +83,10 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
     from pipeline.cluster.place import worker_specs
     from pipeline.cluster.worker_processes import serve_workers
 
-    settings = load_settings({**flags, "scheduler": scheduler}, file=config)
+    try:
+        settings = load_settings({**flags, "scheduler": scheduler}, file=config)
+    except ParameterError as error:
+        raise ParameterError(str(error).replace("--scheduler:", "SCHEDULER:")) from error
     serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
 
 
