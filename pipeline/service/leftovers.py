@@ -20,7 +20,7 @@ class Leftovers:
         self._removed = threading.Condition()
 
     def remove(self, job: str) -> None:
-        """Those of a cancelled job, unless by now a retry goes on with them or another job's run has its output."""
+        """Those of a cancelled job, unless by now a retry or another job goes on with them, or may."""
         output = self._roots.writable(self._store.job(job).asked.output)
         with self._removed:
             self._removed.wait_for(lambda: output not in self._being_removed)

@@ -136,6 +136,18 @@ FROM (
 SELECT id FROM jobs
 WHERE finished_at >= (SELECT at FROM events ORDER BY number DESC LIMIT 1) - :within AND state = 'cancelled';
 
+-- name: kept_for_another
+-- The job, if any, that may go on with what lies at this one's output: one whose run began after this one's last. The
+-- numbers of events tell the order; clocks may not.
+SELECT id FROM (
+  SELECT id FROM jobs WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled')
+  UNION ALL
+  SELECT id FROM jobs INDEXED BY jobs_by_state WHERE state = 'failed' AND COALESCE(written, output) = :written
+) AS other
+WHERE (SELECT MAX(number) FROM events WHERE job = other.id AND kind = 'state' AND message = 'planning') > COALESCE(
+  (SELECT MAX(number) FROM events WHERE job = :job AND kind = 'state' AND message = 'planning'), 0)
+LIMIT 1;
+
 -- name: prune_jobs
 -- Their events and dependencies go with them.
 DELETE FROM jobs WHERE id IN (

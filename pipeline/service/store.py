@@ -175,11 +175,17 @@ class Store:
             return [(row["id"], row["epoch"]) for row in reading.execute(statement, runner=runner, now=now)]
 
     def abandoned(self, job: str) -> bool:
-        """Whether a job is cancelled and no run, of whichever job, is at work on its output."""
+        """Whether a job is cancelled, no run, of whichever job, is at work on its output, and none has been that is to
+        be gone on with: one that waits again after its server was killed, or failed and may be retried."""
         with self._read() as reading:
             found = reading.job(job)
+            if found.job.state is not State.CANCELLED:
+                return False
             using = reading.writer(found.asked)
-        return found.job.state is State.CANCELLED and (using is None or using["state"] not in ACTIVE)
+            if using is not None and using["state"] in ACTIVE:
+                return False
+            written = found.asked.written or found.asked.output
+            return reading.execute("kept_for_another", job=job, written=written).fetchone() is None
 
     def lately_cancelled(self, within_s: float) -> list[str]:
         """Jobs that were cancelled so shortly before the last thing that happened to any."""

@@ -390,6 +390,49 @@ def test_a_drain_keeps_chunks_and_the_next_server_goes_on(service, streams, data
     service.wait(waiting)
 
 
+def test_what_a_stopped_job_keeps_is_not_taken_for_that_of_one_cancelled_before(service, streams, data):
+    """Both write to one place, and the next server removes what the cancelled one may have left."""
+    earlier = service.submit()
+    service.store.apply(earlier, CancelRequested(), now=time.time())
+    there, go = stopped_at(streams, 6)
+    runner = service.runner(jobs_at_once=1)
+    job = service.submit()
+    assert there.wait(WAIT_S)
+    threading.Timer(0.2, go.set).start()
+    assert runner.drain(WAIT_S)
+    before = set(streams.chunks)
+    streams.on_chunk = lambda chunk: None
+    service.runner()
+    assert service.wait(job).receipt["resumed_chunks"] == len(before)
+
+
+def test_what_a_failed_job_keeps_outlives_one_that_is_cancelled_as_it_waits(service, streams, data, monkeypatch):
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.01)
+
+    def fail(chunk):
+        if chunk.index < 6:
+            return
+        end = time.monotonic() + WAIT_S
+        while not list(data.glob("*.ledger/chunks-*")) and time.monotonic() < end:
+            time.sleep(0.005)
+        raise ClusterError("the scheduler went away")
+
+    streams.on_chunk = fail
+    runner = service.runner(jobs_at_once=1)
+    job = service.submit()
+    assert service.wait(job).job.state is State.FAILED
+    kept = names_in(data)
+    assert runner.drain(WAIT_S)
+    later = service.submit()
+    _, actions = service.store.apply(later, CancelRequested(), now=time.time())
+    runner.act(later, actions)
+    assert names_in(data) == kept
+    service.store.retry(job, now=time.time())
+    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
+    runner.act(job, actions)  # its own, that goes
+    assert names_in(data) == ["in.npy"]
+
+
 def test_a_job_that_is_being_claimed_as_the_drain_begins_is_stopped_too(service, streams, monkeypatch):
     there, go, claimed, claim = threading.Event(), threading.Event(), [], service.store.claim
 
