@@ -291,25 +291,31 @@ class Job:
                     for event in parsed(lines_of(response.iter_bytes())):
                         after, lost_at = event.number or after, None
                         yield event
-                        self._check_time(end, timeout_s, event.data.get("state"))
+                        if event.data.get("state") not in OVER:
+                            self._is_over_late(end, timeout_s)  # what has happened until then is told all the same
                 if self.refresh().state in OVER:
                     return
-                self._check_time(end, timeout_s, None)  # a proxy may end the stream though the job is not over
+                if self._is_over_late(end, timeout_s):  # a proxy may end the stream though the job is not over
+                    return
                 time.sleep(FIRST_PAUSE_S)
             except MalformedEvent:
                 raise
             except (httpx2.RequestError, ServiceError) as error:
-                self._check_time(end, timeout_s, None)
+                if self._is_over_late(end, timeout_s):
+                    return
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > MOST_OUTAGE_S:
                     raise self._client._unreachable(error) from error
                 time.sleep(FIRST_PAUSE_S)
 
-    def _check_time(self, end: float | None, timeout_s: float | None, state: str | None) -> None:
-        if end is not None and time.monotonic() > end and state not in OVER:
-            with suppress(MillraceError):
-                self.refresh()
-            raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
+    def _is_over_late(self, end: float | None, timeout_s: float | None) -> bool:
+        """Whether time has run out and the job turns out to be over. TimeoutError where it is not, or nobody says."""
+        if end is None or time.monotonic() <= end:
+            return False
+        with suppress(MillraceError):
+            if self.refresh().state in OVER:
+                return True
+        raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
         """Returns when the job is over, however it ended: look at `state`.

@@ -404,6 +404,18 @@ def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, mon
     assert (late.exit_code, f"job {second} is queued after 0.3 s; it goes on" in late.output) == (5, True)
 
 
+def test_a_job_that_is_over_is_so_however_little_time_there_was(service, gate, monkeypatch):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "a.npy", "--wait", "--json").output
+    done = run("wait", json.loads(job)["id"], json.loads(job)["id"], "--timeout", 0, "--json")
+    assert (done.exit_code, [each["state"] for each in json.loads(done.output)]) == (0, ["succeeded"] * 2)
+    with Client() as client:
+        over = client.job(json.loads(job)["id"])
+        assert [each.data["state"] for each in over.events(timeout_s=0) if each.kind == "progress"] == ["succeeded"]
+        monkeypatch.setattr(client, "stream", lambda *args, **how: (_ for _ in ()).throw(httpx2.ReadTimeout("slow")))
+        assert over.wait(timeout_s=0).state == "succeeded"
+
+
 def millrace_process(*arguments, **options):
     command = [sys.executable, "-c", "from pipeline.cli import main; main()", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
