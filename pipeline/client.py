@@ -59,6 +59,8 @@ MOST_LISTED = 10_000
 MOST_SILENCE_S = 60.0
 # Who waits for a job stays through a restart of the service, but not for ever.
 MOST_OUTAGE_S = 120.0
+# No proxy leads to this machine: one that is asked for it looks at itself.
+_LOOPBACKS = ("127.0.0.1", "[::1]", "localhost")
 # Where httpx looks for a proxy and for certificates.
 _ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
 
@@ -82,7 +84,8 @@ class Client:
         except (httpx2.InvalidURL, ValueError) as error:
             raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}") from error
         try:
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+            itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
             raise ServiceRefused(
                 f"the environment leads to no service ({error}); correct or unset {_ENVIRONMENT}"

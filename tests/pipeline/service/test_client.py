@@ -290,6 +290,20 @@ def test_a_wrong_environment_is_named(monkeypatch, variable, value):
         Client("http://127.0.0.1:9")
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_is_asked_for_this_machine(service, monkeypatch, host):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+    with Client(os.environ["MILLRACE_URL"].replace("127.0.0.1", host)) as client:
+        assert client.workloads()
+    with Client("http://[::1]:8765") as client:
+        assert client._http._transport_for_url(httpx2.URL(client.url)) is client._http._transport
+    with Client("http://gpu-node") as client:
+        assert client._http._transport_for_url(httpx2.URL(client.url)) is not client._http._transport
+
+
 def test_a_host_that_can_have_no_such_name():
     with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="names no host"):
         client.workers()
