@@ -131,6 +131,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _host(value: str) -> str:
+    """The host of a Host header, as names are compared: in small letters."""
     if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.rpartition(":")[0] if ":" in value else value
+        return value[1:].partition("]")[0].lower()
+    return (value.rpartition(":")[0] if ":" in value else value).lower()

@@ -295,6 +295,8 @@ def test_a_body_that_never_says_how_long_it_is(world):
 
 def test_another_name_for_loopback_is_refused(world):
     assert_problem(world.http(base_url="http://evil.example:8765").get("/v1/jobs"), 421, "loopback name")
+    for host in ("LocalHost:8765", "[::1]:8765", "127.0.0.1"):
+        assert world.http().get("/v1/jobs", headers={"Host": host}).status_code == 200
     for name in ("http://localhost:8765", "http://[::1]:8765"):
         assert world.http(base_url=name).get("/v1/jobs").status_code == 200
 
