@@ -61,12 +61,17 @@ def fields_of(workload: str) -> list[dict[str, Any]]:
                 "name": name,
                 "choices": choices,
                 "flag": any(kind.get("type") == "boolean" for kind in kinds),
-                "default": ",".join(map(str, default)) if isinstance(default, list) else default,
+                "default": typed(default),
                 "help": what.get("description", ""),
                 "required": name in schema.get("required", []),
             }
         )
     return fields
+
+
+def typed(value: Any) -> Any:
+    """A parameter as one types it into a field: of a list, its numbers with commas between."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def iso(at: float | None) -> str:
@@ -94,4 +99,4 @@ def share(stored: StoredJob) -> float:
     return stored.job.chunks_done / stored.job.chunks if stored.job.chunks else 0.0
 
 
-FILTERS = {"moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes}
+FILTERS = {"moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed}

@@ -156,3 +156,14 @@ def test_signing_in(world, tmp_path):
     assert accepted(client)
     assert client.post("/logout", follow_redirects=False).headers["location"] == "/login"
     assert client.get("/", follow_redirects=False).status_code == 307
+
+
+def test_the_form_for_another_like_it_takes_what_it_shows(world):
+    """Of parameters that came as JSON lists, too."""
+    client = world.http()
+    job = accepted(client, parameters={"size": [3, 5], "mode": "wrap"})
+    shown = client.get("/submit", params={"like": job}).text
+    size = re.search(r'<input data-parameter="size"[^>]* value="([^"]*)"', shown)[1]
+    assert size == "3,5"
+    assert accepted(client, output="other.npy", parameters={"size": size})
+    assert "<option selected>wrap</option>" in shown
