@@ -13,7 +13,8 @@ from pathlib import Path
 from pipeline.errors import ParameterError
 
 LOG = logging.getLogger("millrace.service")
-_LINE = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64})\s+sha256:(?P<digest>[0-9a-f]{64})")
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_LINE = re.compile(rf"(?P<name>{_NAME.pattern})\s+sha256:(?P<digest>[0-9a-f]{{64}})")
 
 
 def new_token() -> str:
@@ -23,10 +24,9 @@ def new_token() -> str:
 
 def token_line(name: str, token: str) -> str:
     """What stands in the file for a token. ParameterError for a name that cannot stand there."""
-    line = f"{name} sha256:{_digest(token)}"
-    if not _LINE.fullmatch(line):
+    if not _NAME.fullmatch(name):
         raise ParameterError(f"{name!r}: a name has letters, digits and . _ @ - alone, 64 at most")
-    return line
+    return f"{name} sha256:{_digest(token)}"
 
 
 class Tokens:

@@ -344,8 +344,9 @@ class TestTokens:
             Tokens(tmp_path / "t")
         with pytest.raises(ParameterError, match="tokens_file"):
             Tokens(tmp_path / "absent")
-        with pytest.raises(ParameterError, match="letters, digits"):
-            token_line("a b", "t")
+        for name in ("a b", "ada\n", "ada ", ""):
+            with pytest.raises(ParameterError, match="letters, digits"):
+                token_line(name, "t")
 
 
 def accepted_as(client, headers):
