@@ -164,7 +164,7 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
             say(json.dumps(found.receipt, indent=2))
             return
         fetched = found.result(path or Path(Path(found.view["output"]).name))
-        say(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else str(fetched))
+        say(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else printable(str(fetched)))
 
 
 @click.command()

@@ -584,6 +584,9 @@ def test_names_of_others_do_not_act_on_the_terminal(service, gate, monkeypatch):
     with Client() as client:
         client.job(job).wait(progress=True)
     assert titles == [r"two\nlines\x1b[31m.npy"]
+    monkeypatch.chdir(service.parent)
+    assert run("result", job).output == "two\\nlines\\x1b[31m.npy\n"
+    assert json.loads(run("result", job, "--json").output)["path"] == "two\nlines\x1b[31m.npy"
 
 
 def test_bash_completes_commands_workloads_and_options():
