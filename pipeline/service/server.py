@@ -220,8 +220,12 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
+        except OSError as error:  # as some network file systems say
+            raise ParameterError(
+                f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
+            ) from error
         yield
     finally:
         os.close(descriptor)

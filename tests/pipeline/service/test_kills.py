@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -185,3 +186,12 @@ def test_a_second_server_on_one_state_folder_is_refused(tmp_path):
     settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
     with _sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is at work on it"):
         serve(settings)
+
+
+def test_a_state_folder_that_cannot_be_locked_is_no_other_servers(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("pipeline.service.server.fcntl.flock", flock)
+    with pytest.raises(ParameterError, match=r"cannot be locked \(No locks available\); choose one on a local disk"):
+        serve(ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path]))
