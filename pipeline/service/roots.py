@@ -15,8 +15,12 @@ from pipeline.formats.zarr import is_zarr
 class DataRoots:
     """The folders whose files jobs may read and write."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        """ParameterError where there is none, or one that is no folder."""
+    def __init__(self, roots: Sequence[Path], *, but: Path | None = None) -> None:
+        """`but`: the service's own folder, which jobs leave alone though it may lie under a root, as in a user's home.
+
+        ParameterError where there is no root, or one that is no folder.
+        """
+        self._but = Path(os.path.realpath(but)) if but is not None else None
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
         for root in roots:
@@ -100,6 +104,8 @@ class DataRoots:
         try:
             resolved = Path(os.path.realpath(self.roots[0] / name))
         except (OSError, ValueError):  # a loop of links; letters that no file system can hold
+            return None
+        if self._but is not None and resolved.is_relative_to(self._but):
             return None
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
 

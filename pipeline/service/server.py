@@ -51,7 +51,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     Raises ParameterError for settings that cannot be, DeviceUnavailable for a device that is not here, StorageError
     where the disk under the state folder fails.
     """
-    roots = DataRoots(settings.data_roots)
+    roots = DataRoots(settings.data_roots, but=settings.state_dir)
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
     with ExitStack() as stack:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine.receipt import write_receipt
-from pipeline.errors import InputError
+from pipeline.errors import InputError, OutputError
 from pipeline.formats.base import ImageHeader, Region
 from pipeline.formats.zarr import Zarr
 from pipeline.service.roots import DataRoots
@@ -127,3 +127,16 @@ def test_names_that_no_file_system_takes_are_refused_in_one_line(root):
 def test_the_root_of_all_files(tmp_path):
     assert DataRoots([Path("/")]).readable("/") == Path("/")
     assert DataRoots([Path("/")]).readable(str(tmp_path)) == tmp_path
+
+
+def test_the_services_own_folder_is_no_jobs(tmp_path):
+    """Else who may submit could put a picture of theirs in the place of another job's."""
+    (tmp_path / "state" / "previews").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("state")
+    roots = DataRoots([tmp_path], but=tmp_path / "state")
+    for name in ("state/previews/0123456789ab.png", "link/previews/0123456789ab.png", "state"):
+        with pytest.raises(OutputError, match="outside the service's data roots"):
+            roots.writable(name)
+        with pytest.raises(InputError, match="outside the service's data roots"):
+            roots.readable(name)
+    assert roots.writable("statement.png") == tmp_path / "statement.png"
