@@ -16,7 +16,7 @@ class DataRoots:
     """The folders whose files jobs may read and write."""
 
     def __init__(self, roots: Sequence[Path], *, but: Path | None = None) -> None:
-        """`but`: the service's own folder, which jobs leave alone though it may lie under a root, as in a user's home.
+        """`but`: the service's state folder, whose files jobs leave alone though it may lie under a root, as in a home.
 
         ParameterError where there is no root, or one that is no folder.
         """
@@ -105,9 +105,16 @@ class DataRoots:
             resolved = Path(os.path.realpath(self.roots[0] / name))
         except (OSError, ValueError):  # a loop of links; letters that no file system can hold
             return None
-        if self._but is not None and resolved.is_relative_to(self._but):
+        if self._is_state(resolved):
             return None
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
+
+    def _is_state(self, path: Path) -> bool:
+        """Whether the service keeps its state there. Beside that, its folder may hold what is the users'."""
+        if self._but is None or not path.is_relative_to(self._but):
+            return False
+        first = next(iter(path.relative_to(self._but).parts), "")
+        return first in ("lock", "previews") or first.startswith("jobs.sqlite")
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.roots))

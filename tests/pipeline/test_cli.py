@@ -419,6 +419,14 @@ def test_demo_inputs_are_the_same_for_the_same_seed(folder, millrace):
     assert first.shape == (150, 150, 3)
 
 
+@pytest.mark.parametrize("address", ["foo", "tcp://localhost", "tcp://localhost:0", "tcp://localhost:65536"])
+def test_a_schedulers_address_that_is_none_is_told_at_once(millrace, address):
+    says = f"must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535; got '{address}'"
+    assert millrace("worker", address) == (2, "", f"millrace: SCHEDULER: {says}\n")
+    code, _, err = millrace("run", "smooth", "in.tif", "out.tif", "--scheduler", address)
+    assert (code, err) == (2, f"millrace: --scheduler: {says}\n")
+
+
 def test_version_and_help(millrace):
     assert millrace("--version")[:2] == (0, "millrace, version 0.1.0\n")
     code, out, _ = millrace("run", "smooth", "--help")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,16 @@ def test_a_folder_in_which_nothing_could_be_made_is_not_left(tmp_path, monkeypat
     with pytest.raises(StorageError):
         make_demo_inputs(tmp_path / "old", 64, 0)
     assert names_in(tmp_path) == ["old"]
+
+
+def test_messages_name_the_folder_that_was_asked_for(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise StorageError(f"{path}: the disk is full")
+
+    monkeypatch.setattr("pipeline.demo.make_helix", refuse)
+    with pytest.raises(StorageError, match=f"^{re.escape(str(tmp_path))}/helix.pqr: the disk is full$"):
+        make_demo_inputs(tmp_path, 64, 0)
+    assert names_in(tmp_path) == []
 
 
 def test_what_is_there_already_is_left_alone(tmp_path):

@@ -129,14 +129,20 @@ def test_the_root_of_all_files(tmp_path):
     assert DataRoots([Path("/")]).readable(str(tmp_path)) == tmp_path
 
 
-def test_the_services_own_folder_is_no_jobs(tmp_path):
+def test_the_services_own_files_are_no_jobs(tmp_path):
     """Else who may submit could put a picture of theirs in the place of another job's."""
     (tmp_path / "state" / "previews").mkdir(parents=True)
     (tmp_path / "link").symlink_to("state")
     roots = DataRoots([tmp_path], but=tmp_path / "state")
-    for name in ("state/previews/0123456789ab.png", "link/previews/0123456789ab.png", "state"):
+    for name in (
+        "state/previews/0123456789ab.png",
+        "link/previews/0123456789ab.png",
+        "state/jobs.sqlite-wal",
+        "state/lock",
+    ):
         with pytest.raises(OutputError, match="outside the service's data roots"):
             roots.writable(name)
         with pytest.raises(InputError, match="outside the service's data roots"):
             roots.readable(name)
-    assert roots.writable("statement.png") == tmp_path / "statement.png"
+    for name in ("statement.png", "state/data/previews.png"):
+        assert roots.writable(name) == tmp_path / name
