@@ -51,7 +51,7 @@ def test_a_killed_command_is_resumed(tmp_path):
 
 
 def test_frames_are_shared_also_when_a_worker_is_killed(tmp_path):
-    write_trajectory(tmp_path, 24)
+    write_trajectory(tmp_path, 200)  # seconds of computing, also where cores are fast
     options = ("--trajectory", "a.dcd", "--cell", "none", "--spacing", "0.25", "--combine", "std", "--threads", 1)
     assert run(*coulomb("a.pqr", "one.npy", *options, "--quiet"), cwd=tmp_path) == (0, "", "")
     with running(*coulomb("a.pqr", "two.npy", *options, "--workers", 2, "--json"), cwd=tmp_path) as process:
