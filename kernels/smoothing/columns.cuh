@@ -96,14 +96,10 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     const int teams = blockDim.x / 32;
     const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
-    const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
-    const int y_begin = part.y_begin, y_end = part.y_end;
-    unsigned char* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
-    const int distance = mean.taps_x * CHANNELS;
-    const Strip<unsigned char, 1> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
-                                        x + picture.centre_x - mean.before_x * CHANNELS, x_end - x + distance - CHANNELS,
-                                        y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + 1) / 2};
-    const int steps = strip.warm + y_end - y_begin;
+    const int outputs = part.x_end - part.x, distance = mean.taps_x * CHANNELS;
+    unsigned char* out_tile = first_of(out, part, picture);
+    const auto strip = strip_of<unsigned char, CHANNELS, 1>(in, part, picture, mean, 0);
+    const int steps = strip.warm + part.y_end - part.y_begin;
     // Of the team: its ring of rows, the sums down the columns, and the results of a step.
     unsigned char* ring = shared + team * Shape::TEAM;
     const auto columns_of = [&](int of) { return reinterpret_cast<uint2*>(shared + of * Shape::TEAM + STAGES * 2 * PITCH); };
@@ -148,7 +144,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         unsigned sum[SAMPLES], total[CHANNELS], before[CHANNELS];
         int first_window[CHANNELS];
         // Lanes without results, whose windows would end behind the sums, take any.
-        const uint2* right = columns + (lane * SAMPLES < x_end - x ? lane * WORDS : 0) + distance / 4;
+        const uint2* right = columns + (lane * SAMPLES < outputs ? lane * WORDS : 0) + distance / 4;
         const auto sum_by = [&](auto ahead) { sum_windows<CHANNELS, ahead.value, WORDS>(sum, total, right, column); };
         switch (distance % 4) {
             case 0: sum_by(Known<0>()); break;
@@ -177,7 +173,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         pack_row<unsigned char, WORDS>(results + lane * WORDS, sum, mean.shift);
         fence_bulk_copies();
         __syncwarp();
-        store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, x_end - x,
+        store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, outputs,
                   picture.aligned_out, lane);
     }
     wait_for_bulk_stores();  // before the block's memory goes

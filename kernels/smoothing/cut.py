@@ -18,6 +18,11 @@ LONG_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHORTER = (1, 2, 3, 4, 6, 8)
 
 
+def up_to(number: int, multiple: int) -> int:
+    """The first multiple that is no smaller than the number."""
+    return -(-number // multiple) * multiple
+
+
 class Cut(ctypes.Structure):
     """struct Cut of bands.cuh."""
 

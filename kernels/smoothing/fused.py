@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cut import Cost, Cut, cut
+from kernels.smoothing.cut import Cost, Cut, cut, up_to
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
@@ -183,15 +183,15 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
     stages = 2 if floats and not far else 1
     sector, vector, reach = SECTOR_BYTES // size, VECTOR_BYTES // size, radius * channels
     if aligned:
-        halo = _up_to(reach, vector if size == 1 else sector)
+        halo = up_to(reach, vector if size == 1 else sector)
         outputs, spare = (WIDTH - 2 * halo) // sector * sector, 0
     else:
-        halo = _up_to(reach, 8)
+        halo = up_to(reach, 8)
         outputs, spare = (WIDTH - halo - reach - (sector - 1)) // vector * vector, SECTOR_BYTES
     paired = kind == "SQUARE" and size == 1
     a_word, segment = 2 if paired else 1, 4 * step
     places = WIDTH + 2 * halo + 8
-    pitch = _up_to(places // segment * (segment // a_word + 4) + places % segment // a_word, 4)
+    pitch = up_to(places // segment * (segment // a_word + 4) + places % segment // a_word, 4)
     few = far and (size == 2 or (floats and channels > 1))
     skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
     shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
@@ -201,10 +201,6 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
     )
-
-
-def _up_to(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def picture_of(image: Any, view: View, cval: float, out: Any) -> Picture:

@@ -191,9 +191,9 @@ struct Turns {
 #endif
 };
 
-// Which part of the image a block filters: as in place_of, but that bands have a height of their own at the edges.
+// Which part of the results a block makes: as in place_of, but that bands have a height of their own at the edges.
 struct Part {
-    int tile, y_begin, y_end;
+    int x, x_end, y_begin, y_end;
     long long plane;
 };
 
@@ -204,8 +204,26 @@ __device__ inline Part part_of(unsigned block, const Picture& picture, const Mea
     const unsigned across = at_edge ? edges : picture.tiles - edges, bands = at_edge ? edge_bands : picture.bands;
     const unsigned rest = at_edge ? block : block - outer;
     const int height = at_edge ? mean.edge_band_rows : mean.band_rows, y = rest / across % bands * height;
-    const int tile = static_cast<int>(rest % across) + (at_edge ? 0 : 1);
-    return {at_edge && tile == 1 ? picture.tiles - 1 : tile, y, min(y + height, picture.out_rows), rest / across / bands};
+    const int inner = static_cast<int>(rest % across) + (at_edge ? 0 : 1);
+    const int x = (at_edge && inner == 1 ? picture.tiles - 1 : inner) * mean.outputs;
+    return {x, min(x + mean.outputs, picture.out_row_samples), y, min(y + height, picture.out_rows), rest / across / bands};
+}
+
+// What the part's windows see, and so many samples to the left of it.
+template <typename Sample, int CHANNELS, int ROWS>
+__device__ inline Strip<Sample, ROWS> strip_of(const Sample* in, const Part& part, const Picture& picture, const Mean& mean,
+                                               int margin) {
+    constexpr int SLOTS = Strip<Sample, ROWS>::SLOTS;
+    return {in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
+            part.x + picture.centre_x - mean.before_x * CHANNELS - margin,
+            part.x_end - part.x + (mean.taps_x - 1) * CHANNELS + margin,
+            part.y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
+}
+
+// Where the part's first result goes.
+template <typename Sample>
+__device__ inline Sample* first_of(Sample* out, const Part& part, const Picture& picture) {
+    return out + (part.plane * picture.out_rows + part.y_begin) * picture.out_row_samples + part.x;
 }
 
 // WORDS: of a row that a lane sums, best an odd number, so that lanes read from different banks; ROWS: of a step.
@@ -223,14 +241,10 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     const int teams = blockDim.x / 32;
     const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
-    const int x = part.tile * mean.outputs, x_end = min(x + mean.outputs, picture.out_row_samples);
-    const int y_begin = part.y_begin, y_end = part.y_end;
-    Sample* out_tile = out + (part.plane * picture.out_rows + y_begin) * picture.out_row_samples + x;
-    const int distance = mean.taps_x * CHANNELS;
-    const Strip<Sample, ROWS> strip{in + part.plane * picture.rows * picture.row_samples, picture.row_samples,
-                                    x + picture.centre_x - (mean.before_x + 1) * CHANNELS, x_end - x + distance,
-                                    y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
-    const int steps = strip.warm + (y_end - y_begin + ROWS - 1) / ROWS;
+    const int height = part.y_end - part.y_begin, distance = mean.taps_x * CHANNELS;
+    Sample* out_tile = first_of(out, part, picture);
+    const auto strip = strip_of<Sample, CHANNELS, ROWS>(in, part, picture, mean, CHANNELS);
+    const int steps = strip.warm + (height + ROWS - 1) / ROWS;
     // Of the team: its ring of rows and the results of a step.
     unsigned char* ring = shared + team * (STAGES * SLOTS * mean.pitch + ROWS * 128 * WORDS);
     unsigned* results = reinterpret_cast<unsigned*>(ring + STAGES * SLOTS * mean.pitch);
@@ -316,9 +330,9 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         __syncwarp();
         const int y = (step - strip.warm) * ROWS;
 #pragma unroll 1
-        for (int k = 0; k < min(ROWS, y_end - y_begin - y); ++k)
+        for (int k = 0; k < min(ROWS, height - y); ++k)
             store_row(out_tile + (y + k) * static_cast<long long>(picture.out_row_samples),
-                      results + 32 * k * WORDS, x_end - x, picture.aligned_out, lane);
+                      results + 32 * k * WORDS, part.x_end - part.x, picture.aligned_out, lane);
     }
     wait_for_bulk_stores();  // before the block's memory goes
 }

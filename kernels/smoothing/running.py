@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cut import up_to
 from kernels.smoothing.fused import (
     C_TYPES,
     MAX_BLOCKS,
@@ -48,7 +49,7 @@ class Windows(Shape):
 
     def pitch(self, itemsize: int, beside: int) -> int:
         """Bytes of a row in shared memory."""
-        return _whole(self.strip_bytes + beside * itemsize + SLACK_BYTES, SECTOR_BYTES)
+        return up_to(self.strip_bytes + beside * itemsize + SLACK_BYTES, SECTOR_BYTES)
 
     def team_bytes(self, pitch: int) -> int:
         """Of shared memory: what a team keeps there."""
@@ -68,10 +69,10 @@ class Columns(Shape):
         return (self.strip_bytes - beside) // SECTOR_BYTES * SECTOR_BYTES
 
     def pitch(self, itemsize: int, beside: int) -> int:
-        return self.strip_bytes + _whole(SLACK_BYTES, SECTOR_BYTES)
+        return self.strip_bytes + up_to(SLACK_BYTES, SECTOR_BYTES)
 
     def team_bytes(self, pitch: int) -> int:
-        return STAGES * 2 * pitch + 4 * _whole(33 * 2 * self.words + 4, 8) + self.strip_bytes
+        return STAGES * 2 * pitch + 4 * up_to(33 * 2 * self.words + 4, 8) + self.strip_bytes
 
     def entry(self, sample: str, channels: int) -> str:
         return f"box_column_sums<{channels}, {self.words}, {self.teams}>"
@@ -132,7 +133,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     shape, beside = _shape(dtype.itemsize, view.channels, taps_x), (taps_x - 1) * view.channels
     most = shape.outputs(dtype.itemsize, beside)
     tiles = -(-picture.out_row_samples // most)
-    outputs = min(_whole(-(-picture.out_row_samples // tiles), SECTOR_BYTES // dtype.itemsize), most)
+    outputs = min(up_to(-(-picture.out_row_samples // tiles), SECTOR_BYTES // dtype.itemsize), most)
     pitch = shape.pitch(dtype.itemsize, beside + view.channels)
     team_bytes = shape.team_bytes(pitch)
     teams = min(shape.teams, (shared_bytes_a_block() - STATIC_BYTES) // team_bytes)
@@ -174,10 +175,6 @@ def _samples(windows: Sequence[Window]) -> int:
 def _shape(itemsize: int, channels: int, taps_x: int) -> Windows | Columns:
     columns = COLUMNS[channels]
     return columns if itemsize == 1 and taps_x <= columns.most_taps else WINDOWS[itemsize, channels]
-
-
-def _whole(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ constexpr int ZEROS = -(1 << 30);  // in place of a row's number; -1: the consta
 // Where the rows of a strip come from. ROWS: that a warp filters in a step.
 template <typename Sample, int ROWS>
 struct Strip {
-    static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = 32 / sizeof(Sample);
+    static constexpr int VECTOR = 16 / sizeof(Sample);
     static constexpr int SLOTS = 2 * ROWS;  // rows that are read in a step
     const Sample* plane;
     long long row_samples;

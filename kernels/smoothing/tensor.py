@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cut import Cost, cut
+from kernels.smoothing.cut import Cost, cut, up_to
 from kernels.smoothing.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, SHARED_BYTES, View, picture_of, view_of
 from kernels.smoothing.window import EXACT_RADIUS, Window
 
@@ -69,7 +69,7 @@ def _radius(windows: Sequence[Window]) -> int:
 
 def _chunk(radius: int) -> int:
     """Positions that a block fetches, and writes, at once: what 16 neighbouring windows see, in blocks of 16."""
-    return -(-(16 + 2 * radius) // 16) * 16
+    return up_to(16 + 2 * radius, 16)
 
 
 def _blocks(channels: int, radius: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cut import Cost, cut
+from kernels.smoothing.cut import Cost, cut, up_to
 from kernels.smoothing.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def lead_rows(self) -> int:
-        return _whole(self.taps - 1, self.period)
+        return up_to(self.taps - 1, self.period)
 
     @property
     def outputs(self) -> int:
@@ -59,7 +59,7 @@ class Shape:
         runs = 32 // self.batch
         if self.linked:
             return (runs - 1) * self._ring
-        return (self.span - _whole(self.taps - 1, self.period)) // runs // CHUNK * CHUNK * runs
+        return (self.span - up_to(self.taps - 1, self.period)) // runs // CHUNK * CHUNK * runs
 
     @property
     def shared_bytes(self) -> int:
@@ -71,10 +71,6 @@ class Shape:
     @property
     def _ring(self) -> int:
         return self.taps // 2 + self.taps % 2
-
-
-def _whole(count: int, unit: int) -> int:
-    return -(-count // unit) * unit
 
 
 def shape_of(taps: int) -> Shape:
