@@ -176,8 +176,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int x = place.tile * Shape::OUTPUTS, x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
-    const bool whole = x_in >= Shape::SKEW && x_in + WIDTH <= picture.row_samples;
-    if (!whole) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
+    const Ends ends = ends_of<Shape>(x_in, picture);
+    if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
@@ -185,10 +185,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const int first = y_begin + picture.centre_y - RADIUS, mine = 4 * threadIdx.x;
     int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
     const auto fetch_above = [&](Sample* to) {
-        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, x_in, whole, sources, picture);
+        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, x_in, ends, sources, picture);
     };
     const auto fetch = [&](int stage, int row) {
-        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + row, x_in, whole,
+        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + row, x_in, ends,
                                 sources, picture);
     };
     // The rows that the first window has above its last come where the sums will be, if they fit there, together with
@@ -201,6 +201,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     if (FIT) fetch(0, 2 * RADIUS);
     wait_for_copies();
     __syncthreads();
+    if (ends == Ends::WITHIN) {
+        copy_ends<Shape, 2 * RADIUS>(above, x_in, sources, picture);
+        __syncthreads();
+    }
 #pragma unroll
     for (int i = 0; i < 2 * RADIUS; ++i)
         enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews + i), window.row[i]);
@@ -224,6 +228,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     for (int y = y_begin, stage = 0; y < y_end; y += STEP) {
         wait_for_copies();
         __syncthreads();  // the samples are there, and the last step's sums have been read
+        if (ends == Ends::WITHIN) {
+            copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
+            __syncthreads();
+        }
         const Sample* entering = samples + stage * STAGE + mine;
         const int* entering_skews = stage_skews + stage * STEP;
         const auto fetch_next = [&] {

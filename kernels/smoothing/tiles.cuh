@@ -73,10 +73,25 @@ __device__ inline void find_sources(Sources* sources, int x, int needed, const P
     }
 }
 
+// What of a tile 16-byte copies may not bring: nothing; samples that are those of other places in it, or constant; others too.
+enum class Ends { NONE, WITHIN, ELSEWHERE };
+
+template <typename Shape>
+__device__ inline Ends ends_of(int x, const Picture& picture) {
+    if (x >= Shape::SKEW && x + Shape::WIDTH <= picture.row_samples) return Ends::NONE;
+    return Shape::SKEW == 0 && picture.mode_x != WRAP ? Ends::WITHIN : Ends::ELSEWHERE;
+}
+
+template <typename Sample>
+__device__ inline Sample fill_of(const Picture& picture) {
+    if constexpr (same<Sample, float>) return __uint_as_float(picture.fill);
+    else return static_cast<Sample>(picture.fill);
+}
+
 // Fetches COUNT rows from `position` on of the tile whose first place comes from `x`; of rows that begin anywhere, how far
-// right each is put goes to `skews`. `whole`: nothing of it lies beyond the left or right edge, and copies may bring all.
+// right each is put goes to `skews`. What is WITHIN is left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int x, bool whole,
+__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int x, Ends ends,
                                   const Sources* sources, const Picture& picture) {
     constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
     const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
@@ -87,7 +102,7 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
     };
     const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
     if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
-    if (inside && whole) {
+    if (inside && ends == Ends::NONE) {
         const Sample* from = plane + (position + row) * row_samples + x;
 #pragma unroll
         for (int i = 0; i < COUNT; i += AT_ONCE, from += AT_ONCE * row_samples)
@@ -95,9 +110,7 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
                 copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
         return;
     }
-    Sample fill;
-    if constexpr (same<Sample, float>) fill = __uint_as_float(picture.fill);
-    else fill = static_cast<Sample>(picture.fill);
+    const Sample fill = fill_of<Sample>(picture);
     const auto is_copied = [&](int begin) { return begin >= 0 && begin + VECTOR <= picture.row_samples; };
 #pragma unroll 1
     for (int i = row; i < COUNT; i += AT_ONCE) {
@@ -107,7 +120,7 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
         else
             for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
     }
-    if (whole) return;
+    if (ends != Ends::ELSEWHERE) return;
     // The rest one by one, each warp some rows, all loads made before any is waited for.
     constexpr int WARPS = Shape::THREADS / 32, OF_A_WARP = (COUNT + WARPS - 1) / WARPS;
     const int warp = threadIdx.x / 32, left = sources->left, right = sources->right, count = sources->count;
@@ -126,6 +139,23 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
             if (Shape::SKEW > 0 && is_copied(x - skew + to / VECTOR * VECTOR)) continue;
             if (COUNT % WARPS == 0 || warp + i * WARPS < COUNT)
                 samples[(warp + i * WARPS) * WIDTH + to] = rows[i] < 0 || source < 0 ? fill : found[i];
+        }
+    }
+}
+
+// Completes COUNT rows of a tile, once they are there, with what it has of other places: nobody waits for memory again.
+template <typename Shape, int COUNT, typename Sample>
+__device__ inline void copy_ends(Sample* samples, int x, const Sources* sources, const Picture& picture) {
+    constexpr int WARPS = Shape::THREADS / 32;
+    const int warp = threadIdx.x / 32, left = sources->left, beyond = sources->right - left;
+    const Sample fill = fill_of<Sample>(picture);
+#pragma unroll 1
+    for (int k = threadIdx.x % 32; k < sources->count; k += 32) {
+        const int place = k < left ? k : k + beyond, source = sources->source[place];
+#pragma unroll
+        for (int i = 0; i < COUNT; i += WARPS) {
+            Sample* row = samples + (i + warp) * Shape::WIDTH;
+            if (COUNT % WARPS == 0 || i + warp < COUNT) row[place] = source < 0 ? fill : row[source - x];
         }
     }
 }
