@@ -201,10 +201,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     if (FIT) fetch(0, 2 * RADIUS);
     wait_for_copies();
     __syncthreads();
-    if (ends == Ends::WITHIN) {
-        copy_ends<Shape, 2 * RADIUS>(above, x_in, sources, picture);
-        __syncthreads();
-    }
+    if (Shape::COMPLETES && ends == Ends::WITHIN) copy_ends<Shape, 2 * RADIUS>(above, x_in, sources, picture);
 #pragma unroll
     for (int i = 0; i < 2 * RADIUS; ++i)
         enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews + i), window.row[i]);
@@ -228,10 +225,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     for (int y = y_begin, stage = 0; y < y_end; y += STEP) {
         wait_for_copies();
         __syncthreads();  // the samples are there, and the last step's sums have been read
-        if (ends == Ends::WITHIN) {
+        if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
-            __syncthreads();
-        }
         const Sample* entering = samples + stage * STAGE + mine;
         const int* entering_skews = stage_skews + stage * STEP;
         const auto fetch_next = [&] {
