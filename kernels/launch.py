@@ -21,7 +21,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from kernels import binaries
+from kernels import binaries, early
 from kernels.binaries import Binary
 
 __all__ = [
@@ -77,17 +77,26 @@ class Kernel:
         self._granted_shared_bytes = SHARED_BYTES_WITHOUT_ASKING
 
     def launch(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_bytes: int = 0, stream: Any
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        stream: Any,
+        early: bool = False,
     ) -> None:
         """Launches on `stream` (a cupy.cuda.Stream of this kernel's device, which must be the current one).
 
         grid, block : one to three sizes
         args        : CuPy arrays (passed as their pointers) and ctypes values (numbers and structures, by value)
+        early       : its blocks may come in before the kernel before it is done, since they wait for that themselves:
+                      every thread calls await_earlier_kernels of kernels/include/early.cuh
 
         Raises KernelLaunchError where the driver refuses.
         """
         values = [_value(position, arg) for position, arg in enumerate(args)]
-        prepared = _Prepared(self, grid, block, values, shared_bytes)
+        prepared = _Prepared(self, grid, block, values, shared_bytes, early)
         prepared.launch(prepared.pointers, stream.ptr)
         if _recording.launches is not None:
             _recording.launches.append((prepared, tuple(args)))
@@ -107,12 +116,19 @@ class _Prepared:
     """A launch that lacks nothing but a stream. `pointers` are the addresses of its arguments, which it keeps alive."""
 
     def __init__(
-        self, kernel: Kernel, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int
+        self,
+        kernel: Kernel,
+        grid: Sequence[int],
+        block: Sequence[int],
+        values: Sequence[Any],
+        shared_bytes: int,
+        is_early: bool,
     ) -> None:
         self.kernel = kernel
         self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._values = values
         self._sizes = (*(*grid, 1, 1, 1)[:3], *(*block, 1, 1, 1)[:3], shared_bytes)
+        self._early = is_early and _attribute(75, kernel.device) >= early.MIN_MAJOR
 
     def launch(self, pointers: Any, stream: int) -> None:
         driver, runtime = _driver(), _runtime()
@@ -124,7 +140,12 @@ class _Prepared:
                 )
             runtime.setDevice(kernel.device)  # a thread that has not touched CUDA yet has no context
             kernel.grant(self._sizes[6])
-            driver.launchKernel(kernel.function, *self._sizes, stream, ctypes.addressof(pointers), 0)
+            if self._early:
+                result = early.launch(kernel.function, self._sizes, stream, pointers)
+                if result:
+                    raise driver.CUDADriverError(result)
+            else:
+                driver.launchKernel(kernel.function, *self._sizes, stream, ctypes.addressof(pointers), 0)
             if _recording.observed is not None:
                 _recording.observed.append(
                     Launch(kernel=kernel, grid=self._sizes[:3], block=self._sizes[3:6], shared_bytes=self._sizes[6])

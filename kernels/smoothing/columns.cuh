@@ -1,6 +1,7 @@
 // Boxes of any size along both axes at once, for bytes. Part of smoothing.cu.
 #pragma once
 
+#include "early.cuh"
 #include "running.cuh"
 
 // box_column_sums: as box_running, but what passes from warp to warp are the sums down the columns:
@@ -114,6 +115,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     __syncthreads();
     const unsigned long long multiplier = mean.multiplier;
 
+    await_earlier_kernels();
     feed.ask(0);
 #pragma unroll 1
     for (unsigned turn = 0;; ++turn) {

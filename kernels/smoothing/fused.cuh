@@ -1,6 +1,7 @@
 // Short windows along both axes at once. Part of smoothing.cu.
 #pragma once
 
+#include "early.cuh"
 #include "tiles.cuh"
 
 // fused: both axes of [planes, rows, columns, channels] in one kernel, short windows (reach up to RADIUS on each side).
@@ -179,6 +180,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const Ends ends = ends_of<Shape>(x_in, picture);
     if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();
+    await_earlier_kernels();
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;

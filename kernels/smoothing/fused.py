@@ -148,7 +148,9 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     blocks = picture.planes * picture.tiles * picture.bands
     entry = _entry(C_TYPES[dtype.name], view.channels, radius, kind, picture.aligned)
     args = (image, out, picture, _filter(view, dtype, kind, radius), bands)
-    kernel("smoothing", entry).launch((blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream)
+    kernel("smoothing", entry).launch(
+        (blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream, early=True
+    )
 
 
 def _kind(windows: Sequence[Window]) -> str:

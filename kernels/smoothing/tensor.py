@@ -60,6 +60,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (image, out, picture, _filter(view), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
+        early=True,
     )
 
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "bands.cuh"
+#include "early.cuh"
 #include "signal.cuh"
 
 // W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. What waits for
@@ -349,6 +350,7 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut
     for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
         work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
     __syncthreads();
+    await_earlier_kernels();
 
     if (threadIdx.x < Shape::COLUMN_THREADS) {
         const float* in_plane = in + plane * picture.rows * picture.row_samples;

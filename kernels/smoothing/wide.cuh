@@ -3,6 +3,7 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
+#include "early.cuh"
 #include "shifted.cuh"
 #include "windows.cuh"
 
@@ -209,6 +210,7 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
         offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
     }
     __syncthreads();
+    await_earlier_kernels();
 
     const int lane = threadIdx.x % 32, sample = threadIdx.x % SPAN, part = threadIdx.x / SPAN * COLUMN;
     const int channel = sample % CHANNELS, place = sample / CHANNELS;

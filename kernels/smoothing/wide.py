@@ -87,6 +87,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (image, out, picture, _reach(view, dtype), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
+        early=True,
     )
 
 

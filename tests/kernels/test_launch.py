@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels import binaries, launch
+from kernels import binaries, early, launch
 from kernels.binaries import Binary
 
 ENTRY = "gauss_gather<float, float, float>"
@@ -126,6 +126,11 @@ class Driver:
 
     def moduleGetFunction(self, module: bytes, name: str) -> str:
         return name
+
+
+def test_the_drivers_structures_are_laid_out_as_cuda_h_has_them() -> None:
+    assert (ctypes.sizeof(early._Attribute), early._Attribute.value.offset) == (72, 8)
+    assert (ctypes.sizeof(early._Config), early._Config.stream.offset) == (56, 32)
 
 
 def test_arguments_that_have_no_size_of_their_own_are_refused() -> None:

@@ -283,6 +283,30 @@ def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     np.testing.assert_array_equal(out.get(), case.apply(values), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "what"),
+    [
+        *((dtype, {"size": size}) for dtype in ("uint8", "uint16", "float32") for size in (3, 31)),
+        *((dtype, {"sigma": sigma}) for dtype in ("uint8", "uint16", "float32") for sigma in (1.0, 4.0)),
+    ],
+)
+def test_kernels_in_a_row_see_what_those_before_them_wrote(cupy: Any, dtype: str, what: dict[str, float]) -> None:
+    """Blocks of one may come in while those of the last are at work: of small images all fit the device at once."""
+    rng = np.random.default_rng(3)
+    images = rng.integers(0, 256, (48, 131, 512)).astype(dtype)
+    between = cupy.zeros((2, 131, 512), dtype)  # written anew while the kernel before last may still be reading it
+    sources, results = cupy.asarray(images), cupy.zeros_like(images)
+
+    def smoothed(image: Any, out: Any = None) -> Any:
+        options: dict[str, Any] = {"mode": "mirror", "axes": (0, 1), "out": out}
+        return box(image, what["size"], **options) if "size" in what else gaussian(image, what["sigma"], **options)
+
+    for place, source in enumerate(sources):
+        smoothed(smoothed(source, between[place % 2]), results[place])
+    for place, image in enumerate(images):
+        np.testing.assert_array_equal(cupy.asnumpy(results[place]), smoothed(smoothed(image)), strict=True)
+
+
 def test_fused_allocates_nothing(cupy: Any) -> None:
     image = cupy.zeros((512, 512, 3), cupy.uint16)
     out = cupy.empty_like(image)
