@@ -56,6 +56,26 @@ def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> Non
     assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_SIGNALS",)).lowered
 
 
+# One of each kernel, and each way to fetch, that is launched with early=True.
+EARLY = (
+    *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
+    *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
+    *("tensor<3, 4>", "tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+)
+
+
+def test_kernels_that_wait_for_earlier_ones_touch_no_memory_before() -> None:
+    compiled = compile_for("smoothing", "compute_90", EARLY)
+    bodies = re.split(r"\.entry ", compiled.code.decode())[1:]
+    assert len(bodies) == len(EARLY)
+    for body in bodies:
+        before, waits, after = body.partition("griddepcontrol.wait")
+        assert waits, before
+        assert ".global" not in before
+        assert ".global" in after
+        assert "griddepcontrol.launch_dependents" in after
+
+
 def test_an_entry_that_is_not_there_is_an_error_with_the_log() -> None:
     with pytest.raises(KernelCompileError, match=r"smoothing.cu does not compile for sm_90") as caught:
         compile_for("smoothing", "sm_90", ("no_such_kernel<int>",))
