@@ -21,3 +21,17 @@ __device__ inline void wait_for_copies() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+
+// What the calling thread has copied since it last said so is one group.
+__device__ inline void end_copy_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// All of its groups but the last have arrived.
+__device__ inline void wait_for_copies_but_last() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}

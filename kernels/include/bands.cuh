@@ -15,10 +15,19 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
-// A line cut into pieces: `longs` of `length` positions, and shorter ones behind them (kernels/smoothing/cut.py).
+// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cut.py).
 struct Cut {
-    int longs, length, shorter;
-    __device__ int begin(int piece) const { return min(piece, longs) * length + max(piece - longs, 0) * shorter; }
+    static constexpr int RUNS = 8;
+    int pieces[RUNS], length[RUNS];
+    __device__ int begin(int piece) const {
+        int begin = 0;
+#pragma unroll
+        for (int i = 0; i < RUNS; ++i) {
+            const int before = min(piece, pieces[i]);
+            begin += before * length[i], piece -= before;
+        }
+        return begin;
+    }
 };
 
 struct Place {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +16,7 @@ ROUNDS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12)
 FEW = 16  # pieces of a line, up to which every number, and every other half, is tried
 LONG_SHARES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHORTER = (1, 2, 3, 4, 6, 8)
+RUNS = 8  # that a line may have of equal pieces
 
 
 def up_to(number: int, multiple: int) -> int:
@@ -26,11 +27,18 @@ def up_to(number: int, multiple: int) -> int:
 class Cut(ctypes.Structure):
     """struct Cut of bands.cuh."""
 
-    _fields_ = (("longs", ctypes.c_int), ("length", ctypes.c_int), ("shorter", ctypes.c_int))
+    _fields_ = (("counts", ctypes.c_int * RUNS), ("lengths", ctypes.c_int * RUNS))
 
-    def pieces(self, line: int) -> int:
-        """Of a line of so many positions."""
-        return int(self.longs + max(-(-(line - self.longs * self.length) // self.shorter), 0))
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int]]) -> Cut:
+        """Runs of so many pieces of so many positions each."""
+        made = cls()
+        made.counts[: len(runs)], made.lengths[: len(runs)] = zip(*runs, strict=True)
+        return made
+
+    @property
+    def pieces(self) -> int:
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +49,7 @@ class Cost:
     least: int = 1  # units of a piece
     lost: int = 0  # positions that a piece goes through, but does not write
     most: int | None = None  # units of a piece
-    begin: float  # positions that a block could have done while it begins
+    begin: float = 0  # positions that a block could have done while it begins
     tail: float = 0.25  # of a piece's time: how much longer than the others the last one takes (measured on an H200)
 
     def length(self, units: int) -> int:
@@ -56,10 +64,40 @@ class Cost:
         return units * self.unit + self.begin
 
 
+def mostly_short(line: int, lines: int, resident: int, unit: int) -> Cut:
+    """Of each of `lines` lines of `line` positions a fifth in long pieces, where so many blocks are `resident` at once,
+    and the rest in pieces of two units.
+
+    What neighbouring pieces share is then still in L2 when the second asks for it, and memory moves little more than it
+    does for a copy; the long ones keep the others out of step. For work that waits for memory, whatever its pieces.
+    """
+    length = up_to(min(math.ceil(line * lines / resident / 2.5), line), unit)
+    longs = max(line // 5 // length, 1)
+    return Cut.of([(longs, length), (max(-(-(line - longs * length) // (2 * unit)), 0), 2 * unit)])
+
+
+def factored(line: int, lines: int, resident: int, cost: Cost, share: float) -> Cut:
+    """Each time as many pieces as there are blocks at once take this share of what is left, down to the shortest piece.
+
+    Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", CACM 35 (8), 1992.
+    """
+    at_once = resident // lines or resident / lines
+    left = line
+    runs: list[tuple[int, int]] = []
+    while left > 0:
+        length = cost.length(cost.units(min(math.ceil(left * share / at_once), left)))
+        pieces = -(-left // length)
+        if len(runs) < RUNS - 1:
+            pieces = min(pieces, math.ceil(at_once))
+        runs.append((pieces, length))
+        left -= pieces * length
+    return Cut.of(runs)
+
+
 def cut(line: int, lines: int, resident: int, cost: Cost) -> Cut:
-    """How `lines` lines of `line` positions each are best cut, where so many blocks are `resident` at once."""
+    """Long pieces, and shorter ones behind them: those that are done first by what `cost` says."""
     longs, length, shorter = _cut(line, lines, resident, cost)
-    return Cut(longs=longs, length=length, shorter=shorter)
+    return Cut.of([(longs, length), (max(-(-(line - longs * length) // shorter), 0), shorter)])
 
 
 @lru_cache(maxsize=256)

@@ -184,25 +184,36 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;
-    const int first = y_begin + picture.centre_y - RADIUS, mine = 4 * threadIdx.x;
+    const bool up = Shape::TURNS && place.band % 2 != 0;
+    const int way = up ? -1 : 1, rows = y_end - y_begin, y_first = up ? y_end - 1 : y_begin;
+    const int first = y_first + picture.centre_y - way * RADIUS, mine = 4 * threadIdx.x;
     int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
     const auto fetch_above = [&](Sample* to) {
-        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, x_in, ends, sources, picture);
+        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, way, x_in, ends, sources, picture);
     };
     const auto fetch = [&](int stage, int row) {
-        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + row, x_in, ends,
-                                sources, picture);
+        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + way * row, way, x_in,
+                                ends, sources, picture);
     };
     // The rows that the first window has above its last come where the sums will be, if they fit there, together with
     // those of the first step; else before these.
     constexpr int ABOVE = 2 * RADIUS * WIDTH * static_cast<int>(sizeof(Sample));
     constexpr bool FIT = ABOVE <= Shape::SUMS;
-    static_assert(FIT || ABOVE <= Shape::STAGES * Shape::SAMPLES + Shape::SUMS, "shared memory holds the rows above");
+    static_assert(FIT || (ABOVE <= Shape::SAMPLES + Shape::SUMS && Shape::STAGES == 1), "shared memory holds the rows above");
     Sample* above = FIT ? reinterpret_cast<Sample*>(sums) : samples;
     fetch_above(above);
     if (FIT) fetch(0, 2 * RADIUS);
-    wait_for_copies();
-    __syncthreads();
+    if (Shape::STAGES == 2) {
+        end_copy_group();
+        if (STEP < rows) fetch(1, 2 * RADIUS + STEP);
+        end_copy_group();
+    }
+    const auto wait_for_stage = [&] {
+        if (Shape::STAGES == 2) wait_for_copies_but_last();
+        else wait_for_copies();
+        __syncthreads();
+    };
+    wait_for_stage();
     if (Shape::COMPLETES && ends == Ends::WITHIN) copy_ends<Shape, 2 * RADIUS>(above, x_in, sources, picture);
 #pragma unroll
     for (int i = 0; i < 2 * RADIUS; ++i)
@@ -224,21 +235,20 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     unsigned* to = sums + mine / SEGMENT * Shape::RUN + mine % SEGMENT / Shape::A_WORD;
     unsigned* segment = sums + (warp_row + lane / SEGMENTS) * Shape::PITCH + lane % SEGMENTS * Shape::RUN;
 #pragma unroll 1
-    for (int y = y_begin, stage = 0; y < y_end; y += STEP) {
-        wait_for_copies();
-        __syncthreads();  // the samples are there, and the last step's sums have been read
+    for (int row = 0, stage = 0; row < rows; row += STEP) {
+        wait_for_stage();  // and the last step's sums have been read
         if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
         const Sample* entering = samples + stage * STAGE + mine;
         const int* entering_skews = stage_skews + stage * STEP;
-        const auto fetch_next = [&] {
-            if (Shape::STAGES == 2) stage ^= 1;
-            if (y + STEP < y_end) fetch(stage, y - y_begin + 2 * RADIUS + STEP);
-        };
-        if (Shape::STAGES == 2) fetch_next();
         filter_columns<Shape, KIND>(window, entering, entering_skews, to, filter);
         __syncthreads();
-        if (Shape::STAGES == 1) fetch_next();
+        constexpr int AHEAD = Shape::STAGES * STEP;
+        if (row + AHEAD < rows) fetch(stage, row + 2 * RADIUS + AHEAD);
+        if (Shape::STAGES == 2) {
+            end_copy_group();
+            stage ^= 1;
+        }
 
         Packed<Sample> done[SEGMENT / 4];
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
@@ -254,6 +264,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
         }
         __syncwarp();
-        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, y + warp_row, y_end, x, x_end, picture);
+        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, y_first + way * (row + warp_row),
+                                        rows - row - warp_row, way, x, x_end, picture);
     }
 }

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cut import Cost, Cut, cut, up_to
+from kernels.smoothing.cut import Cost, Cut, factored, mostly_short, up_to
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
@@ -24,8 +24,12 @@ SQUARE_RADII = (1, 2, 3, 4)  # boxes over whole numbers that reach equally far i
 MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
-MIN_BAND_ROWS = 32
-START_ROWS = 1  # that a block could have written while it begins (measured on an H200)
+MIN_BAND_ROWS = 8
+# Where memory is waited for and each block on the device has so many rows to do, bands are mostly short: where every
+# other one is gone through upwards, and where not. Else they are factored, by these shares for windows that reach up to
+# 4, and farther. All measured on an H200.
+ROWS_TURNING, ROWS_STRAIGHT = 400, 100
+SHARE, FAR_SHARE = 0.5, 0.6
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
 SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
@@ -177,6 +181,8 @@ class Tile:
     outputs: int  # samples of a row that it writes
     shared_bytes: int
     resident: int  # blocks on a multiprocessor
+    share: float  # of a factored cut
+    short_from: int | None  # rows for each block on the device, from which on bands are mostly short
 
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
@@ -197,11 +203,15 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
     few = far and (size == 2 or (floats and channels > 1))
     skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
     shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
+    turns = floats if kind == "GAUSS" else kind == "SQUARE" and size == 2
+    waits = not far and (floats or (size == 2 and kind != "GAUSS"))  # for memory
     return Tile(
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
+        share=FAR_SHARE if far else SHARE,
+        short_from=(ROWS_TURNING if turns else ROWS_STRAIGHT) if waits else None,
     )
 
 
@@ -235,9 +245,12 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
 def _cut(picture: Picture, tile: Tile) -> Cut:
     """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
-    cost = Cost(unit=tile.step, least=MIN_BAND_ROWS // tile.step, begin=START_ROWS)
-    bands = cut(picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors(), cost)
-    picture.bands = bands.pieces(picture.out_rows)
+    line, lines, resident = picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors()
+    if tile.short_from is not None and line * lines >= tile.short_from * resident:
+        bands = mostly_short(line, lines, resident, tile.step)
+    else:
+        bands = factored(line, lines, resident, Cost(unit=tile.step), tile.share)
+    picture.bands = bands.pieces
     return bands
 
 

@@ -3,7 +3,6 @@
 
 #include "async_copy.cuh"
 #include "bands.cuh"
-#include "early.cuh"
 #include "kept.cuh"
 #include "shifted.cuh"
 
@@ -287,7 +286,6 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
     }
     __syncthreads();
-    await_earlier_kernels();
     const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
     const TensorInput<Shape, CHANNELS> input(samples, in_plane, offsets, inside, picture);
     const long long first_line = (area.plane * picture.out_rows + warp_y) * picture.out_row_samples;

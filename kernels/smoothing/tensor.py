@@ -53,14 +53,13 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     chunk = _chunk(radius)
     cost = Cost(unit=chunk, begin=START_CHUNKS * chunk)
     tiles = cut(out_columns, view.planes * picture.bands, resident, cost)
-    picture.tiles = tiles.pieces(out_columns)
+    picture.tiles = tiles.pieces
     kernel("smoothing", f"tensor<{view.channels}, {radius}>").launch(
         (view.planes * picture.bands * picture.tiles,),
         (32 * WARPS,),
         (image, out, picture, _filter(view), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
-        early=True,
     )
 
 

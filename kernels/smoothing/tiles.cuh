@@ -40,7 +40,11 @@ struct Fused {
     static constexpr int PITCH = up_to(PLACES / SEGMENT * RUN + PLACES % SEGMENT / A_WORD, 4);
     // Whether samples beyond an edge are copied within the tile, and not fetched one by one: that pays where there are many
     // (Gaussian of f32 with reach 8: 168 -> 163 us on an H200), and else costs registers.
-    static constexpr bool COMPLETES = ALIGNED && RADIUS > 4;
+    static constexpr bool COMPLETES = ALIGNED && FLOATS && RADIUS > 4;
+    // Whether every other band is gone through from its last row up, so that neighbours read what both need at the same
+    // time, and L2 still has it: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Boxes of
+    // floats are summed in the order of their rows; the others have no registers left for it.
+    static constexpr bool TURNS = KIND == GAUSS ? FLOATS : KIND == SQUARE && sizeof(Sample) == 2;
     // Bytes of shared memory: a stage's samples (behind them some are read that nobody uses), sums; and how many rows'
     // skews are kept, of those above a band first.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
@@ -91,24 +95,26 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows from `position` on of the tile whose first place comes from `x`; of rows that begin anywhere, how far
-// right each is put goes to `skews`. What is WITHIN is left to copy_ends.
+// Fetches COUNT rows from `position` on, down or up as `way` is 1 or -1, of the tile whose first place comes from `x`; of rows
+// that begin anywhere, how far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int x, Ends ends,
-                                  const Sources* sources, const Picture& picture) {
+__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int way, int x,
+                                  Ends ends, const Sources* sources, const Picture& picture) {
     constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
     const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
     const long long row_samples = picture.row_samples;
-    const bool inside = position >= 0 && position + COUNT <= picture.rows;
+    const int last = position + way * (COUNT - 1);
+    const bool inside = min(position, last) >= 0 && max(position, last) < picture.rows;
     const auto source_row = [&](int i) {
-        return inside ? position + i : border_index(position + i, picture.rows, picture.mode_y);
+        return inside ? position + way * i : border_index(position + way * i, picture.rows, picture.mode_y);
     };
     const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
     if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
     if (inside && ends == Ends::NONE) {
-        const Sample* from = plane + (position + row) * row_samples + x;
+        const Sample* from = plane + (position + way * row) * row_samples + x;
+        const long long stride = way * AT_ONCE * row_samples;
 #pragma unroll
-        for (int i = 0; i < COUNT; i += AT_ONCE, from += AT_ONCE * row_samples)
+        for (int i = 0; i < COUNT; i += AT_ONCE, from += stride)
             if (COUNT % AT_ONCE == 0 || i + row < COUNT)
                 copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
         return;
@@ -236,14 +242,15 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
 
-// Writes a warp's COUNT rows of results, which stand at `results` in the segments' runs, to row `y` and column `x` on.
+// Writes a warp's COUNT rows of results, or `left` if these are fewer, which stand at `results` in the segments' runs, to row
+// `y` on, down or up, and column `x` on.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void store_results(const unsigned* results, Sample* plane, int y, int y_end, int x, int x_end,
+__device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, int way, int x, int x_end,
                                      const Picture& picture) {
     constexpr int VECTOR = Shape::VECTOR, A_SEGMENT = Shape::SEGMENT / VECTOR, PIECES = Shape::WIDTH / VECTOR / 32;
     static_assert(Shape::WIDTH / VECTOR % 32 == 0 && 32 % A_SEGMENT == 0, "a warp stores a piece of one row at a time");
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
-    const long long row_samples = picture.out_row_samples;
+    const long long row_samples = picture.out_row_samples, stride = way * row_samples;
     Sample* target = plane + y * row_samples + x;
     if constexpr (Shape::SKEW > 0) {
         const auto vector = [&](int i) {
@@ -253,17 +260,17 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
             return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
         };
 #pragma unroll 1
-        for (int i = 0; i < COUNT && y + i < y_end; ++i, target += row_samples, results += Shape::PITCH)
+        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
             store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
         return;
     }
     constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words
-    const int lane = threadIdx.x % 32, left = x_end - x - lane * VECTOR;
+    const int lane = threadIdx.x % 32, samples = x_end - x - lane * VECTOR;
     target += lane * VECTOR;
     results += lane / A_SEGMENT * Shape::RUN + lane % A_SEGMENT * 4;
-    if (y + COUNT <= y_end) {
+    if (left >= COUNT) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i += 2, target += 2 * row_samples) {
+        for (int i = 0; i < COUNT; i += 2, target += 2 * stride) {
             uint4 vector[2][PIECES];
 #pragma unroll
             for (int j = 0; j < 2 * PIECES; ++j)
@@ -271,18 +278,18 @@ __device__ inline void store_results(const unsigned* results, Sample* plane, int
                     results + (i + j / PIECES) * Shape::PITCH + j % PIECES * PIECE);
 #pragma unroll
             for (int j = 0; j < 2 * PIECES; ++j)
-                if (j % PIECES * 32 * VECTOR < left)
-                    store_16_bytes(target + j / PIECES * row_samples + j % PIECES * 32 * VECTOR,
+                if (j % PIECES * 32 * VECTOR < samples)
+                    store_16_bytes(target + j / PIECES * stride + j % PIECES * 32 * VECTOR,
                                    vector[j / PIECES][j % PIECES]);
         }
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < COUNT && y + i < y_end; ++i, target += row_samples)
+    for (int i = 0; i < min(COUNT, left); ++i, target += stride)
 #pragma unroll 1
         for (int j = 0; j < PIECES; ++j) {
             const Sample* from = reinterpret_cast<const Sample*>(results + i * Shape::PITCH + j * PIECE);
 #pragma unroll 1
-            for (int k = 0; k < min(left - j * 32 * VECTOR, VECTOR); ++k) target[j * 32 * VECTOR + k] = from[k];
+            for (int k = 0; k < min(samples - j * 32 * VECTOR, VECTOR); ++k) target[j * 32 * VECTOR + k] = from[k];
         }
 }

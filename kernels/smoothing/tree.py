@@ -109,6 +109,6 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     bands = cut(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
     kernel("smoothing", f"tree<{taps}>").launch(
-        (picture.planes * picture.tiles * bands.pieces(picture.out_rows),), (block.threads,),
+        (picture.planes * picture.tiles * bands.pieces,), (block.threads,),
         (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream, early=True,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cut import Cost, cut
+from kernels.smoothing.cut import Cost, factored
 from kernels.smoothing.fused import (
     C_TYPES,
     MAX_BLOCKS,
@@ -26,6 +26,7 @@ from kernels.smoothing.window import Window
 RADII = (16, 32)  # compiled for these reaches: a shorter window takes the next
 STRIP = 32  # rows that a block filters together
 RUN = 16  # samples that a thread filters along a row
+SHARE = 0.6  # of what is left that as many blocks as are resident do (measured on an H200)
 STEPS = (64, 64, 32, 32)  # positions that a block goes on at a time, for 1 … 4 channels
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
@@ -77,9 +78,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     resident = min((512 if radius > 16 else 768) // threads, SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
-    cost = Cost(unit=step, lost=2 * radius, begin=step)
-    tiles = cut(out_columns, view.planes * picture.bands, resident, cost)
-    picture.tiles = tiles.pieces(out_columns)
+    tiles = factored(out_columns, view.planes * picture.bands, resident, Cost(unit=step, lost=2 * radius), SHARE)
+    picture.tiles = tiles.pieces
     entry = _entry(dtype.name, view.channels, radius, picture.aligned)
     kernel("smoothing", entry).launch(
         (view.planes * picture.bands * picture.tiles,),

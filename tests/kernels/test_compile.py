@@ -60,7 +60,7 @@ def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> Non
 EARLY = (
     *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
     *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
-    *("tensor<3, 4>", "tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+    *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
 )
 
 

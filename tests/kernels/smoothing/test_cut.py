@@ -11,23 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.smoothing.cut import Cost, Cut, cut
+from kernels.smoothing.cut import RUNS, Cost, Cut, cut, factored, mostly_short
 
 ROWS = Cost(unit=16, least=2, begin=1)  # as of short windows
 POSITIONS = Cost(unit=64, lost=32, begin=64)  # as of longer Gaussians
 RESIDENT = 528  # blocks at once
+LINE, LINES, BLOCKS = st.integers(1, 1 << 30), st.integers(1, 100_000), st.integers(1, 2000)
 
 
-def begins(made: Cut, line: int) -> list[int]:
+def runs(made: Cut) -> list[tuple[int, int]]:
+    """How many pieces of what length."""
+    return [(pieces, length) for pieces, length in zip(made.counts, made.lengths, strict=True) if pieces]
+
+
+def begins(made: Cut) -> list[int]:
     """Where each piece begins, and the end of the last, as struct Cut of bands.cuh has it."""
-    pieces = range(made.pieces(line) + 1)
-    return [min(piece, made.longs) * made.length + max(piece - made.longs, 0) * made.shorter for piece in pieces]
+    lengths = itertools.chain.from_iterable(itertools.repeat(length, pieces) for pieces, length in runs(made))
+    return list(itertools.accumulate(lengths, initial=0))
+
+
+def covers(made: Cut, line: int) -> bool:
+    """Once, with no piece behind its end; all in 32 bits."""
+    end = sum(pieces * length for pieces, length in runs(made))
+    return end - runs(made)[-1][1] < line <= end < 1 << 31
 
 
 @given(
-    line=st.integers(1, 1 << 30),
-    lines=st.integers(1, 100_000),
-    resident=st.integers(1, 2000),
+    line=LINE,
+    lines=LINES,
+    resident=BLOCKS,
     unit=st.sampled_from([1, 8, 16, 32, 48, 64]),
     least=st.integers(1, 4),
     lost=st.sampled_from([0, 16, 32, 64]),
@@ -38,23 +50,49 @@ def test_pieces_cover_the_line_once(
 ) -> None:
     most = None if more is None else max(least, lost // unit + 1) + more
     made = cut(line, lines, resident, Cost(unit=unit, least=least, lost=lost, most=most, begin=5))
-    for length in (made.length, made.shorter):
+    for _, length in runs(made):
         assert length > 0
         assert (length + lost) % unit == 0
         assert length + lost >= least * unit
         assert most is None or length + lost <= most * unit
-    pieces = made.pieces(line)
-    first = made.longs * made.length
-    last = first + (pieces - made.longs) * made.shorter
-    assert last - (made.shorter if pieces > made.longs else made.length) < line <= last < 1 << 31
+    assert covers(made, line)
 
 
-def test_where_pieces_begin() -> None:
-    made = cut(8192, 52, RESIDENT, ROWS)
-    found = begins(made, 8192)
-    lengths = [end - begin for begin, end in itertools.pairwise(found)]
-    assert lengths == [made.length] * made.longs + [made.shorter] * (len(lengths) - made.longs)
-    assert lengths[0] > lengths[-1]
+@given(line=LINE, lines=LINES, resident=BLOCKS, unit=st.sampled_from([8, 16]))
+def test_mostly_short_pieces_cover_the_line_once(line: int, lines: int, resident: int, unit: int) -> None:
+    made = mostly_short(line, lines, resident, unit)
+    assert covers(made, line)
+    assert all(length % unit == 0 for _, length in runs(made))
+
+
+@given(
+    line=LINE,
+    lines=LINES,
+    resident=BLOCKS,
+    unit=st.sampled_from([8, 16, 64]),
+    lost=st.sampled_from([0, 32, 64]),
+    share=st.sampled_from([0.5, 0.6]),
+)
+def test_factored_pieces_cover_the_line_once_and_only_shrink(
+    line: int, lines: int, resident: int, unit: int, lost: int, share: float
+) -> None:
+    made = factored(line, lines, resident, Cost(unit=unit, lost=lost), share)
+    assert covers(made, line)
+    lengths = [length for _, length in runs(made)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all((length + lost) % unit == 0 for length in lengths)
+    if len(lengths) < RUNS:
+        assert all(pieces <= max(resident // lines, 1) for pieces, _ in runs(made)) or resident < lines
+
+
+def test_each_run_of_a_factored_cut_takes_its_share() -> None:
+    assert runs(factored(8192, 17, RESIDENT, Cost(unit=8), 0.5)) == [
+        (31, 136), (31, 72), (31, 32), (31, 16), (31, 8), (1, 8),
+    ]  # fmt: skip
+
+
+def test_a_fifth_of_mostly_short_pieces_is_long() -> None:
+    assert runs(mostly_short(8192, 52, RESIDENT, 16)) == [(4, 336), (214, 32)]
 
 
 @pytest.mark.parametrize("cost", [ROWS, POSITIONS])
@@ -63,7 +101,7 @@ def test_a_device_is_done_everywhere_at_about_the_same_time(lines: int, cost: Co
     """Where blocks take up to a quarter less or more: no later than equal pieces, whatever number suits them best."""
     line = 1 << 20 if lines == 1 else 8192
     rounds = (1, 2, 3, 4, 6, 8, 12, 16)
-    equal = [Cut(longs=-(-line // length), length=length, shorter=1) for length in _lengths(line, lines, rounds, cost)]
+    equal = [Cut.of([(-(-line // length), length)]) for length in _lengths(line, lines, rounds, cost)]
     best = min(seconds(made, line, lines, cost) for made in equal)
     assert seconds(cut(line, lines, RESIDENT, cost), line, lines, cost) < best * 1.02
 
@@ -76,7 +114,7 @@ def _lengths(line: int, lines: int, rounds: Iterable[int], cost: Cost) -> set[in
 def seconds(made: Cut, line: int, lines: int, cost: Cost) -> float:
     """Of blocks that take about what `cost` says, one after the other wherever one is done."""
     free = [0.0] * RESIDENT
-    found, random = begins(made, line), np.random.default_rng(1)
+    found, random = begins(made), np.random.default_rng(1)
     for begin, end in itertools.pairwise(found):
         for slower in random.uniform(0.75, 1.25, lines):
             taken = (min(end, line) - begin + cost.lost + cost.begin) * slower
@@ -85,12 +123,13 @@ def seconds(made: Cut, line: int, lines: int, cost: Cost) -> float:
 
 
 def test_few_blocks_are_as_many_as_there_can_be() -> None:
-    assert cut(1000, 3, RESIDENT, ROWS).pieces(1000) == 32
+    assert cut(1000, 3, RESIDENT, ROWS).pieces == 32
 
 
 def test_a_narrow_image_fills_the_device() -> None:
-    assert cut(1_000_000, 1, RESIDENT, ROWS).pieces(1_000_000) > RESIDENT
+    assert cut(1_000_000, 1, RESIDENT, ROWS).pieces > RESIDENT
 
 
 def test_many_lines_are_left_whole() -> None:
-    assert cut(20, 100_000, RESIDENT, ROWS).pieces(20) == 1
+    assert cut(20, 100_000, RESIDENT, ROWS).pieces == 1
+    assert factored(20, 100_000, RESIDENT, ROWS, 0.5).pieces == 1
