@@ -15,17 +15,16 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
-// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cut.py).
+
+// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cut.py). Of every piece up to the last of
+// run i, `more`[i] positions are what pieces of that run are longer than those of the next.
 struct Cut {
     static constexpr int RUNS = 8;
-    int pieces[RUNS], length[RUNS];
+    int last[RUNS], more[RUNS];
     __device__ int begin(int piece) const {
         int begin = 0;
 #pragma unroll
-        for (int i = 0; i < RUNS; ++i) {
-            const int before = min(piece, pieces[i]);
-            begin += before * length[i], piece -= before;
-        }
+        for (int run = 0; run < RUNS; ++run) begin += min(piece, last[run]) * more[run];
         return begin;
     }
 };

@@ -27,18 +27,19 @@ def up_to(number: int, multiple: int) -> int:
 class Cut(ctypes.Structure):
     """struct Cut of bands.cuh."""
 
-    _fields_ = (("counts", ctypes.c_int * RUNS), ("lengths", ctypes.c_int * RUNS))
+    _fields_ = (("last", ctypes.c_int * RUNS), ("more", ctypes.c_int * RUNS))
+    pieces: int
 
     @classmethod
     def of(cls, runs: Sequence[tuple[int, int]]) -> Cut:
-        """Runs of so many pieces of so many positions each."""
+        """Runs of so many pieces of so many positions each, none of longer pieces than the one before."""
         made = cls()
-        made.counts[: len(runs)], made.lengths[: len(runs)] = zip(*runs, strict=True)
+        made.pieces = 0
+        lengths = [length for _, length in runs]
+        for run, ((pieces, length), following) in enumerate(zip(runs, [*lengths[1:], 0], strict=True)):
+            made.pieces += pieces
+            made.last[run], made.more[run] = made.pieces, length - following
         return made
-
-    @property
-    def pieces(self) -> int:
-        return sum(self.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def mostly_short(line: int, lines: int, resident: int, unit: int) -> Cut:
     What neighbouring pieces share is then still in L2 when the second asks for it, and memory moves little more than it
     does for a copy; the long ones keep the others out of step. For work that waits for memory, whatever its pieces.
     """
-    length = up_to(min(math.ceil(line * lines / resident / 2.5), line), unit)
+    length = max(up_to(min(math.ceil(line * lines / resident / 2.5), line), unit), 2 * unit)
     longs = max(line // 5 // length, 1)
     return Cut.of([(longs, length), (max(-(-(line - longs * length) // (2 * unit)), 0), 2 * unit)])
 

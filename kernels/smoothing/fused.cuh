@@ -185,15 +185,16 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;
     const bool up = Shape::TURNS && place.band % 2 != 0;
-    const int way = up ? -1 : 1, rows = y_end - y_begin, y_first = up ? y_end - 1 : y_begin;
-    const int first = y_first + picture.centre_y - way * RADIUS, mine = 4 * threadIdx.x;
+    const int mine = 4 * threadIdx.x;
+    int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the row to be written next, and how many are
     int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
+    const auto ahead = [&](int row) { return y + picture.centre_y + (up ? -row : row); };
     const auto fetch_above = [&](Sample* to) {
-        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, first, way, x_in, ends, sources, picture);
+        fetch_rows<Shape, 2 * RADIUS>(to, skews, in_plane, ahead(-RADIUS), up, x_in, ends, sources, picture);
     };
-    const auto fetch = [&](int stage, int row) {
-        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, first + way * row, way, x_in,
-                                ends, sources, picture);
+    const auto fetch = [&](int stage, int steps) {
+        fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, ahead(RADIUS + steps * STEP), up,
+                                x_in, ends, sources, picture);
     };
     // The rows that the first window has above its last come where the sums will be, if they fit there, together with
     // those of the first step; else before these.
@@ -202,10 +203,10 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     static_assert(FIT || (ABOVE <= Shape::SAMPLES + Shape::SUMS && Shape::STAGES == 1), "shared memory holds the rows above");
     Sample* above = FIT ? reinterpret_cast<Sample*>(sums) : samples;
     fetch_above(above);
-    if (FIT) fetch(0, 2 * RADIUS);
+    if (FIT) fetch(0, 0);
     if (Shape::STAGES == 2) {
         end_copy_group();
-        if (STEP < rows) fetch(1, 2 * RADIUS + STEP);
+        if (left > STEP) fetch(1, 1);
         end_copy_group();
     }
     const auto wait_for_stage = [&] {
@@ -220,7 +221,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         enter<Shape, KIND>(packed_row<Shape>(above + i * WIDTH + mine, skews + i), window.row[i]);
     if (!FIT) {
         __syncthreads();
-        fetch(0, 2 * RADIUS);
+        fetch(0, 0);
     }
 #pragma unroll
     for (int j = 0; KIND == SQUARE && j < Shape::LANES; ++j) {
@@ -235,7 +236,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     unsigned* to = sums + mine / SEGMENT * Shape::RUN + mine % SEGMENT / Shape::A_WORD;
     unsigned* segment = sums + (warp_row + lane / SEGMENTS) * Shape::PITCH + lane % SEGMENTS * Shape::RUN;
 #pragma unroll 1
-    for (int row = 0, stage = 0; row < rows; row += STEP) {
+    for (int stage = 0; left > 0; left -= STEP, y += up ? -STEP : STEP) {
         wait_for_stage();  // and the last step's sums have been read
         if (Shape::COMPLETES && ends == Ends::WITHIN)
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
@@ -243,8 +244,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         const int* entering_skews = stage_skews + stage * STEP;
         filter_columns<Shape, KIND>(window, entering, entering_skews, to, filter);
         __syncthreads();
-        constexpr int AHEAD = Shape::STAGES * STEP;
-        if (row + AHEAD < rows) fetch(stage, row + 2 * RADIUS + AHEAD);
+        if (left > Shape::STAGES * STEP) fetch(stage, Shape::STAGES);
         if (Shape::STAGES == 2) {
             end_copy_group();
             stage ^= 1;
@@ -264,7 +264,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
         }
         __syncwarp();
-        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, y_first + way * (row + warp_row),
-                                        rows - row - warp_row, way, x, x_end, picture);
+        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, up ? y - warp_row : y + warp_row, left - warp_row, up, x,
+                                        x_end, picture);
     }
 }

@@ -95,15 +95,15 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows from `position` on, down or up as `way` is 1 or -1, of the tile whose first place comes from `x`; of rows
-// that begin anywhere, how far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place comes from `x`; of rows that begin anywhere, how
+// far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, int way, int x,
+__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
                                   Ends ends, const Sources* sources, const Picture& picture) {
     constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
     const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
     const long long row_samples = picture.row_samples;
-    const int last = position + way * (COUNT - 1);
+    const int way = up ? -1 : 1, last = position + way * (COUNT - 1);
     const bool inside = min(position, last) >= 0 && max(position, last) < picture.rows;
     const auto source_row = [&](int i) {
         return inside ? position + way * i : border_index(position + way * i, picture.rows, picture.mode_y);
@@ -243,14 +243,14 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
 }
 
 // Writes a warp's COUNT rows of results, or `left` if these are fewer, which stand at `results` in the segments' runs, to row
-// `y` on, down or up, and column `x` on.
+// `y`, from there down or up, and column `x` on.
 template <typename Shape, int COUNT, typename Sample>
-__device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, int way, int x, int x_end,
+__device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, bool up, int x, int x_end,
                                      const Picture& picture) {
     constexpr int VECTOR = Shape::VECTOR, A_SEGMENT = Shape::SEGMENT / VECTOR, PIECES = Shape::WIDTH / VECTOR / 32;
     static_assert(Shape::WIDTH / VECTOR % 32 == 0 && 32 % A_SEGMENT == 0, "a warp stores a piece of one row at a time");
     static_assert(COUNT % 2 == 0, "two rows are stored at a time");
-    const long long row_samples = picture.out_row_samples, stride = way * row_samples;
+    const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
     Sample* target = plane + y * row_samples + x;
     if constexpr (Shape::SKEW > 0) {
         const auto vector = [&](int i) {

@@ -19,21 +19,26 @@ RESIDENT = 528  # blocks at once
 LINE, LINES, BLOCKS = st.integers(1, 1 << 30), st.integers(1, 100_000), st.integers(1, 2000)
 
 
+def begin(made: Cut, piece: int) -> int:
+    """As struct Cut of bands.cuh has it."""
+    return sum(min(piece, last) * more for last, more in zip(made.last, made.more, strict=True))
+
+
 def runs(made: Cut) -> list[tuple[int, int]]:
-    """How many pieces of what length."""
-    return [(pieces, length) for pieces, length in zip(made.counts, made.lengths, strict=True) if pieces]
-
-
-def begins(made: Cut) -> list[int]:
-    """Where each piece begins, and the end of the last, as struct Cut of bands.cuh has it."""
-    lengths = itertools.chain.from_iterable(itertools.repeat(length, pieces) for pieces, length in runs(made))
-    return list(itertools.accumulate(lengths, initial=0))
+    """How many pieces of what length, as their places say."""
+    firsts = sorted({0, *(last for last in made.last if last < made.pieces)})
+    lengths = [begin(made, first + 1) - begin(made, first) for first in firsts]
+    return [
+        (after - first, n)
+        for (first, after), n in zip(itertools.pairwise([*firsts, made.pieces]), lengths, strict=True)
+    ]
 
 
 def covers(made: Cut, line: int) -> bool:
     """Once, with no piece behind its end; all in 32 bits."""
-    end = sum(pieces * length for pieces, length in runs(made))
-    return end - runs(made)[-1][1] < line <= end < 1 << 31
+    end = begin(made, made.pieces)
+    assert max(last * more for last, more in zip(made.last, made.more, strict=True)) <= end
+    return begin(made, made.pieces - 1) < line <= end < 1 << 31
 
 
 @given(
@@ -91,6 +96,12 @@ def test_each_run_of_a_factored_cut_takes_its_share() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("made", [factored(8191, 19, RESIDENT, POSITIONS, 0.6), mostly_short(8191, 17, RESIDENT, 8)])
+def test_where_pieces_begin(made: Cut) -> None:
+    lengths = itertools.chain.from_iterable(itertools.repeat(length, pieces) for pieces, length in runs(made))
+    assert [begin(made, piece) for piece in range(made.pieces + 1)] == list(itertools.accumulate(lengths, initial=0))
+
+
 def test_a_fifth_of_mostly_short_pieces_is_long() -> None:
     assert runs(mostly_short(8192, 52, RESIDENT, 16)) == [(4, 336), (214, 32)]
 
@@ -114,10 +125,10 @@ def _lengths(line: int, lines: int, rounds: Iterable[int], cost: Cost) -> set[in
 def seconds(made: Cut, line: int, lines: int, cost: Cost) -> float:
     """Of blocks that take about what `cost` says, one after the other wherever one is done."""
     free = [0.0] * RESIDENT
-    found, random = begins(made), np.random.default_rng(1)
-    for begin, end in itertools.pairwise(found):
+    random = np.random.default_rng(1)
+    for first, end in itertools.pairwise(begin(made, piece) for piece in range(made.pieces + 1)):
         for slower in random.uniform(0.75, 1.25, lines):
-            taken = (min(end, line) - begin + cost.lost + cost.begin) * slower
+            taken = (min(end, line) - first + cost.lost + cost.begin) * slower
             heapq.heapreplace(free, free[0] + taken)
     return max(free)
 
