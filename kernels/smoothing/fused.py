@@ -25,11 +25,11 @@ MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 8
-# Where memory is waited for and each block on the device has so many rows to do, bands are mostly short: where every
-# other one is gone through upwards, and where not. Else they are factored, by these shares for windows that reach up to
-# 4, and farther. All measured on an H200.
-ROWS_TURNING, ROWS_STRAIGHT = 400, 100
-SHARE, FAR_SHARE = 0.5, 0.6
+# Bands are mostly short where memory is waited for and each block on the device has so many rows to do: boxes of floats;
+# Gaussians of floats and boxes of 16 bits. Else they are factored, by these shares: Gaussians of floats, other windows
+# that reach up to 4, those that reach farther. All measured on an H200.
+ROWS_OF_FLOAT_BOXES, ROWS_OF_OTHERS = 100, 400
+FLOAT_GAUSS_SHARE, SHARE, FAR_SHARE = 0.4, 0.55, 0.6
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
 SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
@@ -203,15 +203,15 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
     few = far and (size == 2 or (floats and channels > 1))
     skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
     shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
-    turns = floats if kind == "GAUSS" else kind == "SQUARE" and size == 2
     waits = not far and (floats or (size == 2 and kind != "GAUSS"))  # for memory
+    float_box, float_gauss = floats and kind == "BOX", floats and kind == "GAUSS"
     return Tile(
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        share=FAR_SHARE if far else SHARE,
-        short_from=(ROWS_TURNING if turns else ROWS_STRAIGHT) if waits else None,
+        share=FAR_SHARE if far else FLOAT_GAUSS_SHARE if float_gauss else SHARE,
+        short_from=(ROWS_OF_FLOAT_BOXES if float_box else ROWS_OF_OTHERS) if waits else None,
     )
 
 
