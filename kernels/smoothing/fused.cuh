@@ -2,6 +2,7 @@
 #pragma once
 
 #include "early.cuh"
+#include "kept.cuh"
 #include "tiles.cuh"
 
 // fused: both axes of [planes, rows, columns, channels] in one kernel, short windows (reach up to RADIUS on each side).
@@ -174,7 +175,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const Place place = place_of(blockIdx.x, picture);
     const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
-    const int x = place.tile * Shape::OUTPUTS, x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
+    const int x = kept(place.tile * Shape::OUTPUTS), x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
@@ -264,7 +265,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             *reinterpret_cast<uint4*>(segment + i) = make_uint4(word[0], word[1], word[2], word[3]);
         }
         __syncwarp();
-        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, up ? y - warp_row : y + warp_row, left - warp_row, up, x,
-                                        x_end, picture);
+        const int first = up ? y - warp_row : y + warp_row;
+        store_results<Shape, WARP_ROWS>(sums + warp_row * Shape::PITCH, out_plane, first, left - warp_row, up, x, x_end, picture);
     }
 }

@@ -25,9 +25,9 @@ MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 8
-# Bands are mostly short where memory is waited for and each block on the device has so many rows to do: boxes of floats;
-# Gaussians of floats and boxes of 16 bits. Else they are factored, by these shares: Gaussians of floats, other windows
-# that reach up to 4, those that reach farther. All measured on an H200.
+# Bands are mostly short where memory is waited for, and each block on the device has so many rows: boxes of floats;
+# Gaussians of these and boxes of 16 bits. Else they are factored, by these shares: for Gaussians of floats, other
+# windows that reach up to 4, and those that reach farther. All measured on an H200.
 ROWS_OF_FLOAT_BOXES, ROWS_OF_OTHERS = 100, 400
 FLOAT_GAUSS_SHARE, SHARE, FAR_SHARE = 0.4, 0.55, 0.6
 VECTOR_BYTES = 16  # what a thread loads and stores at once

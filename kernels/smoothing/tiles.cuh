@@ -95,8 +95,8 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows, from `position` down or up, of the tile whose first place comes from `x`; of rows that begin anywhere, how
-// far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place comes from `x`; of rows that begin anywhere,
+// how far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
                                   Ends ends, const Sources* sources, const Picture& picture) {
