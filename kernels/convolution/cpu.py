@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.compiled import compiled
+from kernels.gemm.cpu import gemm
 
 Array = NDArray[Any]
 
@@ -73,5 +74,5 @@ def layer(images: Array, filters: Array, out: Array | None, shape: tuple[int, ..
         flat = maps.reshape(shape[1], rows * columns)
         for v, u in np.ndindex(weights.shape[:2]):
             window = np.ascontiguousarray(image[:, v : v + rows, u : u + columns], np.float32)
-            flat += weights[v, u] @ window.reshape(len(image), rows * columns)
+            flat += gemm(weights[v, u], window.reshape(len(image), rows * columns), None)
     return out

@@ -47,7 +47,6 @@ class Cost:
     """What a piece of a line takes, in positions of the line."""
 
     unit: int  # pieces do whole units of work
-    least: int = 1  # units of a piece
     lost: int = 0  # positions that a piece goes through, but does not write
     most: int | None = None  # units of a piece
     begin: float = 0  # positions that a block could have done while it begins
@@ -59,7 +58,7 @@ class Cost:
 
     def units(self, length: int) -> int:
         """The fewest of a piece that writes so many positions."""
-        return max(-(-(length + self.lost) // self.unit), self.lost // self.unit + 1, self.least)
+        return max(-(-(length + self.lost) // self.unit), self.lost // self.unit + 1)
 
     def time(self, units: int) -> float:
         return units * self.unit + self.begin
