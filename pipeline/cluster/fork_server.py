@@ -18,10 +18,12 @@ def begin(modules: Sequence[str] = ()) -> None:
     modules : what it imports besides, where it can be imported
     """
     multiprocessing.get_context(METHOD).set_forkserver_preload(["pipeline.cluster.preloaded", *modules])
-    multiprocessing.resource_tracker.ensure_running()  # it would let Ctrl-C through again
-    # Ctrl-C comes to every process of a terminal's job: this one answers it and ends the others, which are not told.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Ctrl-C and a closed terminal come to every process of its job: this one answers and ends the others, which are not
+    # told. (The tracker ignores Ctrl-C by itself, but lets it through again here.)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        multiprocessing.resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -40,26 +41,30 @@ INTERRUPTED = """
 import multiprocessing
 import os
 import signal
+import sys
 from pipeline.cluster import fork_server
 
+NUMBER = int(sys.argv[1])
+
 def stay():
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(NUMBER)
     print("forked", flush=True)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
+    signal.signal(NUMBER, lambda *_: print("told", flush=True))
     fork_server.begin()
-    os.killpg(0, signal.SIGINT)
+    os.killpg(0, NUMBER)
     child = multiprocessing.get_context(fork_server.METHOD).Process(target=stay)
     child.start()
     child.join()
 """
 
 
-def test_ctrl_c_is_for_the_process_that_started_it_alone(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "closed terminal"])
+def test_what_ends_a_terminals_job_is_for_the_process_that_started_it_alone(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
-    command = [sys.executable, script]
+    command = [sys.executable, script, str(int(number))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, start_new_session=True)
     assert (done.stdout, done.stderr) == ("told\nforked\n", "")
 
