@@ -190,11 +190,12 @@ class Client:
         for left in reversed(range(TRIES)):
             try:
                 response = self._http.request(method, path, **options)
-            except UnicodeEncodeError as error:
+            except UnicodeError as error:
+                # The codec of hosts' names says since Python 3.13 which characters it refused, as others do.
+                if not isinstance(error, UnicodeEncodeError) or error.encoding == "idna":
+                    raise ServiceRefused(f"{self.url}: names no host; write it like {DEFAULT_URL}") from error
                 fault = error.object[max(error.start - 40, 0) : error.end + 40]
                 raise ServiceRefused(f"{fault!a}: is no text that can be sent; write it otherwise") from error
-            except UnicodeError as error:
-                raise ServiceRefused(f"{self.url}: names no host; write it like {DEFAULT_URL}") from error
             except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
