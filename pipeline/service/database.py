@@ -68,9 +68,13 @@ class Database:
         connection = sqlite3.connect(
             self._path, timeout=BUSY_MS / 1e3, check_same_thread=False, isolation_level=None, cached_statements=256
         )
-        connection.row_factory = sqlite3.Row
-        for name, (count, function) in self._functions.items():
-            connection.create_function(name, count, function, deterministic=True)
-        for pragma in _PRAGMAS:
-            connection.execute(f"PRAGMA {pragma}")
+        try:
+            connection.row_factory = sqlite3.Row
+            for name, (count, function) in self._functions.items():
+                connection.create_function(name, count, function, deterministic=True)
+            for pragma in _PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
         return connection

@@ -57,11 +57,15 @@ class Store:
         self.path = path
         self.news = News()
         self._database = Database(path, {"halved": (2, _halved)})
-        with storing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with self._database.writing() as connection:
-                migrate(connection, path)
-            self._file = _identity(path)
+        try:
+            with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with self._database.writing() as connection:
+                    migrate(connection, path)
+                self._file = _identity(path)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """No other thread may use the store any more."""

@@ -7,6 +7,7 @@ import resource
 import shutil
 import sqlite3
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -313,17 +314,23 @@ def test_many_threads_at_once(store):
     assert len({found.job.id for found in claimed}) == 200
 
 
+def _is_open(path):
+    return path in (each.resolve() for each in Path("/proc/self/fd").iterdir())
+
+
 def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     path = tmp_path / "jobs.sqlite"
     Store(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ParameterError, match="written by a newer Millrace"):
+    with pytest.raises(ParameterError, match="written by a newer Millrace") as newer:
         Store(path)
+    assert not _is_open(path), newer  # whose frames would hold it
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database; restore a backup"):
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database; restore a backup") as damaged:
         Store(path)
+    assert not _is_open(path), damaged
 
 
 def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
