@@ -152,7 +152,7 @@ def combined(how: Combination, found: list[Expectation]) -> Expectation:
     """What becomes of several frames. A mean errs by the mean of the errors; the others by no more than the largest."""
     values = np.array([each.values for each in found])
     sizes, doubtful = (np.array([getattr(each, name) for each in found]) for name in ("sizes", "doubtful"))
-    counted = np.max([each.counted for each in found], axis=0)
+    counted = np.array([each.counted for each in found]).max(axis=0)
     if how in ("avg", "none"):
         values, sizes, doubtful = (np.mean(each, axis=0) for each in (values, sizes, doubtful))
     else:
