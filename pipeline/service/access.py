@@ -23,8 +23,13 @@ COOKIE = "millrace_token"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
+class _HeadIsOut(Exception):
+    """All that HEAD asks for has been sent."""
+
+
 class Gate:
-    """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made."""
+    """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made.
+    HEAD gets what GET would, without the body, of which nothing is made either."""
 
     def __init__(self, app: ASGIApp, *, loopback_alone: bool) -> None:
         self._app = app
@@ -38,7 +43,7 @@ class Gate:
         if refusal is not None:
             await problem(*refusal)(scope, receive, send)
             return
-        taken, begun = 0, False
+        taken, begun, head = 0, False, scope["method"] == "HEAD"
 
         async def counted() -> Message:
             nonlocal taken
@@ -54,9 +59,13 @@ class Gate:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_HEADERS]
             await send(message)
+            if head:
+                raise _HeadIsOut
 
         try:
-            await self._app(scope, counted, guarded)
+            await self._app({**scope, "method": "GET"} if head else scope, counted, guarded)
+        except _HeadIsOut:
+            await send({"type": "http.response.body"})
         except RuntimeError as error:
             # Starlette's and uvicorn's, where a file fails or shrinks while it is sent: the connection is closed, and
             # by that the reader knows.

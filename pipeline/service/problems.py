@@ -89,7 +89,8 @@ def _allowed(app: FastAPI, request: Request) -> str:
     routes = [route for route in app.routes if not isinstance(route, Mount)]  # which takes any, for its files to refuse
 
     def is_taken(method: str) -> bool:
-        return any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+        asked = "GET" if method == "HEAD" else method  # see Gate
+        return any(route.matches({**request.scope, "method": asked})[0] is Match.FULL for route in routes)
 
     return ", ".join(filter(is_taken, _METHODS)) or "GET, HEAD"  # of a file
 

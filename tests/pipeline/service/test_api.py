@@ -381,11 +381,11 @@ def test_a_retry_after_a_job_that_is_forgotten_is_a_conflict(world):
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/v1/jobs", "GET, POST"),
+        ("/v1/jobs", "GET, HEAD, POST"),
         ("/v1/jobs/000000000000/cancel", "POST"),
-        ("/livez", "GET"),
-        ("/login", "GET, POST"),
-        ("/jobs/000000000000", "GET"),
+        ("/livez", "GET, HEAD"),
+        ("/login", "GET, HEAD, POST"),
+        ("/jobs/000000000000", "GET, HEAD"),
         ("/static/style.css", "GET, HEAD"),
         ("/openapi.json", "GET, HEAD"),
     ],
@@ -394,6 +394,27 @@ def test_methods_that_an_address_does_not_have(world, path, allowed):
     response = world.http().delete(path)
     assert_problem(response, 405, "Method Not Allowed")
     assert response.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize("output", ["file.npy", "folder.zarr"])
+def test_head_is_answered_as_get_is_without_a_body(world, output):
+    client = world.http()
+    job = accepted(client, output=output)
+    waiting = accepted(client, output="never.npy")
+    succeed(world.store, job)
+    result = world.data / output
+    (result.mkdir() or result / "0" if result.suffix == ".zarr" else result).write_bytes(b"samples")
+    (world.previews / f"{job}.png").write_bytes(b"\x89PNG")
+    parts = ("", "/log", "/receipt", "/result", "/preview", "/events", "/cancel")
+    of_the_job = (f"/v1/jobs/{job}{part}" for part in parts)
+    pages = ("/", f"/jobs/{job}", "/login", "/static/style.css", "/no")
+    for path in (*of_the_job, *pages, "/openapi.json", "/livez", "/metrics", "/v1/jobs", "/v1/jobs/000000000000"):
+        head, whole = client.head(path), client.get(path)
+        assert (head.status_code, head.content) == (whole.status_code, b""), path
+        if path != "/metrics":  # whose length changes
+            assert dict(head.headers) == dict(whole.headers), path
+    endless = client.head(f"/v1/jobs/{waiting}/events")
+    assert endless.headers["content-type"].startswith("text/event-stream")
 
 
 def test_a_browser_is_told_in_a_page(world):
