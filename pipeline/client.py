@@ -78,7 +78,7 @@ class Client:
             raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", self.url):
+            if not re.fullmatch(r"(?i:https?)://[^\s/?#]+(/[^\s?#]*)?", self.url):
                 raise ValueError(self.url)
             httpx2.URL(self.url)
         except (httpx2.InvalidURL, ValueError) as error:

@@ -102,6 +102,11 @@ def test_a_job_can_be_cancelled_and_retried(service, gate):
         assert job.retry().wait(timeout_s=WAIT_S).state == "succeeded"
 
 
+def test_an_address_may_begin_with_capitals(service):
+    with Client(os.environ["MILLRACE_URL"].replace("http", "HTTP")) as client:
+        assert client.workloads()
+
+
 def test_a_service_that_is_not_there(monkeypatch):
     monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
