@@ -30,6 +30,13 @@ _STATUS: Mapping[type[MillraceError], int] = {
     MillraceError: 500,
 }
 
+# Why a body cannot be read, of which FastAPI says only that it cannot.
+_UNREAD: Mapping[type[Exception], str] = {
+    RecursionError: "the body is nested too deep",
+    UnicodeDecodeError: "the body is no text in UTF-8",
+    ValueError: "a number in the body has too many digits",
+}
+
 
 class Problem(BaseModel):
     """What an answer that is no success says (RFC 9457)."""
@@ -77,7 +84,8 @@ def install(app: FastAPI) -> None:
         headers = (
             {**(error.headers or {}), "Allow": _allowed(app, request)} if error.status_code == 405 else error.headers
         )
-        return answer(request, error.status_code, str(error.detail), headers)
+        detail = next((said for kind, said in _UNREAD.items() if isinstance(error.__cause__, kind)), error.detail)
+        return answer(request, error.status_code, str(detail), headers)
 
     @app.exception_handler(Exception)
     def _internal(request: Request, error: Exception) -> Response:

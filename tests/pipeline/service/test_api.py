@@ -200,6 +200,9 @@ def test_an_owner_has_only_so_many_jobs(world):
     ("body", "headers", "status", "said"),
     [
         (b"{", {"Content-Type": "application/json"}, 422, "the body is no JSON"),
+        (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "the body is nested too deep"),
+        (b'"\xff"', {"Content-Type": "application/json"}, 400, "the body is no text in UTF-8"),
+        (b"9" * 5000, {"Content-Type": "application/json"}, 400, "a number in the body has too many digits"),
         (b"{}", {"Content-Type": "application/json"}, 422, "workload: is missing"),
         (b"[]", {"Content-Type": "application/json"}, 422, ""),
         (json.dumps(JOB).encode(), {"Content-Type": "text/plain"}, 415, "Content-Type: application/json"),
