@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 from kernels.coulomb import Grid
-from pipeline.errors import ParameterError
+from pipeline.errors import ParameterError, StorageError
 from pipeline.formats.base import Region
 from pipeline.formats.grid_map import GridFormat, GridHeader, readable
 from pipeline.formats.molecule import Array
@@ -52,18 +51,22 @@ def part_of(header: GridHeader, region: Region) -> Grid:
 
 
 def refuse_too_large(spec: JobSpec, header: GridHeader, form: GridFormat) -> None:
-    """ParameterError where the disk has no room for the map; says what it would take."""
+    """StorageError where the disk has no room for the map, ParameterError where it would have none if it were empty;
+    says what the map would take."""
     folder = spec.output.parent
-    free = None
-    with suppress(OSError):  # no such folder: the writer says so
+    try:
+        disk = shutil.disk_usage(folder)
         # What an interrupted run has left is replaced or gone on with, and so is what this very job has reserved.
-        free = shutil.disk_usage(folder).free + _occupied_bytes(spec.output)
+        free = disk.free + _occupied_bytes(spec.output)
+    except OSError:  # no such folder: the writer says so
+        return
     needed, what = form.file_bytes(header), f"as {form.name}"
     if spec.output.suffix == ".gz":  # how far the text can be compressed is not known: its samples lie beside it
         needed, what = header.nbytes, "even before it is compressed"
-    if free is not None and needed > free:
+    if needed > free:
         points = " × ".join(f"{count:,}" for count in header.shape)
-        raise ParameterError(
+        kind = ParameterError if needed > disk.total else StorageError
+        raise kind(
             f"{spec.output}: the grid of {points} points takes {readable(needed)} {what}, and {readable(free)} "
             f"are free in {folder}: choose a larger --spacing, a smaller box, or another folder"
         )

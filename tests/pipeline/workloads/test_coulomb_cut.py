@@ -15,7 +15,7 @@ from kernels.coulomb import Cell, Scheme
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, run_job
-from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError
+from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError, StorageError
 from pipeline.workloads import coulomb_definition, coulomb_definition_compiled
 from pipeline.workloads.coulomb import Coulomb
 from pipeline.workloads.coulomb_audit import CoulombAudit, relative_errors
@@ -334,17 +334,17 @@ def test_a_compressed_map_needs_room_for_its_samples_alone(folder, monkeypatch):
     disk = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=220_000))
     job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)[0].workload.discard()
-    with pytest.raises(ParameterError, match=r"takes [67]\d\d,\d+ bytes .* as OpenDX"):
+    with pytest.raises(StorageError, match=r"takes [67]\d\d,\d+ bytes .* as OpenDX"):
         job(folder, "a.npz", "out.dx", cutoff=5, **GRID)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
-    with pytest.raises(ParameterError, match=r"takes 215,\d+ bytes .* even before it is compressed"):
+    with pytest.raises(StorageError, match=r"takes 215,\d+ bytes .* even before it is compressed"):
         job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)
 
 
 def test_space_that_the_job_itself_has_taken_counts_as_free(folder, monkeypatch):
     disk = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
-    with pytest.raises(ParameterError, match=r"takes 215,\d+ bytes .* as NPY, and 1,000 bytes are free"):
+    with pytest.raises(StorageError, match=r"takes 215,\d+ bytes .* as NPY, and 1,000 bytes are free"):
         job(folder, "a.npz", "out.npy", cutoff=5, **GRID)
     (folder / "out.npy.partial").write_bytes(bytes(215_000))
     planned, _ = job(folder, "a.npz", "out.npy", cutoff=5, **GRID)
@@ -353,6 +353,13 @@ def test_space_that_the_job_itself_has_taken_counts_as_free(folder, monkeypatch)
     (folder / "out.zarr.partial" / "c").write_bytes(bytes(215_000))
     planned, _ = job(folder, "a.npz", "out.zarr", cutoff=5, **GRID)
     planned.workload.discard()
+
+
+def test_a_map_that_an_empty_disk_would_not_take_is_a_mistake(folder, monkeypatch):
+    disk = shutil.disk_usage(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(total=10_000, free=1000))
+    with pytest.raises(ParameterError, match=r"takes 215,\d+ bytes .* as NPY, and 1,000 bytes are free"):
+        job(folder, "a.npz", "out.npy", cutoff=5, **GRID)
 
 
 def test_too_many_atoms_for_the_memory(folder):
