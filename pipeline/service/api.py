@@ -44,6 +44,7 @@ from pipeline.service.views import (
 )
 from pipeline.service.web.pages import add_pages
 from pipeline.workloads import workloads
+from pipeline.workloads.base import refuse_long_name
 
 EVENTS_POLL_S = 0.25
 HEARTBEAT_S = 15.0
@@ -273,6 +274,7 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     if read == written:
         raise OutputError(f"{new.output} is the input itself: name another output")
     workloads()[new.workload].refuse_output(Path(new.output))
+    refuse_long_name(written)
     # A link may lead to a folder whose name is no text.
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))
 

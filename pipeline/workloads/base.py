@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -249,11 +250,23 @@ def version_of(path: Path) -> str:
     return f"{path} ({found.st_size:,} bytes of {written})"
 
 
+def refuse_long_name(output: Path) -> None:
+    """OutputError where its folder takes no name as long as those of an output and of what lies beside it."""
+    with writing(output):
+        for path in (receipt_path(output), partial_path(samples_path(output))):
+            try:
+                path.lstat()
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    raise
+
+
 def refuse_same_file(spec: JobSpec) -> None:
     """OutputError where writing the output, its partial file or its receipt would touch the input, by any name.
 
     Also where its folder does not take these names, or does not let this user look.
     """
+    refuse_long_name(spec.output)
     source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
     partial = (partial_path(final), partial_path(samples_path(final)))
     with writing(spec.output):

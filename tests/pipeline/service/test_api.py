@@ -117,6 +117,16 @@ def test_an_output_that_no_format_can_hold_is_refused_as_a_run_refuses_it(world,
     assert client.get("/v1/jobs").json()["jobs"] == []
 
 
+def test_an_output_with_too_long_a_name_is_refused(world):
+    """Whatever lies beside it has a longer one."""
+    client, said = world.http(), f".npy: the folder {world.data} does not take a name this long; use a shorter one"
+    (world.data / "link.npy").symlink_to("x" * 251 + ".npy")
+    for output in ("link.npy", *("x" * length + ".npy" for length in (236, 251, 252, 4000))):
+        assert_problem(submit(client, output=output), 422, said)
+    assert client.get("/v1/jobs").json()["jobs"] == []
+    assert submit(client, output="x" * 235 + ".npy").status_code == 201
+
+
 def test_two_jobs_may_not_write_one_output(world):
     client = world.http()
     job = accepted(client)
