@@ -14,6 +14,7 @@ from pipeline.errors import ParameterError, StorageError, too_many_files
 _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _PART = re.compile(r"\{(\w+)\}")
+_TABLE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -31,11 +32,18 @@ def sql(name: str) -> str:
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to the newest version, in the caller's transaction. ParameterError: a newer Millrace made it."""
+    """Bring a database to the newest version, in the caller's transaction. ParameterError where a newer Millrace made
+    it, or another program."""
     steps = _versions()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > max(steps):
-        raise ParameterError(f"{path}: was written by a newer Millrace (version {version}); use that one")
+        raise ParameterError(
+            f"{path}: was written by a newer Millrace (version {version}); use that one, or choose another state_dir"
+        )
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    ours = {name for step in range(1, version + 1) for name in _TABLE.findall(steps[step])}
+    if not tables >= ours or (tables and not ours):
+        raise ParameterError(f"{path}: is a database of another program; choose another state_dir")
     for step in range(version + 1, max(steps) + 1):
         for statement in _statements(steps[step]):
             connection.execute(statement)

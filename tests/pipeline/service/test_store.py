@@ -333,6 +333,26 @@ def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     assert not _is_open(path), damaged
 
 
+@pytest.mark.parametrize(("table", "version"), [("jobs", 0), ("other", 0), ("jobs", 1), ("other", 4)])
+def test_another_programs_database_is_left_alone(tmp_path, table, version):
+    path = tmp_path / "jobs.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE {table} (what TEXT)")
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(ParameterError, match="is a database of another program; choose another state_dir"):
+        Store(path)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(table,)]
+    connection.close()
+
+
+def test_what_a_backups_tool_adds_to_the_database_is_no_fault(tmp_path):
+    Store(tmp_path / "jobs.sqlite").close()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute("CREATE TABLE _backup (at REAL)")
+    connection.close()
+    Store(tmp_path / "jobs.sqlite").close()
+
+
 def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
     """With a job whose parameters Python took for JSON and SQLite does not, which no list could show."""
     newest = statements._versions()
