@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from pipeline.errors import UserError, printable
 from pipeline.service.settings import ServiceSettings, load_service_settings
 from pipeline.stdout import say
 
@@ -44,8 +45,16 @@ def config() -> None:
 @config.command()
 @_options
 def check(config: Path | None, **flags: Any) -> None:
-    """Print the service's settings in force and where each comes from."""
-    say("\n".join(load_service_settings(flags, file=config).lines()))
+    """Print the service's settings in force and where each comes from, and what is wrong with the places they name."""
+    from pipeline.service.places import faults_of_places
+
+    in_force = load_service_settings(flags, file=config)
+    say("\n".join(in_force.lines()))
+    faults = list(faults_of_places(in_force.settings))
+    for fault in faults:
+        click.echo(f"millrace: {printable(fault)}", err=True)
+    if faults:
+        raise SystemExit(UserError.exit_code)
 
 
 @click.command()

@@ -28,7 +28,8 @@ from pipeline.service import api
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.tokens import Tokens, token_line
 from pipeline.service.views import JobView
-from tests.images import read_image
+from pipeline.service.views import JobView
+from tests.images import names_in, read_image
 from tests.pipeline.service.live import WAIT_S, live_service
 
 
@@ -373,6 +374,24 @@ def test_settings_are_shown_as_people_write_them(tmp_path, own_settings):
     shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
     assert (shown["memory"], shown["port"]) == ("1.0 GiB (default)", "8000 (--port)")
     assert "[default: 1GiB]" in run("serve", "--help").output
+
+
+def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_settings, millrace):
+    (tmp_path / "file").touch()
+    usable = ("config", "check", "--state-dir", tmp_path / "made" / "later")
+    code, out, err = millrace(*usable, "--data-roots", tmp_path)
+    assert (code, err) == (0, "")
+    assert names_in(tmp_path) == ["file"]
+    wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
+    code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
+    assert (code, len(out.splitlines())) == (2, 15)
+    way_out = "mend that, or name another"
+    assert err.replace(str(tmp_path), "T").splitlines() == [
+        f"millrace: data_roots: T/none is no folder that can be read (No such file or directory); {way_out}",
+        f"millrace: data_roots: T/file is no folder that can be read (Not a directory); {way_out}",
+        "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
+        "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
+    ]
 
 
 def test_an_array_of_jobs(service, gate):
