@@ -15,7 +15,7 @@ from starlette.routing import Match, Mount
 
 from pipeline.config import brief, explain
 from pipeline.errors import MillraceError, StorageError, UserError
-from pipeline.service.jobs import IllegalTransition
+from pipeline.service.jobs import CancelRequested, IllegalTransition, RetryRequested
 from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
 MEDIA_TYPE = "application/problem+json"
@@ -30,6 +30,11 @@ _STATUS: Mapping[type[MillraceError], int] = {
     MillraceError: 500,
 }
 
+# What may be done with a job in another state than a user thought.
+_WAYS_OUT: Mapping[type, str] = {
+    CancelRequested: "there is nothing left to cancel",
+    RetryRequested: "only one that failed or was cancelled is retried; wait for this one, or submit it anew",
+}
 # Why a body cannot be read, of which FastAPI says only that it cannot.
 _UNREAD: Mapping[type[Exception], str] = {
     RecursionError: "the body is nested too deep",
@@ -73,7 +78,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(IllegalTransition)
     def _illegal(request: Request, error: IllegalTransition) -> Response:
-        return answer(request, 409, f"job {error.job.id} is {error.job.state}: it cannot take that now")
+        return answer(request, 409, f"job {error.job.id} is {error.job.state}: {_WAYS_OUT[type(error.event)]}")
 
     @app.exception_handler(RequestValidationError)
     def _invalid(request: Request, error: RequestValidationError) -> Response:

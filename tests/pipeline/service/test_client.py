@@ -79,7 +79,7 @@ def test_from_python(service, gate):
         assert [each.id for each in client.jobs(state="succeeded")] == [job.id]
         assert client.workers()[0]["name"] == "cpu"
         assert repr(job) == f"<Job {job.id} succeeded: smooth in.npy → out.npy>"
-        with pytest.raises(ServiceRefused, match="succeeded: it cannot take that now"):
+        with pytest.raises(ServiceRefused, match="succeeded: there is nothing left to cancel"):
             job.cancel()
         with pytest.raises(ServiceRefused, match="there is no job nonsense"):
             client.job("nonsense")
@@ -579,7 +579,7 @@ def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
         assert [(job["id"], job["state"]) for job in json.loads(done.output)] == [(waiting.id, "cancelled")]
         assert isinstance(done.exception, ServiceRefused)
         for job in (first, second):
-            assert f"job {job} is succeeded: it cannot take that now" in str(done.exception)
+            assert f"job {job} is succeeded: there is nothing left to cancel" in str(done.exception)
         assert run("cancel", first).output == ""
         gate.open.set()
         assert held.wait(timeout_s=WAIT_S).state == "succeeded"
