@@ -39,6 +39,8 @@ LOG = logging.getLogger("millrace.service")
 CLOSE_S = 2
 # Connections that wait to be taken, while the service starts too.
 BACKLOG = 2048
+# A client that has read nothing of its answer for so long is taken for gone.
+UNREAD_S = 900
 # Each client that waits for a job keeps a connection open; the usual limit of 1,024 files would not last.
 MOST_FILES = 65_536
 
@@ -257,6 +259,7 @@ def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
         raise ParameterError(f"host {settings.host!a}: is no name of a host; choose another") from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_S)  # its connections inherit it
         try:
             listener.bind(address)
             listener.listen(BACKLOG)  # two that start at once may both bind, and uvloop would not say that it failed

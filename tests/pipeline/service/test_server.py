@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
+import socket
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -89,6 +91,17 @@ def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
     with pytest.raises(ParameterError, match="is no folder"):
         server.serve(settings(data_roots=[tmp_path / "none"]))
     assert not os.path.lexists(tmp_path / "state")
+
+
+def test_a_connection_whose_client_reads_nothing_breaks_off(settings, monkeypatch):
+    monkeypatch.setattr(server, "UNREAD_S", 1)
+    with server._listening(settings()) as listener, socket.create_connection(listener.getsockname()) as client:
+        answering = listener.accept()[0]
+        answering.settimeout(60)
+        with answering, pytest.raises(TimeoutError) as caught:
+            answering.sendall(bytes(64 << 20))
+        assert caught.value.errno == errno.ETIMEDOUT
+        assert client.recv(1)
 
 
 def test_a_port_is_one_servers_from_the_start(settings):
