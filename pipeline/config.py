@@ -60,6 +60,8 @@ _FORMS = {
     "array": "must be FROM-TO, such as 0-99",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
+# Pydantic's words, whose input is no file.
+_WORDS = {"Input should be": "must be", "a valid integer": "a whole number", "a valid ": "a "}
 
 
 class Settings(BaseModel):
@@ -139,7 +141,9 @@ def explain(fault: Mapping[str, Any]) -> str:
     """One pydantic fault in one line."""
     if fault["type"] == "extra_forbidden":
         return "there is no such parameter"
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = str(fault["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     if fault["type"] == "string_pattern_mismatch":
         message = next((_FORMS[name] for name in map(str, reversed(fault["loc"])) if name in _FORMS), message)
     given = brief(repr(fault.get("input")))

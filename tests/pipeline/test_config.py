@@ -57,9 +57,10 @@ def test_flags_overrule_environment_overrules_file(tmp_path, monkeypatch):
         ("colour = 1", {}, {}, "millrace.toml, key colour: there is no such setting; there are device, memory"),
         ("memory = ", {}, {}, "millrace.toml: Invalid value"),
         ("threads = true", {}, {}, "millrace.toml, key threads: no setting is true; give a number or text"),
-        ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: input should be greater than or equal to 1; got '0'"),
+        ("", {"MILLRACE_WORKERS": "0"}, {}, "MILLRACE_WORKERS: must be greater than or equal to 1; got '0'"),
         ("", {}, {"device": "gpu"}, "--device: must be auto, all, cpu, cuda or cuda:N; got 'gpu'"),
-        ("", {}, {"metrics_port": "70000"}, "--metrics-port: input should be less than or equal to 65535; got '70000'"),
+        ("", {}, {"threads": "1.5"}, "--threads: must be a whole number; got '1.5'"),
+        ("", {}, {"metrics_port": "70000"}, "--metrics-port: must be less than or equal to 65535; got '70000'"),
         ("", {}, {"memory": "1KiB"}, "--memory: 1.0 KiB is too little; the least is 1.0 MiB"),
     ],
 )
