@@ -25,7 +25,6 @@ _FOLDER_FAULTS = {
     errno.EPERM: "may not be written to by this user; change its permissions, or choose another",
     errno.EROFS: "is on a read-only file system; choose another",
     errno.ENAMETOOLONG: "does not take a name this long; use a shorter one",
-    errno.ELOOP: "holds a symbolic link under that name; remove the link",
 }
 _NOTHING = np.empty(0, np.uint8)
 _TMPFS_MAGIC = 0x01021994
@@ -43,6 +42,10 @@ def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
         if exc.errno == errno.EFBIG:
             raise StorageError(
                 f"{final}: larger than its file system or this user's limit (ulimit -f) allows; choose another folder"
+            ) from exc
+        if exc.errno == errno.ELOOP:
+            raise OutputError(
+                f"{final}: a symbolic link that cannot be followed is in the way ({exc.filename or final}); remove it"
             ) from exc
         if exc.errno == errno.ENOENT and folder.is_dir():
             raise OutputError(f"{final}: the folder {folder} takes no new files; choose another") from exc
