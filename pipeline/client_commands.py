@@ -14,6 +14,7 @@ import click
 
 from pipeline.config import format_bytes
 from pipeline.errors import ServiceRefused, printable
+from pipeline.local_commands import FILE_PATH
 from pipeline.stdout import say
 
 # What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
@@ -151,7 +152,7 @@ def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @click.argument("job")
-@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.argument("path", type=FILE_PATH, required=False)
 @click.option("--receipt", is_flag=True, help="print the receipt instead")
 @JSON
 def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:

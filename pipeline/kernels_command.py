@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.errors import DeviceError, DeviceUnavailable, OutputError, ParameterError, counted
+from pipeline.local_commands import FILE_PATH
 from pipeline.stdout import say
 
 if TYPE_CHECKING:
     from kernels.measure import DeviceFacts, LadderResult, Rung
 
-FilePath = click.Path(path_type=Path, readable=False)
 GIGA = 1e9
 UNITS = {"copy": "GB/s", "read": "GB/s", "fma": "GFMA/s", "roots": "Groots/s"}
 
@@ -31,8 +31,8 @@ def kernels_group(context: click.Context) -> None:
 @kernels_group.command(name="bench")
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="measure every operation")
-@click.option("--plot", type=FilePath, help="draw the ladders into this SVG file")
-@click.option("--report", type=FilePath, help="write one self-contained HTML page with tables and plots")
+@click.option("--plot", type=FILE_PATH, help="draw the ladders into this SVG file")
+@click.option("--report", type=FILE_PATH, help="write one self-contained HTML page with tables and plots")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def bench(name: str | None, every: bool, plot: Path | None, report: Path | None, as_json: bool) -> None:
     """Measure the ladder of one operation, from the first idea to the kernel in production.

@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from pipeline.engine.planned import PlannedJob
     from pipeline.engine.run import RunOptions, Stream
 
-FILE_PATH = click.Path(path_type=Path, readable=False)  # who opens a file says why it cannot be read
+
+class _FilePath(click.Path):
+    """Who opens the file says what is wrong with it; but an empty name would be taken for the folder that one is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("the name is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE_PATH = _FilePath(path_type=Path, readable=False)
 # The outputs of this process that stand under their final names.
 _published: list[Path] = []
 # The outputs that this process was told to make.

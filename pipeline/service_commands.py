@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeline.errors import UserError, printable
+from pipeline.local_commands import FILE_PATH
 from pipeline.service.settings import ServiceSettings, load_service_settings
 from pipeline.stdout import say
 
@@ -21,7 +22,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         if not info.is_required() and info.default is not None:
             text += f" [default: {info.default}]"
         command = click.option(f"--{name.replace('_', '-')}", name, help=text)(command)
-    return click.option("--config", type=click.Path(path_type=Path), help="a TOML file that may set the below")(command)
+    return click.option("--config", type=FILE_PATH, help="a TOML file that may set the below")(command)
 
 
 @click.command()

@@ -163,6 +163,9 @@ MISTAKES = [
     (("in.ppm", "o" * 250 + ".ppm"), "does not take a name this long"),  # that of the partial file is longer
     (("in.ppm", "out.ppm", "--preview", "p" * 300 + ".png"), "does not take a name this long"),
     (("i" * 300 + ".ppm", "out.ppm"), "has a name too long for its file system"),
+    (("", "out.ppm"), "Invalid value for 'INPUT': the name is empty."),
+    (("in.ppm", ""), "Invalid value for 'OUTPUT': the name is empty."),
+    (("in.ppm", "out.ppm", "--config", ""), "Invalid value for '--config': the name is empty."),
     (("float.npy", "out.png"), "out.png"),
     (("in.ppm", "out.ppm", "--size", "256"), "--size: size must lie in 1 … 255; got 256"),
     (("in.ppm", "out.ppm", "--size", "0"), "--size: size must lie in 1 … 255; got 0"),
