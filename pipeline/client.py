@@ -375,12 +375,15 @@ def _bar(title: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Call what this yields with each `progress` event's data."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
+    console = Console(stderr=True)
+    name = Column(no_wrap=True, max_width=console.width // 3)  # a long one would leave no room for the rest
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("chunks,"),
-        TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=name), BarColumn(), MofNCompleteColumn(),
+        TextColumn("chunks,"), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=None, state="queued")
 
         def show(data: Mapping[str, Any]) -> None:

@@ -41,21 +41,24 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class NoteColumn(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(note())
 
+    console = Console(stderr=True)
+    name = Column(no_wrap=True, max_width=console.width // 3)  # a long one would leave no room for the rest
     columns = (
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=name),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         NoteColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+    with Progress(*columns, console=console, transient=False) as progress:
         task = progress.add_task(title, total=plan.output_bytes)
         yield ProgressBar(
             written=lambda chunk: progress.advance(task, chunk.output_bytes),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -352,6 +353,19 @@ def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, 
     assert code == 0, err
     assert "(halved 1 time to fit the device)" in out
     assert re.findall(r"([\d.]+)/([\d.]+) (\w+)", err)[-1] == ("512.0", "512.0", "KiB")
+
+
+def test_a_long_name_leaves_room_for_the_progress(capsys, monkeypatch):
+    from pipeline.client import _bar
+    from pipeline.terminal import progress_bar
+
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_bar(SimpleNamespace(output_bytes=2048), "x" * 100, shown=True) as bar:
+        bar.written(SimpleNamespace(output_bytes=2048))
+    assert re.search("x{20,}.* 2.0/2.0 KiB", capsys.readouterr().err)
+    with _bar("x" * 100) as show:
+        show({"chunks_done": 2, "chunks": 3, "state": "running"})
+    assert re.search("x{20,}.* 2/3 chunks, running", capsys.readouterr().err)
 
 
 def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):
