@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.config import format_bytes
-from pipeline.errors import ServiceRefused, printable
+from pipeline.errors import ParameterError, ServiceRefused, printable
 from pipeline.local_commands import FILE_PATH
 from pipeline.stdout import say
 
@@ -62,6 +62,8 @@ def submit(
     """Hand a job to the service."""
     from pipeline.client import Client
 
+    if timeout is not None and not wait:
+        raise ParameterError("--timeout is how long --wait waits: give both, or neither")
     with Client() as client:
         asked = {"priority": priority, "after": after, "key": key, **parameters}
         if array is None:
@@ -159,6 +161,8 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
     """Fetch a job's output, a file or a folder, to PATH [default: its own name, here]."""
     from pipeline.client import Client
 
+    if receipt and path is not None:
+        raise ParameterError(f"--receipt prints the receipt, and fetches nothing to {path}: leave one of them out")
     with Client() as client:
         found = client.job(job)
         if receipt:

@@ -585,6 +585,14 @@ def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
         assert held.wait(timeout_s=WAIT_S).state == "succeeded"
 
 
+def test_options_that_would_change_nothing_are_refused(millrace):
+    code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--timeout", "5")
+    assert (code, err) == (2, "millrace: --timeout is how long --wait waits: give both, or neither\n")
+    code, _, err = millrace("result", "0123456789ab", "here.npy", "--receipt")
+    assert code == 2
+    assert err.startswith("millrace: --receipt prints the receipt, and fetches nothing to here.npy: ")
+
+
 def test_parameters_from_python_that_are_no_json(service, gate):
     gate.open.set()
     with Client() as client:
