@@ -14,7 +14,7 @@ import click
 
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, ServiceRefused, printable
-from pipeline.local_commands import FILE_PATH
+from pipeline.local_commands import FILE_PATH, kept
 from pipeline.stdout import say
 
 # What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
@@ -201,7 +201,7 @@ def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C
                 left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
-                click.echo(f"millrace: what was submitted goes on: millrace wait {left}", err=True)
+                kept.append(f"what was submitted goes on: millrace wait {left}")
             raise
     if as_json or not quiet:
         _show(found, as_json, _line, listed=listed)

@@ -32,7 +32,7 @@ FILE_PATH = _FilePath(path_type=Path, readable=False)
 _published: list[Path] = []
 # The outputs that this process was told to make.
 _begun: list[Path] = []
-# What a run that failed has kept, for whoever reads why it failed.
+# What a run that failed has kept, or goes on elsewhere, for whoever reads why the command ended.
 kept: list[str] = []
 
 

@@ -25,7 +25,8 @@ def millrace(monkeypatch, capsys):
 
     def run(*arguments):
         before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
-        local_commands._published.clear()
+        for noted in (local_commands._published, local_commands._begun, local_commands.kept):
+            noted.clear()
         monkeypatch.setattr(sys, "argv", ["millrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
             cli.main()

@@ -28,7 +28,7 @@ from pipeline.service import api
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.tokens import Tokens, token_line
 from pipeline.service.views import JobView
-from pipeline.service.views import JobView
+from pipeline.stopping import Stopped
 from tests.images import names_in, read_image
 from tests.pipeline.service.live import WAIT_S, live_service
 
@@ -583,6 +583,18 @@ def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
         assert run("cancel", first).output == ""
         gate.open.set()
         assert held.wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_who_is_stopped_while_waiting_learns_how_to_wait_again(service, gate, millrace, monkeypatch):
+    def stopped(*arguments, **options):
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("pipeline.client.Job.wait", stopped)
+    code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--wait")
+    with Client() as client:
+        (job,) = client.jobs()
+    assert (code, err) == (130, f"millrace: stopped by SIGINT; what was submitted goes on: millrace wait {job.id}\n")
+    gate.open.set()
 
 
 def test_options_that_would_change_nothing_are_refused(millrace):
