@@ -37,6 +37,16 @@ def whole(text: Any) -> Any:
     return int(text) if isinstance(text, str) and text.isdecimal() else text
 
 
+def _named(path: Any) -> Any:
+    if path == "":
+        raise ValueError("the name is empty")
+    return path
+
+
+# An empty name would be taken for the folder that one is in.
+NamedPath = Annotated[Path, BeforeValidator(_named)]
+
+
 def _enough(count: int) -> int:
     if count < MINIMUM_MEMORY_BYTES:
         raise ValueError(f"{format_bytes(count)} is too little; the least is {format_bytes(MINIMUM_MEMORY_BYTES)}")
@@ -52,7 +62,9 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+DEVICE = r"^(auto|all|cpu|cuda(:\d+)?)$"
 _PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
+SCHEDULER = rf"^(tcp|tls)://.+:{_PORT}$"
 # What the settings, and the fields of a request, that follow a pattern look like.
 _FORMS = {
     "device": "must be auto, all, cpu, cuda or cuda:N",
@@ -71,7 +83,7 @@ class Settings(BaseModel):
 
     device: str = Field(
         "auto",
-        pattern=r"^(auto|all|cpu|cuda(:\d+)?)$",
+        pattern=DEVICE,
         description="auto, cpu, cuda, cuda:N, or all: every GPU, each in a process of its own [default: auto]",
     )
     memory: Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_enough)] = Field(
@@ -88,7 +100,7 @@ class Settings(BaseModel):
     )
     scheduler: str | None = Field(
         None,
-        pattern=rf"^(tcp|tls)://.+:{_PORT}$",
+        pattern=SCHEDULER,
         description="tcp://HOST:PORT of a Dask scheduler whose workers do the job",
     )
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(
@@ -124,7 +136,8 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
     try:
         return model(**values), sources
     except ValidationError as error:
-        fault = error.errors()[0]
+        # A key that nobody knows comes first: what is missing may stand under it.
+        fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         name = str(fault["loc"][0])
         if fault["type"] == "missing":
             raise ParameterError(f"{name}: is not set; give {_flag(name)}, or set it in the file") from error

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pipeline.config import format_bytes, merged, parse_bytes, whole
+from pipeline.config import DEVICE, SCHEDULER, NamedPath, format_bytes, merged, parse_bytes, whole
 from pipeline.errors import ParameterError
 
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
@@ -24,7 +24,7 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
-_Folder = Annotated[Path, AfterValidator(_absolute)]
+_Folder = Annotated[NamedPath, AfterValidator(_absolute)]
 _Count = Annotated[int, BeforeValidator(whole)]
 
 
@@ -43,12 +43,10 @@ class ServiceSettings(BaseModel):
     port: _Count = Field(8765, ge=0, le=65535, description="the port to listen on; 0: any that is free")
     scheduler: str | None = Field(
         None,
-        pattern=r"^(tcp|tls)://.+:\d+$",
+        pattern=SCHEDULER,
         description="tcp://HOST:PORT of a Dask scheduler whose workers do the jobs",
     )
-    device: str = Field(
-        "auto", pattern=r"^(auto|all|cpu|cuda(:\d+)?)$", description="what the workers of this machine compute on"
-    )
+    device: str = Field("auto", pattern=DEVICE, description="what the workers of this machine compute on")
     workers: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="worker processes on the CPU; without a GPU one unless said otherwise"
     )

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
+from pipeline.config import NamedPath
 from pipeline.formats.molecule import Array, cell_from
 from pipeline.workloads.base import Parameters, version_of
 from pipeline.workloads.index_range import IndexRange
@@ -29,7 +30,7 @@ LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
 class CoulombParameters(Parameters):
     """Lengths in angstrom, charges in elementary charges, temperatures in kelvin."""
 
-    trajectory: Path | None = Field(
+    trajectory: NamedPath | None = Field(
         None, description="coordinates for the charges of INPUT, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
     )
     select: str | None = Field(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.config import NamedPath
 from pipeline.formats.bart import files_of
 from pipeline.formats.kspace import TrajectoryUnits
 from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters, version_of
@@ -45,7 +46,7 @@ class MriParameters(Parameters):
     traj_units: TrajectoryUnits | None = Field(
         None, description="of the trajectory, where neither the format nor the file defines them"
     )
-    trajectory: Path | None = Field(None, description="BART's second pair of files, beside the k-space")
+    trajectory: NamedPath | None = Field(None, description="BART's second pair of files, beside the k-space")
     slices: str = Field(
         "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
     )
@@ -69,7 +70,7 @@ class MriParameters(Parameters):
     prewhiten: Literal["auto", "no"] = Field(
         "auto", description="decorrelate the coils by the file's noise, if it has any"
     )
-    field_map: Path | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
+    field_map: NamedPath | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
     segments: int | None = Field(
         None, ge=1, le=64, description="time segments of the off-resonance correction [default: as the field map needs]"
     )

@@ -76,6 +76,9 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
         ('data_roots = ["/"]\nport = 1', {"MILLRACE_PORT": "x"}, {}, "MILLRACE_PORT: "),
         ("", {"MILLRACE_PORT": "x"}, {"data_roots": "/", "port": 70_000}, "--port: "),
         ("port = 1", {}, {}, "data_roots: is not set; give --data-roots, or set it in the file"),
+        ('[service]\ndata_roots = ["/"]', {}, {}, "key service: there is no such setting; there are state_dir"),
+        ("", {}, {"data_roots": "/", "state_dir": ""}, "--state-dir: the name is empty"),
+        ("", {}, {"data_roots": "/", "scheduler": "tcp://h:99999"}, "--scheduler: must be an address like tcp://"),
     ],
 )
 def test_a_services_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment, flags, message):

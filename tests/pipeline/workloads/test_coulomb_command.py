@@ -181,6 +181,7 @@ MISTAKES = [
     (("in.pqr", "out.dx", "--origin", "1,2,3", "--shape", "5,5,0"), "--shape: three numbers of points, 1 or more"),
     (("in.pqr", "out.dx", "--origin", "1,2,3", "--shape", "5,5,5.5"), "--shape"),
     (("in.pqr", "out.dx", "--origin", "1,2,3", "--shape", "100000,100000,100000"), "are free in .: choose a larger"),
+    (("in.pqr", "out.dx", "--trajectory", ""), "--trajectory: the name is empty"),
     (("in.pqr", "out.dx", "--units", "eV"), "'eV' is not one of"),
     (("in.pqr", "out.dx", "--units", "V", "--temperature", "300"), "--temperature matters to --units kT/e alone"),
     (("in.pqr", "out.dx", "--temperature", "0"), "--temperature"),
