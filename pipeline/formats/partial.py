@@ -15,6 +15,7 @@ import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -28,6 +29,7 @@ from pipeline.formats.writable import WritableFile, writing
 _NO_MORE = "was removed or replaced while it was written; run the job again"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+LATE_FILES_S = 10.0
 
 
 class Opening(Enum):
@@ -184,8 +186,20 @@ class PartialFolder(Shared):
         if self._live:
             with writing(self.final):
                 if names(self.path, self._descriptor):
-                    shutil.rmtree(self.path)
+                    _remove_with_late_files(self.path)
         self.keep()
+
+
+def _remove_with_late_files(folder: Path) -> None:
+    """Where one of several files cannot be written, as on a full disk, zarr does not wait for the others: they may come
+    and go meanwhile."""
+    give_up = time.monotonic() + LATE_FILES_S
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > give_up:
+                raise
 
 
 def partial_path(final: Path) -> Path:

@@ -348,6 +348,26 @@ def test_a_folder_that_may_not_be_written_to(
         PartialFolder(tmp_path / "a", may_replace=lambda _: True)
 
 
+@pytest.mark.parametrize("step", ["rmdir", "unlink"])
+def test_a_folder_is_removed_with_what_comes_and_goes_meanwhile(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, disturbed = PartialFolder(tmp_path / "a", may_replace=lambda _: True), []
+    (folder.inside / "0").write_bytes(b"begun")
+    real = getattr(os, step)
+
+    def disturbing(*arguments: Any, **options: Any) -> None:
+        if not disturbed:
+            disturbed.append(step)
+            (folder.inside / "1").touch() if step == "rmdir" else real(folder.inside / "0")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(os, step, disturbing)
+    folder.discard()
+    assert disturbed
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with fails(OutputError, "does not exist", str(tmp_path / "absent")):
