@@ -69,6 +69,8 @@ SCHEDULER = rf"^(tcp|tls)://.+:{_PORT}$"
 _FORMS = {
     "device": "must be auto, all, cpu, cuda or cuda:N",
     "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535",
+    "input": "must be the name of a file or folder",
+    "output": "must be the name of a file or folder",
     "array": "must be FROM-TO, such as 0-99",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }

@@ -21,7 +21,7 @@ MOST_DEPENDENCIES = 100_000
 INDEX = "{index}"
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
-Path_ = Annotated[str, Field(min_length=1, max_length=4096, examples=["scan.tif"])]
+Path_ = Annotated[str, Field(pattern=r"\S", max_length=4096, examples=["scan.tif"])]
 
 
 def _no_truth(value: Any) -> Any:
