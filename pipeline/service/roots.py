@@ -18,17 +18,17 @@ class DataRoots:
     def __init__(self, roots: Sequence[Path], *, but: Path | None = None) -> None:
         """`but`: the service's state folder, whose files jobs leave alone though it may lie under a root, as in a home.
 
-        ParameterError where there is no root, or one that is no folder which can be read.
+        ParameterError where there is no root, or one that is no folder which can be used.
         """
         self._but = Path(os.path.realpath(but)) if but is not None else None
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
         for root in roots:
             try:
-                os.scandir(root).close()
+                os.stat(f"{root}/.")  # noqa: PTH116 - a Path has no such dot: may names be looked up? They need not be listed
             except OSError as error:
                 raise ParameterError(
-                    f"data_roots: {root} is no folder that can be read ({error.strerror}); mend that, or name another"
+                    f"data_roots: {root} is no folder that can be used ({error.strerror}); mend that, or name another"
                 ) from error
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
         for root in self.roots:

@@ -387,8 +387,8 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     assert (code, len(out.splitlines())) == (2, 15)
     way_out = "mend that, or name another"
     assert err.replace(str(tmp_path), "T").splitlines() == [
-        f"millrace: data_roots: T/none is no folder that can be read (No such file or directory); {way_out}",
-        f"millrace: data_roots: T/file is no folder that can be read (Not a directory); {way_out}",
+        f"millrace: data_roots: T/none is no folder that can be used (No such file or directory); {way_out}",
+        f"millrace: data_roots: T/file is no folder that can be used (Not a directory); {way_out}",
         "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
         "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
     ]
