@@ -163,6 +163,8 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
 
     if receipt and path is not None:
         raise ParameterError(f"--receipt prints the receipt, and fetches nothing to {path}: leave one of them out")
+    if path == Path("-"):
+        raise ParameterError("PATH -: a result is not written to standard output; name a file")
     with Client() as client:
         found = client.job(job)
         if receipt:

@@ -605,6 +605,11 @@ def test_options_that_would_change_nothing_are_refused(millrace):
     assert err.startswith("millrace: --receipt prints the receipt, and fetches nothing to here.npy: ")
 
 
+def test_no_result_is_written_to_a_file_named_like_standard_output(millrace):
+    code, _, err = millrace("result", "0123456789ab", "-")
+    assert (code, err) == (2, "millrace: PATH -: a result is not written to standard output; name a file\n")
+
+
 def test_parameters_from_python_that_are_no_json(service, gate):
     gate.open.set()
     with Client() as client:
