@@ -33,7 +33,7 @@ _STATUS: Mapping[type[MillraceError], int] = {
 # What may be done with a job in another state than a user thought.
 _WAYS_OUT: Mapping[type, str] = {
     CancelRequested: "there is nothing left to cancel",
-    RetryRequested: "only one that failed or was cancelled is retried; wait for this one, or submit it anew",
+    RetryRequested: "only one that failed or was cancelled is retried; submit it anew to have it done again",
 }
 # Why a body cannot be read, of which FastAPI says only that it cannot.
 _UNREAD: Mapping[type[Exception], str] = {

@@ -376,7 +376,9 @@ def test_cancel_and_retry(world):
     assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
     assert client.post(f"/v1/jobs/{job}/retry").json()["state"] == "queued"
     refused = client.post(f"/v1/jobs/{job}/retry")
-    assert_problem(refused, 409, f"job {job} is queued: only one that failed or was cancelled is retried; wait for")
+    assert_problem(
+        refused, 409, f"job {job} is queued: only one that failed or was cancelled is retried; submit it anew"
+    )
     assert [name for name, _ in world.runner.acted] == [job] * 3
     for what in ("cancel", "retry"):
         assert_problem(client.post(f"/v1/jobs/000000000000/{what}"), 404, "there is no job 000000000000")
