@@ -6,7 +6,7 @@
 #include "tiles.cuh"
 
 // fused: both axes of [planes, rows, columns, channels] in one kernel, short windows (reach up to RADIUS on each side).
-// A block walks down a band of rows, STEP at a time; the next step's samples are on their way to shared memory meanwhile.
+// A block walks down a band of rows, or up, STEP at a time; the next samples are on their way to shared memory meanwhile.
 // Each thread filters four neighbouring columns from registers, where the rows of the window stay; the sums go through
 // shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once (but
 // for halos, from L2) and written once, and nothing else leaves the chip.
@@ -119,8 +119,9 @@ struct Window {
     Value sum[Shape::LANES];
 };
 
-// A step down: STEP rows enter, and the sums of the windows that they complete are put from `to` on.
-template <typename Shape, int KIND, int RADIUS, typename Sample, typename Value>
+// A step: STEP rows enter, and the sums of the windows that they complete are put from `to` on. UPWARDS: the rows come, and
+// stand in the window, from the last up; it matters where they are summed in order.
+template <typename Shape, int KIND, bool UPWARDS, int RADIUS, typename Sample, typename Value>
 __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, const int* skews,
                                       unsigned* to, const Filter& filter) {
     constexpr int STEP = Shape::STEP, LANES = Shape::LANES, WIDTH = Shape::WIDTH;
@@ -144,7 +145,7 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
                 } else {
                     float column[2 * RADIUS + 1];
 #pragma unroll
-                    for (int k = 0; k <= 2 * RADIUS; ++k) column[k] = window.row[i + k][j];
+                    for (int k = 0; k <= 2 * RADIUS; ++k) column[k] = window.row[i + (UPWARDS ? 2 * RADIUS - k : k)][j];
                     if constexpr (FLOAT_BOX) sum[j] = doubled<taps.value, 1>(column, RADIUS - taps.value / 2);
                     else sum[j] = filtered<KIND, RADIUS, 1>(column, RADIUS, filter.y, 0.0f);
                 }
@@ -185,6 +186,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;
+    constexpr bool ORDERED = KIND == BOX && same<Sample, float>;
     const bool up = Shape::TURNS && place.band % 2 != 0;
     const int mine = 4 * threadIdx.x;
     int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the row to be written next, and how many are
@@ -243,7 +245,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
             copy_ends<Shape, STEP>(samples + stage * STAGE, x_in, sources, picture);
         const Sample* entering = samples + stage * STAGE + mine;
         const int* entering_skews = stage_skews + stage * STEP;
-        filter_columns<Shape, KIND>(window, entering, entering_skews, to, filter);
+        if (ORDERED && up) filter_columns<Shape, KIND, ORDERED>(window, entering, entering_skews, to, filter);
+        else filter_columns<Shape, KIND, false>(window, entering, entering_skews, to, filter);
         __syncthreads();
         if (left > Shape::STAGES * STEP) fetch(stage, Shape::STAGES);
         if (Shape::STAGES == 2) {

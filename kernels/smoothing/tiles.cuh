@@ -42,9 +42,9 @@ struct Fused {
     // (Gaussian of f32 with reach 8: 168 -> 163 us on an H200), and else costs registers.
     static constexpr bool COMPLETES = ALIGNED && FLOATS && RADIUS > 4;
     // Whether every other band is gone through from its last row up, so that neighbours read what both need at the same
-    // time, and L2 still has it: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Boxes of
-    // floats are summed in the order of their rows; others wait less for memory, and have fewer registers to spare.
-    static constexpr bool TURNS = FLOATS && KIND == GAUSS;
+    // time, and L2 still has it: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Whole numbers
+    // wait less for memory, and have fewer registers to spare.
+    static constexpr bool TURNS = FLOATS;
     // Bytes of shared memory: a stage's samples (behind them some are read that nobody uses), sums; and how many rows'
     // skews are kept, of those above a band first.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
