@@ -25,11 +25,11 @@ MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 8
-# Bands are mostly short where memory is waited for, and each block on the device has so many rows: boxes of floats;
-# Gaussians of these and boxes of 16 bits. Else they are factored, by these shares: for Gaussians of floats, other
-# windows that reach up to 4, and those that reach farther. All measured on an H200.
-ROWS_OF_FLOAT_BOXES, ROWS_OF_OTHERS = 100, 400
-FLOAT_GAUSS_SHARE, SHARE, FAR_SHARE = 0.4, 0.55, 0.6
+# Bands are mostly short where memory is waited for, and each block on the device has so many rows. Else they are
+# factored, by these shares: for windows that reach up to 4, of floats and of others, and for those that reach farther.
+# All measured on an H200.
+SHORT_FROM_ROWS = 400
+FLOAT_SHARE, SHARE, FAR_SHARE = 0.35, 0.55, 0.6
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
 SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
@@ -182,7 +182,7 @@ class Tile:
     shared_bytes: int
     resident: int  # blocks on a multiprocessor
     share: float  # of a factored cut
-    short_from: int | None  # rows for each block on the device, from which on bands are mostly short
+    waits: bool  # for memory
 
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
@@ -203,15 +203,13 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
     few = far and (size == 2 or (floats and channels > 1))
     skews = 0 if aligned else 2 * MAX_RADIUS + stages * step
     shared_bytes = step * (stages * WIDTH * size + pitch * 4) + stages * spare + (skews + 3 + WIDTH) * 4
-    waits = not far and (floats or (size == 2 and kind != "GAUSS"))  # for memory
-    float_box, float_gauss = floats and kind == "BOX", floats and kind == "GAUSS"
     return Tile(
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
         resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        share=FAR_SHARE if far else FLOAT_GAUSS_SHARE if float_gauss else SHARE,
-        short_from=(ROWS_OF_FLOAT_BOXES if float_box else ROWS_OF_OTHERS) if waits else None,
+        share=FAR_SHARE if far else FLOAT_SHARE if floats else SHARE,
+        waits=not far and (floats or (size == 2 and kind != "GAUSS")),
     )
 
 
@@ -246,7 +244,7 @@ def _cut(picture: Picture, tile: Tile) -> Cut:
     """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
     line, lines, resident = picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors()
-    if tile.short_from is not None and line * lines >= tile.short_from * resident:
+    if tile.waits and line * lines >= SHORT_FROM_ROWS * resident:
         bands = mostly_short(line, lines, resident, tile.step)
     else:
         bands = factored(line, lines, resident, Cost(unit=tile.step), tile.share)
