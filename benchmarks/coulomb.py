@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, host_seconds, measure, ratio
+from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds, ratio
 from kernels.coulomb import Grid, Scheme, potential
 from kernels.coulomb.cases import useful_pairs, water_box
 
@@ -89,9 +89,9 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
         def run(name: str = name) -> object:
             return on_cuda(atoms, work.grid, work.scheme, None, out, variant=name)
 
-        yield Rival(name=name, device="cuda", run=run, clock=host_seconds if name == "classic" else _event_seconds)
+        yield Rival(name=name, device="cuda", run=run, clock=host_seconds if name == "classic" else queued_seconds)
     yield Rival(name="host to host", device="cuda", run=_host_to_host(work, host_atoms))
-    yield Rival(name=RATE, device="cuda", run=inverse_roots()[1], clock=_event_seconds)
+    yield Rival(name=RATE, device="cuda", run=inverse_roots()[1], clock=queued_seconds)
 
 
 def _host_to_host(work: Workload, atoms: Any) -> Callable[[], object]:
@@ -127,19 +127,6 @@ def inverse_roots() -> tuple[int, Callable[[], object]]:
     args = (out, ctypes.c_int(rounds))
     run = lambda: kernel("coulomb", RATE_ENTRY).launch((blocks,), (threads,), args, stream=stream)  # noqa: E731
     return blocks * threads * rounds * RATE_ROOTS_A_ROUND, run
-
-
-def _event_seconds(run: Callable[[], object]) -> float:
-    import cupy
-
-    calls = 5
-    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
-    began.record()
-    for _ in range(calls):
-        run()
-    ended.record()
-    ended.synchronize()
-    return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
 
 
 def tested_to_useful(work: Workload, atoms: Any) -> float:

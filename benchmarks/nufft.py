@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.rounds import Rival, band, measure, ratio
+from benchmarks.rounds import Rival, band, measure, queued_seconds, ratio
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.nufft.cases import radial, random_values
 
@@ -131,16 +131,16 @@ def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
     import cupy
 
     given = inputs(work, cupy)
-    yield Rival(name="ours", device="cuda", run=ours(work, direction, given, None), clock=_event_seconds)
+    yield Rival(name="ours", device="cuda", run=ours(work, direction, given, None), clock=queued_seconds)
     if direction != "normal":
         yield from _steps(work, direction, given)
     if find_spec("cufinufft") and direction != "normal":
-        yield Rival(name="cuFINUFFT", device="cuda", run=by_cufinufft(work, direction, given), clock=_event_seconds)
+        yield Rival(name="cuFINUFFT", device="cuda", run=by_cufinufft(work, direction, given), clock=queued_seconds)
     if find_spec("sigpy"):
-        yield Rival(name="SigPy", device="cuda", run=by_sigpy(work, direction, given), clock=_event_seconds)
+        yield Rival(name="SigPy", device="cuda", run=by_sigpy(work, direction, given), clock=queued_seconds)
     source = cupy.ones(work.bytes // 8, cupy.float32)  # read and written: as many bytes as a transform's
     target = cupy.empty_like(source)
-    yield Rival(name=COPY, device="cuda", run=lambda: cupy.copyto(target, source), clock=_event_seconds)
+    yield Rival(name=COPY, device="cuda", run=lambda: cupy.copyto(target, source), clock=queued_seconds)
 
 
 def _steps(work: Workload, direction: str, given: Inputs) -> Iterator[Rival]:
@@ -161,20 +161,7 @@ def _steps(work: Workload, direction: str, given: Inputs) -> Iterator[Rival]:
             else:
                 plan.forward(given.images, given.samples, stream, name)
 
-        yield Rival(name=name, device="cuda", run=run, clock=_event_seconds)
-
-
-def _event_seconds(run: Callable[[], object]) -> float:
-    import cupy
-
-    calls = 5
-    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
-    began.record()
-    for _ in range(calls):
-        run()
-    ended.record()
-    ended.synchronize()
-    return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
+        yield Rival(name=name, device="cuda", run=run, clock=queued_seconds)
 
 
 def main() -> None:

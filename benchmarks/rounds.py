@@ -17,6 +17,19 @@ def host_seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def queued_seconds(run: Callable[[], object], calls: int = 5) -> float:
+    """Of one call on the current CUDA stream, by events around so many of them."""
+    import cupy
+
+    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
+    began.record()
+    for _ in range(calls):
+        run()
+    ended.record()
+    ended.synchronize()
+    return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rival:
     """One contender: `run` does the whole work once; `clock` runs it and says how many seconds it took."""

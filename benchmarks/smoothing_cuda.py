@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rounds import Rival
+from benchmarks.rounds import Rival, queued_seconds
 from kernels.smoothing import box, gaussian
 
 if TYPE_CHECKING:
@@ -45,19 +45,6 @@ def cuda_rivals(work: Workload, host_image: Any) -> Iterator[Rival]:
 def _event_seconds(run: Work) -> float:
     alone = queued_seconds(run, 1)
     return alone if alone > LONG_S else queued_seconds(run, QUEUED_CALLS)
-
-
-def queued_seconds(run: Work, calls: int) -> float:
-    """Of one call, so many of them queued."""
-    import cupy
-
-    began, ended = cupy.cuda.Event(), cupy.cuda.Event()
-    began.record()
-    for _ in range(calls):
-        run()
-    ended.record()
-    ended.synchronize()
-    return float(cupy.cuda.get_elapsed_time(began, ended)) / 1e3 / calls
 
 
 def _ours(work: Workload, image: Any) -> Work:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rounds import band
-from benchmarks.smoothing_cuda import QUEUED_CALLS, queued_seconds
+from benchmarks.rounds import band, queued_seconds
+from benchmarks.smoothing_cuda import QUEUED_CALLS
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 
