@@ -131,6 +131,15 @@ async def owner_of(request: Request, _: Annotated[object, Security(_BEARER)] = N
 Owner = Annotated[str, Depends(owner_of)]
 
 
+async def is_let_in(request: Request) -> bool:
+    """Whether who makes a request is still known: an answer may last longer than the right to it."""
+    try:
+        await owner_of(request)
+    except HTTPException:
+        return False
+    return True
+
+
 def _netloc(origin: str) -> str | None:
     """The host and port of an origin; None for `null`, which stands for pages that have none."""
     try:

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline import __version__, archive
 from pipeline.errors import OutputError
-from pipeline.service.access import Gate, Owner, owner_of
+from pipeline.service.access import Gate, Owner, is_let_in, owner_of
 from pipeline.service.asked import parameters_of
 from pipeline.service.jobs import TERMINAL, CancelRequested, State
 from pipeline.service.parts import Service, ThisService
@@ -245,7 +245,7 @@ def targets(service: ThisService) -> list[TargetGroup]:
 async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
     store, said, quiet = service.store, None, time.monotonic()
     with store.news.of(job) as news:
-        while not (service.closing.is_set() or await request.is_disconnected()):
+        while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
             news.clear()
             stored = await run_in_threadpool(store.job, job)
             page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))

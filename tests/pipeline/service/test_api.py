@@ -345,6 +345,22 @@ class TestTokens:
             assert_problem(response, 403, f"job {job} is ada's, and you are bob")
         assert client.post(f"/v1/jobs/{job}/cancel", headers=self.as_owner(tokens, "ada")).status_code == 200
 
+    def test_events_end_once_the_token_is_known_no_more(self, world, monkeypatch):
+        owners = {"t": "ada"}
+        client, headers = world.http(SimpleNamespace(owner=owners.get)), {"Authorization": "Bearer t"}
+        job, events = accepted_as(client, headers), world.store.events
+
+        def shut_out(*what, **how):
+            if not owners:
+                world.closing.set()  # the stream has gone on: it would not end by itself
+            owners.clear()
+            return events(*what, **how)
+
+        monkeypatch.setattr(world.store, "events", shut_out)
+        assert "queued" in client.get(f"/v1/jobs/{job}/events", headers=headers).text
+        assert not world.closing.is_set()
+        assert_problem(client.get(f"/v1/jobs/{job}/events", headers=headers), 401, "not known here")
+
     def test_the_file_holds_no_token(self, tokens):
         assert all(token not in tokens.path.read_text() for token in tokens.held.values())
 
