@@ -142,7 +142,7 @@ WHERE finished_at >= (SELECT at FROM events ORDER BY number DESC LIMIT 1) - :wit
 SELECT id FROM (
   SELECT id FROM jobs WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled')
   UNION ALL
-  SELECT id FROM jobs INDEXED BY jobs_by_state WHERE state = 'failed' AND COALESCE(written, output) = :written
+  SELECT id FROM jobs INDEXED BY jobs_by_failed_output WHERE state = 'failed' AND COALESCE(written, output) = :written
 ) AS other
 WHERE (SELECT MAX(number) FROM events WHERE job = other.id AND kind = 'state' AND message = 'planning') > COALESCE(
   (SELECT MAX(number) FROM events WHERE job = :job AND kind = 'state' AND message = 'planning'), 0)

@@ -100,3 +100,8 @@ CREATE UNIQUE INDEX jobs_by_active_output ON jobs (COALESCE(written, output))
 UPDATE jobs SET parameters =
   replace(replace(replace(parameters, '-Infinity', '"-inf"'), 'Infinity', '"inf"'), 'NaN', '"nan"')
   WHERE NOT json_valid(parameters);
+
+-- version 5
+
+-- What every cancellation asks, and a server that starts for each of the latest, however many jobs have failed.
+CREATE INDEX jobs_by_failed_output ON jobs (COALESCE(written, output)) WHERE state = 'failed';

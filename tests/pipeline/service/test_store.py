@@ -504,15 +504,19 @@ def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
         yield store.list_jobs(JobFilter(state="publishing"))
         yield store.list_jobs(JobFilter(owner="nobody"))
         yield store.list_jobs(JobFilter(array_id="none"))
+        yield store.apply(cancelled, CancelRequested(), now=at)
+        yield store.abandoned(cancelled)
 
     def steps_of_each(number):
         each = work(number)
-        return [steps_of(store, lambda: next(each)) for _ in range(7)]
+        return [steps_of(store, lambda: next(each)) for _ in range(9)]
 
     with store._database.reading() as connection:  # only to be quicker
         connection.execute("PRAGMA synchronous = OFF")
     accept(store, 2, now=1.0)
+    (cancelled,) = accept(store, now=1.25)
     few = steps_of_each(1)
+    (cancelled,) = accept(store, now=1.5)
     with store._database.writing() as connection:
         for number in range(3000):
             for state in ("queued", "failed"):
