@@ -21,6 +21,7 @@ from distributed.utils import get_ip, get_ip_interface
 from pipeline import metrics
 from pipeline.cluster import fork_server, worker_states
 from pipeline.cluster import scheduler as scheduler_setup
+from pipeline.cluster.certificates import self_signed
 from pipeline.cluster.connection import Connection
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.cluster.worker_specs import WorkerSpec
@@ -90,7 +91,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
     They talk over loopback under certificates made for the occasion: no other user of the machine can send them code.
     """
     _quiet_dask()
-    security = Security.temporary()
+    security = _security()
     common = {
         "nthreads": TASKS_A_WORKER,
         "memory_limit": 0,
@@ -127,6 +128,14 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
             except TimeoutError as error:
                 raise ClusterError(f"the local workers do not start: {error}") from error
             yield DaskWorkers(connection, specs[0].device, where)
+
+
+def _security() -> Security:
+    """As Dask's `Security.temporary`, whose certificate is valid for a year from now on alone."""
+    key, certificate = self_signed()
+    keys = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
+    certificates = {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
+    return Security(require_encryption=True, tls_ca_file=certificate, **keys, **certificates)
 
 
 def _reason(error: BaseException) -> str:

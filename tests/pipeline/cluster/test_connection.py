@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from distributed import Client, KilledWorker, LocalCluster
 from distributed.deploy import spec as dask_spec
 
@@ -249,6 +251,18 @@ def test_a_worker_that_is_slow_to_end_takes_nothing_from_the_job(monkeypatch):
     monkeypatch.setattr(worker_processes._Nanny, "close", slow)
     with local_workers(cpu_workers(1, 1)) as workers:
         assert len(workers.last_heard()) == 1
+
+
+@pytest.mark.parametrize("role", ["client", "scheduler", "worker"])
+def test_certificates_of_local_workers_are_valid_whatever_the_clock_says(role):
+    """A service runs for years, and its clock may be set back: a worker that dies then has to be let in again."""
+    security = worker_processes._security()
+    certificate = x509.load_pem_x509_certificate(getattr(security, f"tls_{role}_cert").encode())
+    assert security.require_encryption
+    assert security.tls_ca_file == getattr(security, f"tls_{role}_cert")
+    assert (certificate.not_valid_before_utc.year, certificate.not_valid_after_utc.year) == (1970, 9999)
+    key = serialization.load_pem_private_key(getattr(security, f"tls_{role}_key").encode(), None)
+    assert key.public_key() == certificate.public_key()
 
 
 def test_workers_that_do_not_come_in_time_are_the_clusters_error(monkeypatch):
