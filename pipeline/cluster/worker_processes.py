@@ -32,6 +32,7 @@ from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
 TASKS_A_WORKER = 2
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 2.0  # within which a scheduler answers that is still there
+END_SECONDS = 10.0  # until workers that were told to end are killed
 # Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -147,13 +148,18 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _closed_in_the_end(cluster: SpecCluster) -> Iterator[None]:
+    nannies = list(cluster.workers.values())
     try:
         yield
     finally:
         # What goes wrong with ending workers (one dies as it is told to end, or takes longer than Dask waits) takes
-        # nothing from what they have done: whatever is left of them ends with this process.
+        # nothing from what they have done. For one that hangs as it starts, Dask would wait for ever, and Python too at
+        # this process's end.
         with suppress(Exception):
-            cluster.close()
+            cluster.close(timeout=END_SECONDS)
+        for nanny in nannies:
+            with suppress(Exception):  # it has no process any more
+                os.kill(nanny.process.pid, signal.SIGKILL)
 
 
 @contextmanager

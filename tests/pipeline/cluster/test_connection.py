@@ -253,6 +253,19 @@ def test_a_worker_that_is_slow_to_end_takes_nothing_from_the_job(monkeypatch):
         assert len(workers.last_heard()) == 1
 
 
+def test_a_worker_that_hangs_as_it_starts_holds_up_no_end(monkeypatch):
+    """Dask would wait until it is there before it is ended."""
+    monkeypatch.setattr(worker_processes, "END_SECONDS", 0.5)
+    with local_workers(cpu_workers(1, 1)) as workers:
+        (nanny,) = workers._connection.client.cluster.workers.values()
+        first = nanny.pid
+        kill_9(psutil.Process(first))
+        wait_until(lambda: nanny.pid not in (None, first), "the start of another process")
+        hanging = psutil.Process(nanny.pid)
+        hanging.suspend()
+    wait_until(lambda: not hanging.is_running(), "its end")
+
+
 @pytest.mark.parametrize("role", ["client", "scheduler", "worker"])
 def test_certificates_of_local_workers_are_valid_whatever_the_clock_says(role):
     """A service runs for years, and its clock may be set back: a worker that dies then has to be let in again."""
