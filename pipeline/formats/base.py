@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import counted
 from pipeline.formats.partial import Opening, Sealed, not_told
 
 
@@ -58,9 +59,18 @@ class ImageHeader:
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
     @property
-    def white_is_zero(self) -> bool:
-        """A TIFF may say so; other formats cannot."""
-        return self.metadata.get("photometric") == 0
+    def misread_elsewhere(self) -> str | None:
+        """What formats that know gray, RGB and straight alpha alone would show instead; None where they are right."""
+        photometric, extra = self.metadata.get("photometric"), self.metadata.get("extra_samples", ())
+        channels = self.shape[-1] if self.axes.endswith("C") else 1
+        if photometric == 0:
+            return "a negative of this image, in which 0 is white"
+        if photometric == 5 and channels <= 4:
+            return f"other colours than those of this image, whose {counted(channels, 'channel')} are inks"
+        if extra and channels in (2, 4) and extra[-1] != 2:
+            kind = "multiplied into the colours" if extra[-1] == 1 else "no alpha"
+            return f"the last channel of this image as alpha, which it says is {kind}"
+        return None
 
     @property
     def channel_axis(self) -> int | None:

@@ -63,8 +63,8 @@ class Png(ImageFormat):
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         others = "; choose .tif, .npy or .zarr"
-        if header.white_is_zero:
-            return f"{path}: PNG would show a negative of this image, in which 0 is white; choose .tif"
+        if header.misread_elsewhere is not None:
+            return f"{path}: PNG would show {header.misread_elsewhere}; choose .tif"
         if header.axes not in ("YX", "YXC") or (header.axes == "YXC" and header.shape[2] > 4):
             kind = f"axes {header.axes}" if "Z" in header.axes else f"{header.shape[-1]} channels"
             return f"{path}: PNG holds one image of rows and columns with up to 4 channels, not {kind}{others}"

@@ -63,8 +63,8 @@ class Pnm(ImageFormat):
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         others = "; choose .tif, .npy or .zarr"
-        if header.white_is_zero:
-            return f"{path}: PNM and PAM would show a negative of this image, in which 0 is white; choose .tif"
+        if header.misread_elsewhere is not None:
+            return f"{path}: PNM and PAM would show {header.misread_elsewhere}; choose .tif"
         if header.axes not in ("YX", "YXC"):
             return f"{path}: PNM and PAM hold one image of rows and columns, not axes {header.axes}{others}"
         if header.dtype not in _DTYPES:

@@ -225,6 +225,10 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "1000000"), "--radius: a Gaussian of"),
     (("white.tif", "out.png"), "out.png: PNG would show a negative of this image, in which 0 is white; choose .tif"),
     (("white.tif", "out.pgm"), "out.pgm: PNM and PAM would show a negative of this image"),
+    (("inks.tif", "out.png"), "than those of this image, whose 4 channels are inks; choose .tif"),
+    (("inks.tif", "out.pam"), "out.pam: PNM and PAM would show other colours than those of this image"),
+    (("premultiplied.tif", "out.png"), "as alpha, which it says is multiplied into the colours; choose .tif"),
+    (("spectrum.tif", "out.pam"), "out.pam: PNM and PAM would show the last channel of this image as alpha"),
     (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, among samples (0, 0) to (5, 7): image contains NaN"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "some"), "--chunk-bytes: 'some' is not an amount of memory"),
     (("in.ppm", "out.ppm", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
@@ -250,6 +254,10 @@ def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, me
     np.save("float.npy", np.zeros((3, 3), np.float32))
     np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
     tifffile.imwrite("white.tif", np.zeros((5, 7), np.uint8), photometric="miniswhite")
+    four = np.zeros((5, 7, 4), np.uint8)
+    tifffile.imwrite("inks.tif", four, photometric="separated")
+    tifffile.imwrite("premultiplied.tif", four, photometric="rgb", extrasamples=["assocalpha"])
+    tifffile.imwrite("spectrum.tif", four, photometric="minisblack", planarconfig="contig", extrasamples=[0, 0, 0])
     np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
     write_image(Path("large.png"), np.zeros((1024, 2048), np.uint8), "YX")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
