@@ -29,8 +29,9 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _IHDR = struct.Struct(">IIBBBBB")
 _LONGEST_SIDE = 1_000_000  # what libpng decodes as commonly built; the format itself allows 2**31 - 1
 _LONGEST_CARRIED = 4 << 20
-# What says how samples are to be shown is carried over to a new PNG: colour space, gamma, resolution.
-_CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"pHYs")
+# What says how samples are to be shown is carried over to a new PNG: colour space, gamma, luminance, resolution, and
+# Exif's orientation.
+_CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHYs", b"eXIf")
 _ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # besides any number of IDAT, what can make up samples
 _COLOUR_AT = 25  # the byte of the file that names the colour type
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6

@@ -293,16 +293,22 @@ def test_a_disk_that_fills_up_while_encoding(tmp_path: Path, monkeypatch: pytest
 
 
 def test_resolution_and_colour_space_are_carried_over(tmp_path: Path) -> None:
-    kept = [(b"gAMA", struct.pack(">I", 45455)), (b"pHYs", struct.pack(">IIB", 2835, 2836, 1))]
+    kept = [
+        (b"gAMA", struct.pack(">I", 45455)),
+        (b"cICP", bytes([9, 16, 0, 1])),  # BT.2100 PQ
+        (b"cLLI", struct.pack(">II", 10_000_000, 2_000_000)),
+        (b"pHYs", struct.pack(">IIB", 2835, 2836, 1)),
+        (b"eXIf", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"),  # orientation 6
+    ]
     between = b"".join(chunk(kind, data) for kind, data in (*kept, (b"tEXt", b"Comment\0not carried")))
     (tmp_path / "a.png").write_bytes(png_of(width=1, height=1, depth=8, colour=0, raw=b"\0\x07", between=between))
     with FORM.open(tmp_path / "a.png") as reader:
         header = reader.header
     write_whole(FORM, tmp_path / "b.png", header, np.full((1, 1), 9, np.uint8))
     found = list(pypng.Reader(bytes=(tmp_path / "b.png").read_bytes()).chunks())
-    assert found[1:3] == kept
+    assert found[1 : 1 + len(kept)] == kept
     kinds = [kind for kind, _ in found]
-    assert (kinds[0], {*kinds[3:-1]}, kinds[-1]) == (b"IHDR", {b"IDAT"}, b"IEND")
+    assert (kinds[0], {*kinds[1 + len(kept) : -1]}, kinds[-1]) == (b"IHDR", {b"IDAT"}, b"IEND")
 
 
 def test_a_real_16_bit_photograph(tmp_path: Path) -> None:
