@@ -15,6 +15,7 @@ from pipeline.errors import InputError, counted
 
 _AXES = "TCZYX"
 _ORDER = "ZYXC"
+_IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # as xarray's users and rioxarray spell them
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) 
 def _plain_layout(array: Any, path: Path) -> Layout:
     """Axes by the array's own names (Zarr v3; xarray's attribute in v2), else by their number."""
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    letters = "".join(str(name).upper() for name in names) if isinstance(names, list | tuple) else ""
+    upper = [str(name).upper() for name in names] if isinstance(names, list | tuple) else []
+    letters = "".join(_IN_WORDS.get(name, name) for name in upper)
     if len(letters) == array.ndim and len(set(letters)) == array.ndim and set("YX") <= set(letters) <= set(_AXES):
         return _layout(letters, array.shape, {}, path)
     ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"

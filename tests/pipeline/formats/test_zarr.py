@@ -137,7 +137,7 @@ def test_nameless_axes_are_told_by_their_number(tmp_path: Path, shape: tuple[int
         assert (reader.header.axes, reader.header.shape) == (axes, shape)
 
 
-@pytest.mark.parametrize("names", [("c", "y", "x"), ("C", "Y", "X")])
+@pytest.mark.parametrize("names", [("c", "y", "x"), ("C", "Y", "X"), ("channel", "y", "x"), ("band", "y", "x")])
 def test_named_axes_are_believed(tmp_path: Path, names: tuple[str, ...]) -> None:
     array = volume(3, 20, 21)
     save_array(tmp_path / "a.zarr", array, (1, 8, 8), dimension_names=names)
@@ -258,6 +258,7 @@ def test_a_narrow_image_is_not_cut_into_crumbs(tmp_path: Path) -> None:
     ("shape", "dtype", "options"),
     [
         ((2, 9, 8), "uint16", {"dimension_names": ("t", "y", "x")}),
+        ((2, 9, 8), "uint16", {"dimension_names": ("time", "y", "x")}),
         ((9, 8), "uint32", {}),
         ((9, 8), "bool", {}),
         ((9,), "uint16", {}),
