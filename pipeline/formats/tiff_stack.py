@@ -68,6 +68,7 @@ def arrange(directories: Sequence[Directory]) -> Stack:
         raise InputError(
             f"{path}: its {declared.by} description declares {counted(count, 'plane')}, but the file has "
             f"{counted(len(pages), 'page')}; copy it again, or remove the description (tag 270)"
+            f"{_perhaps_turned(len(pages), first, count)}"
         )
     return _ordered(kept[0], pages, declared)
 
@@ -90,8 +91,16 @@ def _beyond_the_first(directory: Directory, page: Page, declared: _Declared, cou
         raise InputError(
             f"{directory.file.path}: its {declared.by} description declares {count:,} planes, but the file holds one; "
             "it is truncated (copy it again) or a page of a larger stack (remove the description, tag 270)"
+            f"{_perhaps_turned(1, page, count)}"
         )
     return [page.moved(plane) for plane in range(count)]
+
+
+def _perhaps_turned(page_count: int, page: Page, planes: int) -> str:
+    """What else may be behind missing planes: tifffile's ImageJ files of one column have a row for each of them."""
+    if page_count * page.shape[0] != planes:
+        return ""
+    return "; if these are images of one column, tifffile has turned them: save them as .npy or .zarr"
 
 
 def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> Stack:

@@ -210,6 +210,9 @@ def test_images_of_one_column_that_tifffile_has_turned_are_refused(
     tifffile.imwrite(tmp_path / "a.tif", pixels(*shape), photometric="minisblack", metadata={"axes": axes})
     with input_error(tmp_path / "a.tif", f"declares axes {axes}", ".npy or .zarr"):
         FORMAT.open(tmp_path / "a.tif")
+    tifffile.imwrite(tmp_path / "a.tif", pixels(*shape), imagej=True, metadata={"axes": axes})
+    with input_error(tmp_path / "a.tif", "one column", ".npy or .zarr"):
+        FORMAT.open(tmp_path / "a.tif")
 
 
 def test_pages_written_one_by_one(tmp_path: Path) -> None:
