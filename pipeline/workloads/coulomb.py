@@ -44,7 +44,14 @@ from pipeline.workloads.coulomb_combine import (
     sum_bytes,
 )
 from pipeline.workloads.coulomb_frames import ChosenFrames, Survey, opened, opening_ahead, read_ahead
-from pipeline.workloads.coulomb_grid import cut_extents, grid_header, part_of, refuse_too_large, regions
+from pipeline.workloads.coulomb_grid import (
+    cut_extents,
+    grid_header,
+    part_of,
+    refuse_too_large,
+    refuse_too_many_cells,
+    regions,
+)
 from pipeline.workloads.coulomb_parameters import CoulombParameters
 from pipeline.workloads.coulomb_slices import MiddleSlices
 from pipeline.workloads.one_output import OneOutput
@@ -108,6 +115,7 @@ class Coulomb(OneOutput, SharedWorkload):
             if refusal is not None:
                 raise OutputError(refusal)
             refuse_too_large(spec, self.header, form)
+            refuse_too_many_cells(spec, self.header, self._scheme, self._frames.cells)
             self.job_bytes = len(self._frames) * self._frames.nbytes + self.header.nbytes
             self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames)
             self._slices = MiddleSlices(self.header.shape)

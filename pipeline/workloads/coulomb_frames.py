@@ -20,7 +20,7 @@ from pipeline.errors import InputError, ParameterError
 from pipeline.formats.molecule import Array, Frame
 from pipeline.formats.point_charges import open_point_charges
 from pipeline.workloads.base import ArraySpec
-from pipeline.workloads.coulomb_parameters import FARTHEST_ANGSTROM, CoulombParameters
+from pipeline.workloads.coulomb_parameters import FARTHEST_ANGSTROM, LEAST_CUTOFF_ANGSTROM, CoulombParameters
 from pipeline.workloads.shared import Rank, Room
 from pipeline.workloads.units import per_e_per_angstrom
 
@@ -190,6 +190,12 @@ class ChosenFrames:
             cell = Cell(vectors=tuple(tuple(row) for row in vectors.tolist()))
         except ValueError as error:
             raise InputError(f"{self._where(number)}: {error}; --cell none does without") from error
+        narrowest = float(cell.widths.min())
+        if narrowest < 2 * LEAST_CUTOFF_ANGSTROM:
+            raise ParameterError(
+                f"--cell: {self._where(number)}: a cell of {narrowest:.3g} Å between opposite faces is too narrow for "
+                "any --cutoff: lengths are in ångström; mend them, or --cell none"
+            )
         try:
             check_cell(cell, scheme)
         except ValueError as error:

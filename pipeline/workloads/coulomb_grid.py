@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from kernels.coulomb import Grid
+import numpy as np
+
+from kernels.coulomb import Cell, Grid, Scheme, reaching
 from pipeline.errors import ParameterError, StorageError
 from pipeline.formats.base import Region
 from pipeline.formats.grid_map import GridFormat, GridHeader, readable
@@ -48,6 +50,20 @@ def part_of(header: GridHeader, region: Region) -> Grid:
     x, y, z = region.start
     nx, ny, nz = region.shape
     return Grid(origin=header.origin, spacing=header.spacing, shape=(nx, ny, nz), first=(x, y, z))
+
+
+def refuse_too_many_cells(spec: JobSpec, header: GridHeader, scheme: Scheme, cells: Sequence[Cell | None]) -> None:
+    """ParameterError where the kernels would not go through as many periodic images as the grid's box takes."""
+    known = [cell for cell in cells if cell is not None]
+    if not known:
+        return
+    smallest = min(known, key=lambda cell: float(np.prod(cell.widths)))
+    try:
+        reaching(np.zeros((1, 3)), part_of(header, Region.whole(header.shape)), scheme, smallest)
+    except ValueError as error:
+        raise ParameterError(
+            f"--cell: {spec.input}: {error}; check the cell's lengths, choose a smaller grid, or --cell none"
+        ) from error
 
 
 def refuse_too_large(spec: JobSpec, header: GridHeader, form: GridFormat) -> None:

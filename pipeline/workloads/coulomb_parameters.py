@@ -24,6 +24,7 @@ DEFAULT_PADDING_ANGSTROM = 5.0
 DEFAULT_SPACING_ANGSTROM = 0.5
 # In angstrom. Beyond this, positions leave the range in which float32 sums can be trusted.
 FARTHEST_ANGSTROM = 1e6
+LEAST_CUTOFF_ANGSTROM = 1e-2
 LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
 
 
@@ -49,7 +50,7 @@ class CoulombParameters(Parameters):
     )
     cutoff: float | None = Field(
         None,
-        ge=1e-2,
+        ge=LEAST_CUTOFF_ANGSTROM,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
         description=f"no atom counts beyond it, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]",

@@ -154,6 +154,11 @@ MISTAKES = [
     (("in.pqr", "out.dx", "--cell", "1,1,1"), "--cell: '1,1,1' stands for no cell"),
     (("in.pqr", "out.dx", "--cell", "20,20,20,10,10,90"), "--cell: "),
     (("in.pqr", "out.dx", "--cell", "20,30,40"), "--cutoff: in.pqr: cutoff 12 Å passes half the cell's shortest width"),
+    (("in.pqr", "out.dx", "--cell", "9,9,1e-3"), "in.pqr: a cell of 0.001 Å between opposite faces is too narrow"),
+    (
+        ("in.pqr", "out.dx", "--cell", "0.2,0.2,0.2", "--cutoff", "0.1", "--spacing", "5"),
+        "periodic cells: at most 1048576; check the cell's lengths, choose a smaller grid, or --cell none",
+    ),
     (("cell.npz", "out.dx"), "--cutoff: cell.npz: cutoff 12 Å passes half the cell's shortest width (13 Å"),
     (
         ("cell.npz", "out.dx", "--cutoff", "3", "--exclude-radius", "8"),
