@@ -131,15 +131,24 @@ def _refuse_misfit(
         return
     far, n = reach[worst] * grid.factors[worst], grid.shape[worst]
     pixels = " × ".join(map(str, grid.shape))
-    fitting = max(2 * math.ceil(far - 1e-3), 1)
+    needed = (max(2 * math.ceil(axis - 1e-3), 1) for axis in reach * np.array(grid.factors))
+    # Axes that fit stay; where even the widest is nearly empty, none does.
+    fits = [filled[worst] > _BEYOND >= share for share in filled]
+    fitting = [own if fit else least for own, least, fit in zip(grid.shape, needed, fits, strict=True)]
     said = f"the trajectory of {path} reaches {far:.4g} cycles per field of view along {'xyz'[worst]}"
     if parameters.matrix is not None:
-        problem = f"--matrix {','.join(map(str, parameters.matrix))}: {said}, for which {fitting} pixels are right"
+        asked = ",".join(map(str, parameters.matrix))
+        problem = f"--matrix {asked}: {said}, for which {_numbers(fitting)} pixels are right"
     else:
         problem = f"{_OPTION} {grid.units}: {said}, where its matrix {pixels} resolves {n / 2:g}"
-        if header.units is not None and grid.units == "cycles/fov":
-            problem += f"; give --matrix {fitting}"
     suggested = _suggested(_free(header, reach))
-    if header.units is None and suggested != grid.units:
+    if header.units is not None or suggested == grid.units:
+        if parameters.matrix is None:
+            problem += f"; give --matrix {_numbers(fitting)}"
+    else:
         problem += f"; its range in the file, {_free(header, reach):.4g}, suggests {_OPTION} {suggested}"
     raise ParameterError(problem)
+
+
+def _numbers(pixels: list[int]) -> str:
+    return ",".join(map(str, pixels[:1] if len(set(pixels)) == 1 else pixels))

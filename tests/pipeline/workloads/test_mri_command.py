@@ -107,6 +107,8 @@ MISTAKES = [
     (("in.h5", "out.nii", *UNITS, "--matrix", "0"), "--matrix: one to three numbers of pixels"),
     (("in.h5", "out.nii", *UNITS, "--matrix", "wide"), "--matrix"),
     (("small.npz", "out.nii"), "where its matrix 8 × 8 resolves 4; give --matrix 32"),
+    (("beyond.npz", "out.nii"), "along x, where its matrix 32 × 32 resolves 16; give --matrix 48,32"),
+    (("beyond.npz", "out.nii", "--matrix", "40"), "along x, for which 48,40 pixels are right"),
     (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write begin:step:end"),
@@ -225,6 +227,7 @@ def mistaken_files(tmp_path_factory):
     np.save(folder / "far.npy", np.full((N, N), 1e300))
     np.save(folder / "loud.npy", maps.astype(complex) * 1e200)
     np.save(folder / "heavy.npy", np.full(points.shape[:2], 1e300))
+    write_npz(folder / "beyond.npz", kspace, points / N * [1.5, 0.9], units="cycles/pixel", matrix=[N, N])
     write_npz(folder / "small.npz", matrix=[8, 8])
     np.save(folder / "steep.npy", np.linspace(-5e5, 5e5, N * N).reshape(N, N))
     np.save(folder / "negative.npy", -np.ones(points.shape[:2]))
