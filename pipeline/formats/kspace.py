@@ -23,6 +23,8 @@ TrajectoryUnits = Literal["cycles/pixel", "cycles/fov", "radians/pixel"]
 SUFFIXES = (".h5", ".mrd", ".cfl", ".hdr", ".npz")
 COMPLEX = np.dtype(np.complex64)
 # In mm. Affines are of single precision, which other lengths would leave.
+# Of a sample's real and imaginary part: sums of the squares of what images are made of stay within single precision.
+LARGEST_SAMPLE = 1e17
 SHORTEST_FOV_MM, LONGEST_FOV_MM = 1e-6, 1e9
 
 
@@ -164,20 +166,23 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
 
 
 def require_finite_samples(path: Path, samples: NDArray[Any], record: Callable[[int], str]) -> None:
-    """InputError naming coil, record and sample of the first value of (coils, readouts, samples) not finite.
+    """InputError naming coil, record and sample of the first of (coils, readouts, samples) not finite, or too large.
 
     record : the name of a readout, by its place in the array
     """
-    with np.errstate(all="ignore"):
-        if np.isfinite(samples.sum()):  # quick, and finite only where every value is
-            return
-    finite = np.isfinite(samples)
-    if finite.all():
+    parts = np.ascontiguousarray(samples, COMPLEX).view(np.float32)
+    if parts.size == 0 or (parts.min() >= -LARGEST_SAMPLE and parts.max() <= LARGEST_SAMPLE):  # as NaN is not
         return
-    coil, readout, sample = (int(place) for place in np.argwhere(~finite)[0])
+    finite = np.isfinite(samples)
+    wrong = ~finite if not finite.all() else np.maximum(np.abs(samples.real), np.abs(samples.imag)) > LARGEST_SAMPLE
+    coil, readout, sample = (int(place) for place in np.argwhere(wrong)[0])
+    what = (
+        f"beyond {LARGEST_SAMPLE:g}, for which single precision has no squares; divide all samples by one number"
+        if finite.all()
+        else "not a finite number; mend or leave out that readout"
+    )
     raise InputError(
-        f"{path}: {record(readout)}, sample {sample} of coil {coil} is {samples[coil, readout, sample]}: not a "
-        "finite number; mend or leave out that readout"
+        f"{path}: {record(readout)}, sample {sample} of coil {coil} is {samples[coil, readout, sample]}: {what}"
     )
 
 

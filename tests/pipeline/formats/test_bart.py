@@ -157,6 +157,20 @@ def test_values_that_are_not_finite_are_named(tmp_path):
             reader.trajectory(Readouts(0, 0, 2, 4))
 
 
+def test_samples_without_squares_in_single_precision_are_named(tmp_path):
+    kspace = random_complex((1, SAMPLES, SPOKES, COILS))
+    write_cfl(tmp_path / "t", trajectory())
+    for part, fits in ((1e17, True), (-2e17j, False)):
+        kspace[0, 3, 2, 1] = part
+        write_cfl(tmp_path / "k", kspace)
+        with open_kspace(tmp_path / "k.cfl", trajectory=tmp_path / "t.cfl") as reader:
+            if fits:
+                np.testing.assert_array_equal(read(reader, Readouts(0, 0, 2, 3))[1, 0, 3], np.complex64(part))
+                continue
+            with pytest.raises(InputError, match=r"readout 2, sample 3 of coil 1 is .*beyond 1e\+17.*; divide all"):
+                read(reader, Readouts(0, 0, 1, 4))
+
+
 def test_a_large_file_is_mapped_not_read(tmp_path):
     write_cfl(tmp_path / "a", random_complex((7, 2)))
     assert isinstance(Cfl(tmp_path / "a.cfl").array.base, np.memmap | type(Cfl(tmp_path / "a.cfl").array.base))
