@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.formats.block_cache import BlockCache
 from pipeline.formats.positional import PositionalFile
 from pipeline.formats.remarks import hush
-from pipeline.formats.tiff_page import COMPRESSIONS, Page
+from pipeline.formats.tiff_page import COMPRESSIONS, LERC, Page
 
 
 class DecodedBlocks:
@@ -52,6 +52,7 @@ class DecodedBlocks:
         tables = {} if page.jpeg_tables is None else {"jpegtables": page.jpeg_tables}
         try:
             decoded, corner, _ = self._decoders[_coding(page)](data, segment, **tables)
+            valid = _valid(page, data)
         except Exception as exc:
             # The codecs raise errors of their own, without a common ancestor; a damaged size may end as MemoryError.
             how = COMPRESSIONS[page.compression]
@@ -70,7 +71,19 @@ class DecodedBlocks:
         ):
             raise InputError(f"{where} decodes to {block.shape} {block.dtype}; damaged: copy or export it again")
         # What the edge pads, and more rows than the image has, would only fill the memory.
-        return np.ascontiguousarray(block[:rows, :columns])
+        block = np.ascontiguousarray(block[:rows, :columns])
+        return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
+
+
+def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:
+    """Where a block of floats has samples (rows, columns, 1 or samples); None: everywhere. LERC keeps NaN as a mask
+    beside zeros, and tifffile leaves the mask out."""
+    if page.compression != LERC or page.dtype.kind != "f":
+        return None
+    import imagecodecs
+
+    mask = imagecodecs.lerc_decode(data, masks=True)[1]
+    return None if mask is None else np.asarray(mask, bool).reshape(*mask.shape[:2], -1)
 
 
 def _coding(page: Page) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ _SUPPORTED = "uint8, uint16, int16, float32 and float64 are: convert the file fi
 
 UNCOMPRESSED = 1
 JPEG = 7
+LERC = 34887
 # What tifffile decodes through imagecodecs and that can hold these samples.
 COMPRESSIONS = {
     1: "none",

@@ -85,6 +85,20 @@ class TestContract(FormatContract):
 # What tifffile writes
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("storage", [{"rowsperstrip": 10}, {"tile": (32, 48)}])
+def test_missing_samples_of_lerc_are_nan(tmp_path: Path, storage: dict[str, Any], channels: int) -> None:
+    """The codec keeps them as a mask beside zeros, as GDAL's files of elevations have them."""
+    array = pixels(101, 119, channels, dtype="float32")
+    array[3:9, 40:] = np.nan
+    array = array[..., 0] if channels == 1 else array
+    photometric = "minisblack" if channels == 1 else "rgb"
+    for inner in (None, "deflate", "zstd"):
+        options = {"compressionargs": {"compression": inner}} if inner else {}
+        tifffile.imwrite(tmp_path / "a.tif", array, photometric=photometric, compression="lerc", **options, **storage)
+        assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compression", [None, "lzw", "zlib", "packbits", "zstd", "lzma"])
 @pytest.mark.parametrize("storage", [{"rowsperstrip": 10}, {"tile": (32, 48)}])
