@@ -77,7 +77,7 @@ def gaussian_windows(
 def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None = None) -> int:
     """Samples on each side of the centre; ValueError where sigma, truncate or the reach is out of range."""
     if not _is_positive(sigma):
-        raise ValueError(f"sigma must be a positive number of samples; got {sigma!r}")
+        raise ValueError(f"sigma must be a positive number of samples; got {sigma!r} (axes says which are smoothed)")
     if radius is None:
         if not _is_positive(truncate):
             raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")

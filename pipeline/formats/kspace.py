@@ -22,9 +22,9 @@ TrajectoryUnits = Literal["cycles/pixel", "cycles/fov", "radians/pixel"]
 
 SUFFIXES = (".h5", ".mrd", ".cfl", ".hdr", ".npz")
 COMPLEX = np.dtype(np.complex64)
-# In mm. Affines are of single precision, which other lengths would leave.
 # Of a sample's real and imaginary part: sums of the squares of what images are made of stay within single precision.
 LARGEST_SAMPLE = 1e17
+# In mm. Affines are of single precision, which other lengths would leave.
 SHORTEST_FOV_MM, LONGEST_FOV_MM = 1e-6, 1e9
 
 

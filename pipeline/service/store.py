@@ -88,7 +88,8 @@ class Store:
         most_of_an_owner : so many jobs of an owner may there be that are not over, with these
 
         Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
-        OutputTaken where a job that is not over writes the same output, StorageError where no restart would find them.
+        OutputTaken where a job that is not over writes the same output, StorageError where no restart would find them
+        or the disk is nearly full.
         """
         self._check_is_there()
         with self._write(now) as transaction:
@@ -99,6 +100,7 @@ class Store:
                     if found["body_sha256"] != body_sha256:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
                     return list(json.loads(found["jobs"]))
+            self._check_room()
             if most_of_an_owner is not None:
                 _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
             befores = frozenset().union(*(each.after for each in new))
@@ -257,11 +259,7 @@ class Store:
         take more.
         """
         self._check_is_there()
-        with storing(self.path):
-            room = os.statvfs(self.path.parent)
-            left = room.f_bavail * room.f_frsize
-        if left < LEAST_ROOM_BYTES:
-            raise StorageError(f"{self.path.parent}: {format_bytes(left)} are left on the disk; make room")
+        self._check_room()
         with storing(self.path), self._database.writing() as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             connection.execute(f"PRAGMA user_version = {version}")
@@ -275,6 +273,14 @@ class Store:
             raise StorageError(
                 f"{self.path}: {what} since the service opened it; put it back, or start the service anew"
             )
+
+    def _check_room(self) -> None:
+        """StorageError where jobs under way might soon find none for what they have to say."""
+        with storing(self.path):
+            room = os.statvfs(self.path.parent)
+        left = room.f_bavail * room.f_frsize
+        if left < LEAST_ROOM_BYTES:
+            raise StorageError(f"{self.path.parent}: {format_bytes(left)} are left on the disk; make room")
 
     @contextmanager
     def _read(self) -> Iterator[Reading]:

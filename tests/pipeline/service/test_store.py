@@ -419,11 +419,15 @@ def test_a_full_disk_is_noticed_before_a_job_comes(store):
     store.check()
 
 
-def test_little_room_is_noticed_before_a_job_comes(store, monkeypatch):
+def test_no_job_is_taken_where_there_is_little_room(store, monkeypatch):
+    (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
     full = SimpleNamespace(f_bavail=255, f_frsize=4096)
     monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
-    with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
-        store.check()
+    for attempt in (store.check, lambda: accept(store, now=1.0)):
+        with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
+            attempt()
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b") == [job]
+    assert [found.job.id for found in store.list_jobs(limit=5)] == [job]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
