@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 from pipeline.errors import counted
 from pipeline.formats.partial import Opening, Sealed, not_told
 
+# What a TIFF's metadata may say of its samples: "photometric", and the last of "extra_samples".
+WHITE_IS_ZERO, INKS = 0, 5
+STRAIGHT_ALPHA = 2
+
 
 @dataclass(frozen=True)
 class Region:
@@ -63,11 +67,11 @@ class ImageHeader:
         """What formats that know gray, RGB and straight alpha alone would show instead; None where they are right."""
         photometric, extra = self.metadata.get("photometric"), self.metadata.get("extra_samples", ())
         channels = self.shape[-1] if self.axes.endswith("C") else 1
-        if photometric == 0:
+        if photometric == WHITE_IS_ZERO:
             return "a negative of this image, in which 0 is white"
-        if photometric == 5 and channels <= 4:
+        if photometric == INKS and channels <= 4:
             return f"other colours than those of this image, whose {counted(channels, 'channel')} are inks"
-        if extra and channels in (2, 4) and extra[-1] != 2:
+        if extra and channels in (2, 4) and extra[-1] != STRAIGHT_ALPHA:
             kind = "multiplied into the colours" if extra[-1] == 1 else "no alpha"
             return f"the last channel of this image as alpha, which it says is {kind}"
         return None

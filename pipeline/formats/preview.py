@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import formats
-from pipeline.formats.base import ImageHeader, ImageReader, Region
+from pipeline.formats.base import INKS, STRAIGHT_ALPHA, WHITE_IS_ZERO, ImageHeader, ImageReader, Region
 
 LONGEST_SIDE = 1024
 # What is worked on at a time, 8 MiB of float64, and what of decoded blocks stays in memory besides.
@@ -29,7 +29,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     """
     with formats.open_image(image) as reader:
         reader.hold_at_most(BLOCKS_BYTES)
-        small = _averaged(reader, longest_side)
+        small = _as_light(_averaged(reader, longest_side), reader.header)
         pixels = _as_bytes(small, reader.header)
     write_pixels(preview, pixels)
 
@@ -95,6 +95,22 @@ def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDA
         edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
         sums = np.add.reduceat(sums, edges, axis, dtype=np.float64)
     return sums
+
+
+def _as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.float64]:
+    """In gray or RGB, where 0 is black, with straight alpha or none, whatever a TIFF says that its samples are."""
+    photometric, extra = header.metadata.get("photometric"), header.metadata.get("extra_samples", ())
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    opaque = _opaque(header)
+    if photometric == INKS and channels == 4:
+        light = 1 - pixels / opaque
+        pixels = opaque * light[..., :3] * light[..., 3:]
+    elif extra and channels in (2, 4) and extra[-1] != STRAIGHT_ALPHA:
+        pixels = pixels[..., :-1]
+    if photometric == WHITE_IS_ZERO:
+        gray = pixels if pixels.ndim == 2 else pixels[..., 0]
+        np.subtract(opaque, gray, out=gray)
+    return pixels
 
 
 def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from numpy.typing import NDArray
 
 from pipeline.formats import preview
@@ -64,3 +65,23 @@ def test_it_takes_the_same_memory_for_every_shape(shape: tuple[int, int], tmp_pa
     finally:
         tracemalloc.stop()
     assert peak_bytes < 64 << 20
+
+
+def test_what_a_tiff_calls_its_samples_is_drawn_as_that(tmp_path: Path) -> None:
+    generator = np.random.default_rng(6)
+    channels = generator.integers(0, 256, (11, 13, 4)).astype(np.uint8)
+    gray = channels[..., 0].copy()
+    cyan, magenta, yellow, black = np.moveaxis(1 - channels / 255, 2, 0)
+    inks = np.rint(255 * black[..., None] * np.stack([cyan, magenta, yellow], axis=2)).astype(np.uint8)
+    cases: list[tuple[NDArray[Any], dict[str, Any], NDArray[Any]]] = [
+        (gray, {"photometric": "miniswhite"}, 255 - gray),
+        (channels, {"photometric": "separated"}, inks),
+        (channels, {"photometric": "rgb", "extrasamples": ["assocalpha"]}, channels[..., :3]),
+        (channels, {"photometric": "rgb", "extrasamples": ["unspecified"]}, channels[..., :3]),
+        (channels, {"photometric": "rgb", "extrasamples": ["unassalpha"]}, channels),
+        (channels[..., :2].copy(), {"photometric": "minisblack", "extrasamples": ["assocalpha"]}, gray),
+    ]
+    for samples, what, expected in cases:
+        tifffile.imwrite(tmp_path / "a.tif", samples, **what)
+        write_preview(tmp_path / "a.tif", tmp_path / "p.png")
+        np.testing.assert_array_equal(read_image(tmp_path / "p.png").squeeze(), expected, err_msg=str(what))
