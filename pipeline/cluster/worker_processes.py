@@ -155,11 +155,12 @@ def _closed_in_the_end(cluster: SpecCluster) -> Iterator[None]:
         # What goes wrong with ending workers (one dies as it is told to end, or takes longer than Dask waits) takes
         # nothing from what they have done. For one that hangs as it starts, Dask would wait for ever, and Python too at
         # this process's end.
+        processes = [nanny.process for nanny in nannies]  # which a nanny may leave as they are
         with suppress(Exception):
             cluster.close(timeout=END_SECONDS)
-        for nanny in nannies:
-            with suppress(Exception):  # it has no process any more
-                os.kill(nanny.process.pid, signal.SIGKILL)
+        for process in processes:
+            with suppress(Exception):  # it has ended, and has no number any more
+                os.kill(process.pid, signal.SIGKILL)
 
 
 @contextmanager
