@@ -213,15 +213,22 @@ def _allow_files() -> None:
 @contextmanager
 def _sole_server(state_dir: Path) -> Iterator[None]:
     """Of all servers on a state folder one is alive: only so may it take over what another had begun."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        kind = StorageError if error.errno in DISK_FAULTS else ParameterError
-        raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
-    try:
+    # A file can be removed under its holder, as people do who take it for left behind; the lock of a folder may hold on
+    # this machine alone.
+    wanted = ((state_dir, os.O_RDONLY | os.O_DIRECTORY), (state_dir / "lock", os.O_RDWR | os.O_CREAT))
+    with ExitStack() as stack:
+        locks: list[int] = []
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path, flags in wanted:
+                locks.append(os.open(path, flags, 0o600))
+                stack.callback(os.close, locks[-1])
+        except OSError as error:
+            kind = StorageError if error.errno in DISK_FAULTS else ParameterError
+            raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
+        try:
+            for descriptor in locks:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
         except OSError as error:  # as some network file systems say
@@ -229,8 +236,6 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
                 f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
             ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _previews_folder(state_dir: Path) -> Path:

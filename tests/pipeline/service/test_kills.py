@@ -188,6 +188,16 @@ def test_a_second_server_on_one_state_folder_is_refused(tmp_path):
         serve(settings)
 
 
+def test_so_it_is_where_the_lock_file_was_removed(tmp_path):
+    settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
+    with _sole_server(settings.state_dir):
+        (settings.state_dir / "lock").unlink()
+        with pytest.raises(ParameterError, match="another server is at work on it"):
+            serve(settings)
+    with _sole_server(settings.state_dir):  # and once it has ended it is the next one's
+        pass
+
+
 def test_a_state_folder_that_cannot_be_locked_is_no_other_servers(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
