@@ -19,7 +19,7 @@ MOST_OF_AN_ARRAY = 10_000
 # Of all jobs of a request together: while they are put on disk, which takes a second, nobody else's can be.
 MOST_DEPENDENCIES = 100_000
 INDEX = "{index}"
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
 Path_ = Annotated[str, Field(pattern=r"\S", max_length=4096, examples=["scan.tif"])]
 
@@ -60,7 +60,7 @@ class Submission(BaseModel):
     )
     priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
-    array: str | None = Field(None, pattern=r"^\d{1,9}-\d{1,9}$", examples=["1-3"])
+    array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
 
     @model_validator(mode="after")
     def _fits_an_array(self) -> Self:

@@ -77,6 +77,7 @@ def test_an_array_is_as_many_jobs(world):
         ({"array": "0-999999", "output": "{index}"}, "has 1000000 jobs; 1 to 10000 are allowed"),
         ({"array": "0-3"}, "output has to hold {index}"),
         ({"array": "many", "output": "{index}"}, "array: "),
+        ({"array": "\U00011f50-\U00011f51", "output": "{index}"}, "array: must be FROM-TO"),  # digits of Unicode 15
     ],
 )
 def test_what_could_never_run_is_refused(world, what, said):
