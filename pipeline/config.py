@@ -38,8 +38,12 @@ def whole(text: Any) -> Any:
 
 
 def _named(path: Any) -> Any:
+    if not isinstance(path, str | Path):
+        raise ValueError(f"must be the name of a file or folder; got {brief(repr(path))}")
     if path == "":
         raise ValueError("the name is empty")
+    if "\0" in str(path):
+        raise ValueError(f"{path!r} is the name of no file: it has a NUL in it")
     return path
 
 
@@ -143,7 +147,8 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
         name = str(fault["loc"][0])
         if fault["type"] == "missing":
             raise ParameterError(f"{name}: is not set; give {_flag(name)}, or set it in the file") from error
-        source = f"{file}, key {name}" if sources[name] == str(file) else sources[name]
+        known_sources = {str(file): f"{file}, key {name}", "default": _flag(name)}
+        source = known_sources.get(sources[name], sources[name])
         known = f"there is no such setting; there are {', '.join(model.model_fields)}"
         raise ParameterError(f"{source}: {known if fault['type'] == 'extra_forbidden' else explain(fault)}") from error
 

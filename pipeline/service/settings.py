@@ -21,7 +21,10 @@ def _listed(value: Any) -> Any:
 
 
 def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:  # a user whom nobody knows, as those of containers often are
+        raise ValueError(f"{path}: nobody knows the home that ~ stands for; write the whole path") from error
 
 
 _Folder = Annotated[NamedPath, AfterValidator(_absolute)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.config import format_bytes, load_settings, parse_bytes
@@ -78,6 +80,9 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
         ("port = 1", {}, {}, "data_roots: is not set; give --data-roots, or set it in the file"),
         ('[service]\ndata_roots = ["/"]', {}, {}, "key service: there is no such setting; there are state_dir"),
         ("", {}, {"data_roots": "/", "state_dir": ""}, "--state-dir: the name is empty"),
+        ("state_dir = 5", {}, {"data_roots": "/"}, "key state_dir: must be the name of a file or folder; got 5"),
+        ('tokens_file = "a\\u0000"', {}, {"data_roots": "/"}, "key tokens_file: 'a\\x00' is the name of no file"),
+        ("", {}, {"data_roots": "~nobody-of-all/x"}, "--data-roots: ~nobody-of-all/x: nobody knows the home that ~ "),
         ("", {}, {"data_roots": "/", "scheduler": "tcp://h:99999"}, "--scheduler: must be an address like tcp://"),
     ],
 )
@@ -94,6 +99,15 @@ def refuse(load, folder, monkeypatch, file, environment, flags, message):
         load(flags, file=path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_who_has_no_home_is_told_where_to_keep_jobs(monkeypatch):
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    with pytest.raises(ParameterError, match=r"^--state-dir: ~/\.local/state/millrace: nobody knows the home"):
+        load_service_settings({"data_roots": "/"})
 
 
 def test_each_of_a_services_settings_tells_its_source(tmp_path, monkeypatch):
