@@ -17,6 +17,8 @@ from pipeline.service.tokens import Tokens
 def faults_of_places(settings: ServiceSettings) -> Iterator[str]:
     """What is wrong with each, in one line."""
     looks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in settings.data_roots]
+    if not looks:
+        looks.append(partial(DataRoots, []))
     if settings.tokens_file is not None:
         looks.append(partial(Tokens, settings.tokens_file))
     looks.append(partial(_check_state_dir, settings.state_dir))

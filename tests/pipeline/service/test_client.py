@@ -382,6 +382,10 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     code, out, err = millrace(*usable, "--data-roots", tmp_path)
     assert (code, err) == (0, "")
     assert names_in(tmp_path) == ["file"]
+    assert millrace(*usable, "--data-roots", ":")[::2] == (
+        2,
+        "millrace: data_roots: name at least one folder whose files jobs may read and write\n",
+    )
     wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
     code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
     assert (code, len(out.splitlines())) == (2, 15)
