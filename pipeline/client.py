@@ -80,7 +80,8 @@ class Client:
         try:
             if not re.fullmatch(r"(?i:https?)://[^\s/?#]+(/[^\s?#]*)?", self.url):
                 raise ValueError(self.url)
-            httpx2.URL(self.url)
+            if (httpx2.URL(self.url).port or 0) > 65_535:  # of which a socket would take the rest
+                raise ValueError(self.url)
         except (httpx2.InvalidURL, ValueError) as error:
             raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}") from error
         try:

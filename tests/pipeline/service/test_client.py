@@ -112,7 +112,7 @@ def test_a_service_that_is_not_there(monkeypatch):
     monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
         client.job("0123456789ab")
-    for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port"):
+    for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port", "http://gpu-node:65537"):
         with pytest.raises(ServiceRefused, match="is no URL"):
             Client(wrong)
     for wrong in ("tökn", " ", "two words", "line\n"):
