@@ -175,6 +175,17 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, url, gate)
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"], path
 
 
+def test_a_job_that_has_nothing_to_show_yet_takes_the_whole_width(browser, url, gate):
+    gate.open.set()
+    width = "sections => sections.at(-1).offsetWidth / document.querySelector('article').offsetWidth"
+    with Client(url) as client, page_of(browser, url) as page:
+        done = client.submit("smooth", "in.npy", "out.npy").wait(timeout_s=WAIT_S)
+        failed = client.submit("smooth", "none.npy", "2.npy").wait(timeout_s=WAIT_S)
+        for job, share in ((failed, 1.0), (done, 0.5)):
+            page.goto(f"/jobs/{job.id}")
+            assert page.eval_on_selector_all("section.card", width) == pytest.approx(share, abs=0.02)
+
+
 def test_everything_can_be_read_without_javascript(browser, url, gate):
     gate.open.set()
     with Client(url) as client, page_of(browser, url, java_script_enabled=False) as page:
