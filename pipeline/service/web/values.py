@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import format_bytes
 from pipeline.engine.stages import StageTotals
-from pipeline.errors import counted
+from pipeline.errors import counted, printable
 from pipeline.service.jobs import State
 from pipeline.service.store import StoredJob
 from pipeline.service.views import StageView
@@ -99,4 +99,7 @@ def share(stored: StoredJob) -> float:
     return stored.job.chunks_done / stored.job.chunks if stored.job.chunks else 0.0
 
 
-FILTERS = {"moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed}
+FILTERS = {
+    "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed,
+    "printable": printable,
+}  # fmt: skip

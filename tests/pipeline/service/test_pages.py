@@ -118,6 +118,17 @@ def test_what_users_write_is_escaped(world, field):
     assert page(client, f"/jobs/{job}").count("&lt;script&gt;") >= 2
 
 
+def test_a_name_cannot_pass_itself_off_as_another(world):
+    """U+202E turns what follows it around; a line break would be shown as a blank."""
+    client, name = world.http(), "scan\u202eypn.fit\n.npy"
+    job = accepted(client, output=name)
+    world.store.log(job, name, now=1.0)
+    for path in ("/", f"/jobs/{job}"):
+        assert "\u202e" not in page(client, path)
+        assert r"scan\u202eypn.fit\n.npy" in page(client, path)
+    assert page(client, f"/submit?like={job}").count(name) == 1, "what is sent again is the name itself"
+
+
 def test_the_form_asks_for_every_parameter(world):
     from pipeline.workloads import workloads
 
