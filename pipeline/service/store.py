@@ -299,6 +299,10 @@ class Store:
 
 
 def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:
+    if count > most:  # then no waiting helps
+        raise ParameterError(
+            f"array: {count:,} jobs are more than the {most:,} that an owner may have unfinished; submit smaller arrays"
+        )
     waiting = int(transaction.execute("active_of_owner", owner=owner).fetchone()[0])
     if waiting + count > most:
         raise ParameterError(

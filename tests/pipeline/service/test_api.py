@@ -206,6 +206,8 @@ def test_an_owner_has_only_so_many_jobs(world):
     client = world.http(jobs_waiting_of_an_owner=2)
     accepted(client)
     assert_problem(submit(client, array="1-2", output="{index}.npy"), 422, "local has 1 unfinished job, of 2 allowed")
+    refused = submit(client, array="1-3", output="{index}.npy")
+    assert_problem(refused, 422, "array: 3 jobs are more than the 2 that an owner may have unfinished; submit smaller")
 
 
 @pytest.mark.parametrize(
