@@ -31,7 +31,9 @@ from pipeline.formats.positional import first_bytes
 
 # Flags are numbered from 1: https://ismrmrd.readthedocs.io, "AcquisitionHeader".
 _NOISE = np.uint64(1 << 18)
-_NO_IMAGE = np.uint64(sum(1 << (flag - 1) for flag in (20, 23, 24, 26, 27, 28, 29, 30, 31)))
+_NO_IMAGE = np.uint64(sum(1 << (flag - 1) for flag in (23, 24, 26, 27, 28, 29, 30, 31)))
+# Siemens and Pulseq set both where a readout is of the image too.
+_CALIBRATION, _AND_IMAGE = np.uint64(1 << 19), np.uint64(1 << 20)
 # Slowest first.
 _TIMES = ("contrast", "set", "phase", "repetition")
 _HEAD_FIELDS = (
@@ -65,7 +67,8 @@ class Ismrmrd(KSpaceReader):
             self._check_heads(heads)
             self._heads = heads
             self._xml = read_xml(path, xml)
-            images = np.flatnonzero((heads["flags"] & (_NOISE | _NO_IMAGE)) == 0)
+            calibration_alone = (heads["flags"] & (_CALIBRATION | _AND_IMAGE)) == _CALIBRATION
+            images = np.flatnonzero(((heads["flags"] & (_NOISE | _NO_IMAGE)) == 0) & ~calibration_alone)
             self._noise_scans = np.flatnonzero((heads["flags"] & _NOISE) != 0)
             if images.size == 0:
                 raise InputError(

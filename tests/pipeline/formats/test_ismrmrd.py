@@ -80,6 +80,15 @@ def test_samples_to_discard_are_left_out(tmp_path):
         np.testing.assert_array_equal(points, traj[:, 2:7].astype(np.float64))
 
 
+def test_calibration_alone_is_no_image_and_calibration_that_is_imaging_too_is(tmp_path):
+    """Also where a readout that is both has both flags, as Siemens and Pulseq set them."""
+    kspace, traj = scan(8, spokes=5)
+    flags = [0, 1 << 19, 1 << 20, 1 << 19 | 1 << 20, 1 << 19 | 1 << 21]
+    records = [acquisition(kspace[:, spoke], traj[spoke], flags=flag) for spoke, flag in enumerate(flags)]
+    with open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records)) as reader:
+        np.testing.assert_array_equal(everything(reader)[0], kspace[:, [0, 2, 3]])
+
+
 def test_averages_and_segments_add_to_one_image(tmp_path):
     one, two = scan(3), scan(4)
     records = readouts(*one, idx_average=0, idx_segment=0) + readouts(*two, idx_average=1, idx_segment=3)
