@@ -191,7 +191,8 @@ class Ismrmrd(KSpaceReader):
             matrix, fov = encoding.recon_matrix[:dimensions], encoding.recon_fov_mm
             share = tuple(r / e for r, e in zip(fov[:dimensions], encoding.encoded_fov_mm, strict=False))
             encoded = tuple(n * s for n, s in zip(encoding.encoded_matrix, share, strict=False))
-        dwell = float(first["sample_time_us"])
+        dwells = np.unique(self._heads["sample_time_us"][images])
+        dwell = float(dwells[0]) if len(dwells) == 1 else 0.0
         return KSpaceHeader(
             coils=int(first["active_channels"]),
             dimensions=dimensions,

@@ -54,7 +54,7 @@ class KSpaceHeader:
     encoded    : pixels of the encoded space for each of the image's field of view: k in cycles/pixel times this is k in
                  cycles per the image's field of view
     encoded_fov: the image's field of view as a share of the encoded one
-    dwell_us   : microseconds from one sample of a readout to the next
+    dwell_us   : microseconds from one sample of a readout to the next, where all readouts have the same
     plane_steps: the trajectory's third column counts Cartesian steps, in cycles per encoded field of view
     placements : of each slice; empty where unknown
     time_names : what each time is, such as "contrast 1, repetition 3"

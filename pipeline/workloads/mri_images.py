@@ -157,7 +157,8 @@ class ImageSource:
         dwell = self._parameters.dwell or self.header.dwell_us
         if dwell is None:
             raise ParameterError(
-                f"--dwell: {self.path} does not state the time between samples: give it in microseconds"
+                f"--dwell: {self.path} does not state the time between samples, or not one for all readouts: give it "
+                "in microseconds"
             )
         return np.asarray(np.arange(samples) * (dwell * 1e-6), np.float64)
 

@@ -89,6 +89,15 @@ def test_calibration_alone_is_no_image_and_calibration_that_is_imaging_too_is(tm
         np.testing.assert_array_equal(everything(reader)[0], kspace[:, [0, 2, 3]])
 
 
+def test_readouts_of_unlike_speed_state_no_time_between_samples(tmp_path):
+    one, two = scan(9), scan(10)
+    for dwells, told in (((4.0, 4.0), 4.0), ((4.0, 40.0), None), ((np.nan, np.nan), None)):
+        records = readouts(*one, sample_time_us=dwells[0])
+        records += readouts(*two, sample_time_us=dwells[1], idx_contrast=1)
+        with open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records)) as reader:
+            assert reader.header.dwell_us == told
+
+
 def test_averages_and_segments_add_to_one_image(tmp_path):
     one, two = scan(3), scan(4)
     records = readouts(*one, idx_average=0, idx_segment=0) + readouts(*two, idx_average=1, idx_segment=3)
