@@ -275,6 +275,8 @@ class Ismrmrd(KSpaceReader):
                     f"of {counted(told, 'coil')}: not of {coils}, as the images have; --prewhiten no does without"
                 )
             samples = np.asarray(values, np.float32).view(np.complex64).reshape(coils, -1)
+            head = self._heads[acquisition]
+            samples = samples[:, int(head["discard_pre"]) : samples.shape[1] - int(head["discard_post"])]
             if not np.isfinite(samples).all():
                 raise InputError(
                     f"{self.path}: the noise scan, acquisition {acquisition}, is not finite; --prewhiten no does "

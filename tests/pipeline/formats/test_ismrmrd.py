@@ -89,6 +89,14 @@ def test_calibration_alone_is_no_image_and_calibration_that_is_imaging_too_is(tm
         np.testing.assert_array_equal(everything(reader)[0], kspace[:, [0, 2, 3]])
 
 
+def test_samples_to_discard_of_noise_are_left_out(tmp_path):
+    noise, other = scan(11, samples=30)[0], scan(12, samples=20)[0]
+    records = [acquisition(noise[:, 0], None, flags=NOISE_FLAG, discard_pre=4, discard_post=6)]
+    records += [acquisition(other[:, 0], None, flags=NOISE_FLAG, discard_post=20)]
+    with open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records + readouts(*scan(0)))) as reader:
+        np.testing.assert_array_equal(reader.noise(), noise[:, 0, 4:24])
+
+
 def test_readouts_of_unlike_speed_state_no_time_between_samples(tmp_path):
     one, two = scan(9), scan(10)
     for dwells, told in (((4.0, 4.0), 4.0), ((4.0, 40.0), None), ((np.nan, np.nan), None)):
