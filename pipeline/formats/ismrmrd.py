@@ -42,6 +42,8 @@ _HEAD_FIELDS = (
 )  # fmt: skip
 _INDEX_FIELDS = ("kspace_encode_step_2", "slice", *_TIMES)
 _PERPENDICULAR = 1e-3
+# Of a trajectory's reach: as far out of the plane as rounding may put it.
+_ASIDE = 1e-3
 
 
 class Ismrmrd(KSpaceReader):
@@ -233,6 +235,8 @@ class Ismrmrd(KSpaceReader):
     def trajectory(self, readouts: Readouts) -> NDArray[np.float64]:
         columns = self._columns(readouts)
         points = columns[..., : self.header.dimensions]
+        if self.header.dimensions == 2 and columns.shape[2] == 3:
+            self._refuse_direction(columns, self._acquisitions(readouts))
         if self._stacked:
             steps = self._heads["idx"]["kspace_encode_step_2"][self._acquisitions(readouts)].astype(np.float64)
             heights = np.broadcast_to((steps - self._centre_2)[:, None, None], (*points.shape[:2], 1))
@@ -240,6 +244,17 @@ class Ismrmrd(KSpaceReader):
         if self.header.dimensions == 3 and columns.shape[2] == 2 and not self._stacked:
             raise InputError(f"{self.path}: its trajectory has two columns, its matrix three axes")
         return np.ascontiguousarray(points)
+
+    def _refuse_direction(self, columns: NDArray[np.float64], acquisitions: NDArray[np.intp]) -> None:
+        """A third column that is neither 0 nor weights: samples of a volume would add up to one plane."""
+        third = columns[..., 2]
+        odd = np.flatnonzero(third.min(axis=1) < -_ASIDE * np.abs(columns[..., :2]).max())
+        if odd.size:
+            raise InputError(
+                f"{self.path}: acquisition {acquisitions[odd[0]]}: the third column of its trajectory reaches "
+                f"{third[odd[0]].min():.4g}, so that it is a direction, but the header's reconSpace has one plane; "
+                "write its planes there, or leave out the column"
+            )
 
     def density(self, readouts: Readouts) -> NDArray[np.float32] | None:
         """The third column of a 2-D trajectory, where it holds what weights can be."""

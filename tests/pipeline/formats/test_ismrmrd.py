@@ -141,6 +141,21 @@ def test_a_third_column_of_two_dimensions_is_density(tmp_path):
         np.testing.assert_array_equal(reader.density(Readouts(0, 0, 1, 3)), traj[1:3, :, 2])
 
 
+def test_a_third_column_that_is_a_direction_makes_no_plane(tmp_path):
+    kspace, traj = scan(6, columns=3)
+    records = readouts(kspace, traj)
+    said = "acquisition 0: the third column .* but the header's reconSpace has one plane; write its planes there"
+    with (
+        open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records)) as reader,
+        pytest.raises(InputError, match=said),
+    ):
+        everything(reader)
+    traj[..., 2] *= 1e-5  # rounded turns of a plane
+    with open_kspace(write_ismrmrd(tmp_path / "b.h5", HEADER, readouts(kspace, traj))) as reader:
+        np.testing.assert_array_equal(everything(reader)[1], traj[..., :2].astype(np.float64))
+        assert reader.density(Readouts(0, 0, 0, 1)) is None
+
+
 def test_noise_of_other_coils_is_no_noise_of_these(tmp_path):
     """Even where its numbers could be cut into as many coils."""
     noise = acquisition(np.ones((COILS - 1, 4 * COILS)), None, flags=NOISE_FLAG)
