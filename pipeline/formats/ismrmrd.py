@@ -212,12 +212,15 @@ class Ismrmrd(KSpaceReader):
         )
 
     def _placements(self) -> tuple[Placement, ...]:
-        """Of each slice, by its first acquisition; none where the directions are no directions."""
+        """Of each slice, by its first acquisition; none where the directions are no directions. Lengths other than one,
+        as digits that were cut leave them, do not count."""
         found = []
         for slice_ in range(len(self._slices)):
             head = self._heads[self._groups[slice_][0]]
             directions = np.array([head["read_dir"], head["phase_dir"], head["slice_dir"]], np.float64)
             position = np.array(head["position"], np.float64)
+            lengths = np.linalg.norm(directions, axis=1, keepdims=True)
+            directions = np.divide(directions, lengths, out=np.zeros((3, 3)), where=lengths > 0)
             right = np.abs(directions @ directions.T - np.eye(3)).max() <= _PERPENDICULAR
             if not (right and np.isfinite(position).all()):
                 return ()

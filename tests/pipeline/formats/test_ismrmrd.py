@@ -177,6 +177,17 @@ def test_where_slices_lie(tmp_path):
         assert reader.header.placements == ()
 
 
+def test_directions_of_few_digits_are_directions(tmp_path):
+    """A slice turned by 45°, whose cosines were written as 0.71: their squares add up to 1.008."""
+    directions = {"read_dir": (0.71, 0.71, 0), "phase_dir": (-0.71, 0.71, 0), "slice_dir": (0, 0, 1)}
+    records = readouts(*scan(0), position=(1, 2, 3), **directions)
+    with open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records)) as reader:
+        (found,) = reader.header.placements
+    assert found.position == (1, 2, 3)
+    half = np.sqrt(0.5)
+    np.testing.assert_allclose(found.directions, [(half, half, 0), (-half, half, 0), (0, 0, 1)], atol=1e-7)
+
+
 def broken(tmp_path, records, header=HEADER, name="bad.h5"):
     path = write_ismrmrd(tmp_path / name, header, records)
     with open_kspace(path) as reader:
