@@ -52,7 +52,8 @@ def affine_of(
     field of view.
 
     placements : of each slice, or of the volume; none: the axes are the patient's, around the middle of the scanner.
-                 Slices that end where they began lie a thickness apart along z: an affine needs a third direction
+                 Slices that end in the plane where they began lie a thickness apart along z: an affine needs a third
+                 direction
     """
     directions, position = np.eye(3), np.zeros(3)
     if placements:
@@ -60,7 +61,7 @@ def affine_of(
     columns = directions.T * np.array(voxel)
     if len(shape) == 2 and len(placements) > 1:
         step = (np.array(placements[-1].position) - position) / (len(placements) - 1)
-        if np.linalg.norm(step) > _UNEVEN_MM:
+        if np.abs(step @ directions[2]) > _UNEVEN_MM:
             columns[:, 2] = step
     centre = np.array([*(n // 2 for n in shape), *([0] if len(shape) == 2 else [])])
     affine = np.eye(4)
@@ -78,6 +79,8 @@ def misplaced(source: ImageSource) -> str:
         return ""
     if np.abs(positions - positions[0]).max() <= _UNEVEN_MM:
         return "all in one place by the header: the affine puts them a thickness apart"
+    if np.abs((positions - positions[0]) @ directions[0, 2]).max() <= _UNEVEN_MM:
+        return "all in one plane by the header: the affine puts them a thickness apart"
     line = np.linspace(positions[0], positions[-1], len(positions))
     if np.abs(positions - line).max() > _UNEVEN_MM or np.abs(directions - directions[0]).max() > 1e-3:
         return "not evenly apart: the affine is a mean one"

@@ -352,6 +352,23 @@ def test_an_affine_has_three_directions_wherever_slices_lie(tmp_path, places, sa
     np.testing.assert_allclose(header.affine[:3, 2], [-step, 0, 0], atol=1e-6)
 
 
+def test_slices_side_by_side_have_an_affine_of_three_directions(tmp_path):
+    """Their positions run along y, which is the read direction: no third one."""
+    kspace, points = scan()
+    axes = {"read_dir": (0, 1, 0), "phase_dir": (0, 0, 1), "slice_dir": (1, 0, 0)}
+    records = []
+    for number in range(3):
+        records += readouts(kspace, points / N, idx_slice=number, position=(0, 7 * number, 0), **axes)
+    source = write_ismrmrd(tmp_path / "a.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), records)
+    planned, _ = job(source, tmp_path / "out.nii", traj_units="cycles/pixel")
+    planned.workload.discard()
+    said = "all in one plane by the header: the affine puts them a thickness apart"
+    assert planned.workload.describe()["slices"] == said
+    header = planned.workload.header
+    np.testing.assert_allclose(header.affine[:3, :3], [[0, 0, -5], [-5, 0, 0], [0, 5, 0]], atol=1e-6)
+    assert header.voxel_mm == pytest.approx((5, 5, 5))
+
+
 # What goes wrong on the way
 
 
