@@ -1,4 +1,4 @@
-"""What the public functions of all operations refuse alike: arrays for results, and numbers of threads."""
+"""What the public functions of all operations refuse alike: no arrays, arrays for results, numbers of threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["check_out", "check_workers"]
+__all__ = ["check_array", "check_out", "check_workers"]
+
+
+def check_array(name: str, array: Any) -> None:
+    """TypeError unless `array` is NumPy's or CuPy's, and has no mask of numpy.ma, which would count for nothing."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a numpy.ma array, whose mask would be ignored: give {name}.filled(…) or {name}.data"
+        )
+    if not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] != "cupy":
+        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(array).__name__}")
 
 
 def check_workers(workers: Any) -> None:
@@ -32,7 +42,8 @@ def check_out(
     first = next(iter(apart_from.values()))
     on_host = isinstance(first, np.ndarray)
     kind = np.ndarray if on_host else type(first)
-    if not isinstance(out, kind) or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+    wrong = not isinstance(out, kind) or isinstance(out, np.ma.MaskedArray)
+    if wrong or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         raise ValueError(f"out must be a C-contiguous {kind.__name__} of shape {shape} and dtype {np.dtype(dtype)}")
     if on_host and not out.flags.writeable:
         raise ValueError("out is read-only")

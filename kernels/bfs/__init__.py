@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out
+from kernels.arrays import check_array, check_out
 
 __all__ = ["UNREACHED", "levels"]
 
@@ -55,8 +55,7 @@ def levels(
 
 def _check_graph(offsets: Any, columns: Any, source: Any) -> int:
     for name, array, dtypes in (("offsets", offsets, ("int32", "int64")), ("columns", columns, ("int32",))):
-        if not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] != "cupy":
-            raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(array).__name__}")
+        check_array(name, array)
         if array.dtype.name not in dtypes or not array.dtype.isnative:
             raise TypeError(f"{name} has dtype {array.dtype}; supported are {', '.join(dtypes)}")
         if array.ndim != 1:

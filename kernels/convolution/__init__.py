@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 
 __all__ = ["DTYPE", "MAX_LINE_WEIGHTS", "MAX_SIDE", "convolve", "layer"]
 
@@ -96,8 +96,7 @@ def layer(images: Any, filters: Any, *, out: Any = None, stream: Any = None) -> 
 
 
 def _check_array(name: str, array: Any, axes: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(array).__name__}")
+    check_array(name, array)
     if np.dtype(array.dtype).newbyteorder("=").name != DTYPE:
         raise TypeError(f"{name} has dtype {array.dtype}; supported is {DTYPE}")
     if array.ndim not in axes:
@@ -107,6 +106,7 @@ def _check_array(name: str, array: Any, axes: tuple[int, ...]) -> None:
 def _check_mask(mask: Any, axes: int) -> None:
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"mask must be a NumPy array, for it becomes a launch's parameter; got {type(mask).__name__}")
+    check_array("mask", mask)
     if np.dtype(mask.dtype).newbyteorder("=").name != DTYPE:
         raise TypeError(f"mask has dtype {mask.dtype}; supported is {DTYPE}")
     limit = MAX_LINE_WEIGHTS if axes == 1 else MAX_SIDE

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
 from kernels.coulomb.reach import Reach, reaching
 
@@ -142,8 +142,7 @@ def _check_types(grid: Any, scheme: Any, cell: Any) -> None:
 
 
 def _check_atoms(atoms: Any) -> None:
-    if not isinstance(atoms, np.ndarray) and type(atoms).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"atoms must be a NumPy or CuPy array; got {type(atoms).__name__}")
+    check_array("atoms", atoms)
     if np.dtype(atoms.dtype).newbyteorder("=").name not in DTYPES:
         raise TypeError(f"atoms has dtype {atoms.dtype}; supported are {', '.join(DTYPES)}")
     if atoms.ndim != 2 or atoms.shape[1] != 4 or atoms.shape[0] > MAX_ATOMS:

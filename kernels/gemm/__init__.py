@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out
+from kernels.arrays import check_array, check_out
 
 __all__ = ["DTYPE", "MAX_SIZE", "gemm", "gram"]
 
@@ -71,8 +71,7 @@ def gram(a: Any, *, out: Any = None, stream: Any = None) -> Any:
 
 
 def _check_matrix(name: str, matrix: Any) -> None:
-    if not isinstance(matrix, np.ndarray) and type(matrix).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(matrix).__name__}")
+    check_array(name, matrix)
     if np.dtype(matrix.dtype).newbyteorder("=").name != DTYPE:
         raise TypeError(f"{name} has dtype {matrix.dtype}; supported is {DTYPE}")
     if matrix.ndim != 2 or max(matrix.shape) > MAX_SIZE:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_workers
+from kernels.arrays import check_array, check_workers
 
 __all__ = ["INTEGER_BINS", "histogram"]
 
@@ -42,8 +42,7 @@ def histogram(
 
     Raises ValueError or TypeError, in one line that names the parameter.
     """
-    if not isinstance(values, np.ndarray) and type(values).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"values must be a NumPy or CuPy array; got {type(values).__name__}")
+    check_array("values", values)
     dtype = values.dtype.newbyteorder("=")
     if dtype.name not in (*INTEGER_BINS, *FLOATS):
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join((*INTEGER_BINS, *FLOATS))}")
@@ -81,6 +80,8 @@ def _checked_edges(edges: Any, dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"edges: values of {dtype} need them: ascending numbers, one more than there are bins")
     if not isinstance(edges, np.ndarray | list | tuple):
         raise TypeError(f"edges must be a NumPy array or a sequence of numbers; got {type(edges).__name__}")
+    if isinstance(edges, np.ndarray):
+        check_array("edges", edges)
     exact = np.asarray(edges, np.float64)
     if exact.ndim != 1 or exact.size < 2:
         raise ValueError(f"edges must be two numbers or more in a row; got shape {exact.shape}")

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_array
+
 DTYPES = ("complex64", "complex128")
 REALS = ("float32", "float64")
 METHODS = ("auto", "gridding", "exact")
@@ -22,8 +24,7 @@ def on_host(array: Any) -> bool:
 
 def checked_kind(name: str, array: Any, host: bool | None = None) -> bool:
     """Whether it is NumPy's; TypeError where it is neither NumPy's nor CuPy's, or not what the trajectory is."""
-    if not on_host(array) and type(array).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(array).__name__}")
+    check_array(name, array)
     if host is not None and on_host(array) != host:
         raise TypeError(f"{name} must be a {'NumPy' if host else 'CuPy'} array, as the plan is; got {type(array)}")
     return on_host(array)

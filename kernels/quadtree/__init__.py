@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_array
+
 __all__ = ["DTYPES", "MAX_DEPTH", "Quadtree", "build", "cells_per_unit"]
 
 DTYPES = ("float32", "float64")
@@ -91,8 +93,7 @@ def cells_per_unit(box: tuple[float, float, float, float], depth: int) -> tuple[
 
 
 def _check_points(points: Any) -> None:
-    if not isinstance(points, np.ndarray) and type(points).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"points must be a NumPy or CuPy array; got {type(points).__name__}")
+    check_array("points", points)
     if np.dtype(points.dtype).newbyteorder("=").name not in DTYPES:
         raise TypeError(f"points has dtype {points.dtype}; supported are {', '.join(DTYPES)}")
     if points.ndim != 2 or points.shape[1] != 2 or points.shape[0] > MAX_POINTS:

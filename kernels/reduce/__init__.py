@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_workers
+from kernels.arrays import check_array, check_workers
 
 __all__ = ["DTYPES", "OPERATIONS", "argmax", "maximum", "mean_variance", "minimum", "total"]
 
@@ -69,8 +69,7 @@ def mean_variance(values: Any, *, ddof: int = 0, workers: int | None = None, str
 
 
 def _reduced(operation: str, values: Any, ddof: int, workers: int | None, stream: Any) -> Any:
-    if not isinstance(values, np.ndarray) and type(values).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"values must be a NumPy or CuPy array; got {type(values).__name__}")
+    check_array("values", values)
     if values.dtype.newbyteorder("=").name not in DTYPES:
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join(DTYPES)}")
     if operation != "total" and values.size <= ddof:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 
 __all__ = ["DTYPES", "exclusive", "inclusive", "segmented"]
 
@@ -65,9 +65,11 @@ def segmented(
 
     Other parameters as for `inclusive`.
     """
+    check_array("values", values)
     kind = np.ndarray if isinstance(values, np.ndarray) else type(values)
     if not isinstance(heads, kind):
         raise TypeError(f"heads must be an array of the values' kind, {kind.__name__}; got {type(heads).__name__}")
+    check_array("heads", heads)
     if heads.dtype.name not in HEAD_DTYPES:
         raise TypeError(f"heads has dtype {heads.dtype}; supported are {', '.join(HEAD_DTYPES)}")
     if heads.shape != values.shape:
@@ -76,8 +78,7 @@ def segmented(
 
 
 def _scanned(values: Any, heads: Any, without: bool, out: Any, workers: int | None, stream: Any) -> Any:
-    if not isinstance(values, np.ndarray) and type(values).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"values must be a NumPy or CuPy array; got {type(values).__name__}")
+    check_array("values", values)
     if values.dtype.newbyteorder("=").name not in DTYPES:
         raise TypeError(f"values has dtype {values.dtype}; supported are {', '.join(DTYPES)}")
     if values.ndim != 1:

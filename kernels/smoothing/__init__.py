@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
 from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
 
@@ -269,17 +269,17 @@ def _counted(image: Any, nan_policy: str, mask: Any) -> Any:
 def _checked_mask(image: Any, mask: Any) -> Any:
     if getattr(mask, "shape", None) != image.shape or mask.dtype != bool:
         raise ValueError(f"mask must be a boolean array of the image's shape {image.shape}")
+    check_array("mask", mask)
     return mask
 
 
 def _body(image: Any, workers: int | None, stream: Any) -> Any:
     check_workers(workers)
+    check_array("image", image)
     if isinstance(image, np.ndarray):
         from kernels.smoothing import cpu
 
         return lambda image, windows, cval, out: cpu.smooth(image, windows, cval, out, workers=workers)
-    if type(image).__module__.partition(".")[0] == "cupy":
-        from kernels.smoothing import cuda
+    from kernels.smoothing import cuda
 
-        return lambda image, windows, cval, out: cuda.smooth(image, windows, cval, out, stream=stream)
-    raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
+    return lambda image, windows, cval, out: cuda.smooth(image, windows, cval, out, stream=stream)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_workers
+from kernels.arrays import check_array, check_workers
 
 __all__ = ["DTYPES", "argsort", "merge", "sort"]
 
@@ -92,8 +92,7 @@ def merge(first: Any, second: Any, *, workers: int | None = None, stream: Any = 
 
 
 def _check_keys(name: str, keys: Any) -> None:
-    if not isinstance(keys, np.ndarray) and type(keys).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(keys).__name__}")
+    check_array(name, keys)
     if keys.dtype.newbyteorder("=").name not in DTYPES:
         raise TypeError(f"{name} has dtype {keys.dtype}; supported are {', '.join(DTYPES)}")
     if keys.ndim != 1:

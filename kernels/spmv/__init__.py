@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 from kernels.spmv.formats import (
     VALUES,
     Coo,
@@ -80,6 +80,7 @@ def _check_vector(name: str, vector: Any, matrix: Matrix, size: int) -> None:
     kind = np.ndarray if isinstance(matrix.values, np.ndarray) else type(matrix.values)
     if not isinstance(vector, kind):
         raise TypeError(f"{name} must be a {kind.__module__} array like the matrix; got {type(vector).__name__}")
+    check_array(name, vector)
     if vector.dtype != matrix.values.dtype:
         raise TypeError(f"{name} has dtype {vector.dtype}; the matrix has {matrix.values.dtype}")
     if vector.shape != (size,) or not vector.flags.c_contiguous:

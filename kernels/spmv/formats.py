@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_array
+
 __all__ = [
     "VALUES",
     "Coo",
@@ -312,13 +314,8 @@ def _check_shape(shape: tuple[int, int]) -> None:
         raise ValueError(f"shape must be two sizes of 0 to {MAX_SIZE}; got {shape}")
 
 
-def _is_array(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or type(array).__module__.partition(".")[0] == "cupy"
-
-
 def _check_values(name: str, values: Any, axes: int) -> None:
-    if not _is_array(values):
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(values).__name__}")
+    check_array(name, values)
     if values.dtype.name not in VALUES or not values.dtype.isnative:
         raise TypeError(f"{name} has dtype {values.dtype}; supported are {', '.join(VALUES)}")
     if values.ndim != axes or not values.flags.c_contiguous:
@@ -328,8 +325,7 @@ def _check_values(name: str, values: Any, axes: int) -> None:
 def _check_indices(
     name: str, indices: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], limit: int | None, *, least: int = 0
 ) -> None:
-    if not _is_array(indices):
-        raise TypeError(f"{name} must be a NumPy or CuPy array; got {type(indices).__name__}")
+    check_array(name, indices)
     if indices.dtype.name not in dtypes or not indices.dtype.isnative:
         raise TypeError(f"{name} has dtype {indices.dtype}; supported are {', '.join(dtypes)}")
     if indices.shape != shape or not indices.flags.c_contiguous:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out
+from kernels.arrays import check_array, check_out
 from kernels.statistics.totals import LAYOUTS, MAX_SAMPLES, Layout, Totals
 
 __all__ = ["DTYPES", "LAYOUTS", "MAX_SAMPLES", "Layout", "Totals", "partial_shape", "summarise"]
@@ -43,6 +43,7 @@ def summarise(image: Any, *, channel_axis: int | None = None, out: Any = None, s
     Returns the partial: int64 [channels, words]. On the CPU one thread computes, without Python's lock.
     Raises ValueError or TypeError, in one line that names the parameter.
     """
+    check_array("image", image)
     dtype = np.dtype(image.dtype)
     if dtype.name not in LAYOUTS or not dtype.isnative:
         raise TypeError(f"image has dtype {image.dtype.str}; supported are {', '.join(DTYPES)} in native byte order")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 
 __all__ = ["DTYPE", "MAX_SIZE", "stencil"]
 
@@ -72,8 +72,7 @@ def stencil(
 
 
 def _check_field(field: Any) -> None:
-    if not isinstance(field, np.ndarray) and type(field).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"field must be a NumPy or CuPy array; got {type(field).__name__}")
+    check_array("field", field)
     if np.dtype(field.dtype).newbyteorder("=").name != DTYPE:
         raise TypeError(f"field has dtype {field.dtype}; supported is {DTYPE}")
     if field.ndim != 3 or max(field.shape) > MAX_SIZE:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.arrays import check_array
+
 __all__ = ["MAX_SEGMENTS", "Polylines", "tessellate"]
 
 MAX_SEGMENTS = 1 << 16
@@ -64,8 +66,7 @@ def tessellate(curves: Any, tolerance: float, *, max_segments: int = 256, stream
 
 
 def _check_curves(curves: Any) -> None:
-    if not isinstance(curves, np.ndarray) and type(curves).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"curves must be a NumPy or CuPy array; got {type(curves).__name__}")
+    check_array("curves", curves)
     if np.dtype(curves.dtype).newbyteorder("=") != np.float32:
         raise TypeError(f"curves has dtype {curves.dtype}; supported is float32")
     if curves.ndim != 3 or curves.shape[1:] != (3, 2) or curves.shape[0] > MAX_CURVES:

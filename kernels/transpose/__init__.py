@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
+from kernels.arrays import check_array, check_out, check_workers
 
 __all__ = ["MAX_ITEMSIZE", "transpose"]
 
@@ -33,8 +33,7 @@ def transpose(array: Any, *, out: Any = None, workers: int | None = None, stream
 
     Raises ValueError or TypeError, in one line that names the parameter.
     """
-    if not isinstance(array, np.ndarray) and type(array).__module__.partition(".")[0] != "cupy":
-        raise TypeError(f"array must be a NumPy or CuPy array; got {type(array).__name__}")
+    check_array("array", array)
     if array.dtype.hasobject or not 1 <= array.dtype.itemsize <= MAX_ITEMSIZE:
         raise TypeError(f"array has dtype {array.dtype}; elements must be of 1 to {MAX_ITEMSIZE} bytes")
     if array.ndim < 2:

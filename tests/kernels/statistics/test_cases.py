@@ -83,6 +83,7 @@ def test_refusals():
 class Huge:
     """An image that nobody has the memory for."""
 
+    __module__ = "cupy"
     dtype, shape, ndim = np.dtype(np.uint8), (MAX_SAMPLES + 1,), 1
     flags = type("Flags", (), {"c_contiguous": True})
 
