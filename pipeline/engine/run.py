@@ -120,7 +120,7 @@ def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> Plann
     except BaseException:
         workload.discard()
         raise
-    return PlannedJob(spec=spec, workload=workload, plan=plan, device=device, cut=cut)
+    return PlannedJob(spec=workload.spec, workload=workload, plan=plan, device=device, cut=cut)
 
 
 def _same_cut(earlier: Cut, cut: Cut, options: RunOptions) -> Cut:

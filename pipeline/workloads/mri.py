@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
-from pipeline.formats.bart import files_of
+from pipeline.formats.bart import files_of, pair_of
 from pipeline.formats.base import Region
 from pipeline.formats.image_series import AXES, series_format_for_output
 from pipeline.formats.partial import Opening
@@ -68,8 +68,10 @@ class Mri(OneOutput, JointWorkload):
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
-        self.spec = spec
         self.parameters = spec.parameters
+        if spec.input.suffix.lower() == ".hdr":  # the samples are the input, however their pair is named
+            spec = replace(spec, input=pair_of(spec.input)[0])
+        self.spec = spec
         self._form = series_format_for_output(spec.output)
         for output in (spec.output, *self._form.also_written(spec.output)):
             for source in self._inputs():

@@ -259,6 +259,26 @@ def test_a_pair_that_changed_is_another_parameter_however_it_is_named(tmp_path, 
     assert parameters.in_force() != before
 
 
+@pytest.mark.parametrize("named", ["k.cfl", "k.hdr"])
+def test_samples_that_changed_are_another_input_however_their_pair_is_named(tmp_path, monkeypatch, named):
+    from pipeline.engine import checkpoints
+
+    monkeypatch.setattr(checkpoints, "INTERVAL_SECONDS", 0.0)
+    kspace, points = scan()
+    slices = np.stack([kspace, 2 * kspace, 3 * kspace], axis=-1).transpose(2, 1, 0, 3)
+    write_cfl(tmp_path / "k", slices[None].reshape(1, *slices.shape[:3], *[1] * 9, 3))
+    write_cfl(tmp_path / "t", np.concatenate([points, 0 * points[..., :1]], axis=2).transpose(2, 1, 0))
+    options = {"trajectory": tmp_path / "t.cfl", "iterations": 2, "density": "none"}
+    with pytest.raises(StorageError, match="stopped here"):
+        images(tmp_path / named, tmp_path / "out.npy", device=Stopping(2), **options)
+    samples = tmp_path / "k.cfl"
+    samples.write_bytes((100 * np.fromfile(samples, np.complex64)).tobytes())
+    planned, run_options = job(tmp_path / named, tmp_path / "out.npy", resume=True, device=CpuDevice(1), **options)
+    with pytest.raises(ParameterError, match=r"of another job \(input\."):
+        run_job(planned, run_options)
+    assert planned.spec.input == samples
+
+
 def test_three_dimensions(tmp_path):
     """A volume with a trajectory of its own, against the float64 definition of what was measured."""
     n = 12
