@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,16 @@ LONG, BYTES = np.ones(8, np.int32), np.ones(32, np.uint8)
 def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.1])
+def test_roundings_that_all_go_one_way_stay_within_the_bound(value):
+    """Equal values lose the same at each addition, where random ones make up for one another."""
+    size = 1 << 20
+    values, heads = np.full(size, value), np.zeros(size, np.uint8)
+    heads[5000] = 1
+    places = np.arange(1, 257) * 4096 - 1
+    for found, first in ((inclusive(values), 0), (segmented(values, heads), 5000)):
+        for place in places[places > first].tolist():
+            exact = (place + 1 - first) * Fraction(value)
+            assert abs(Fraction(float(found[place])) - exact) <= exact / 2**45
