@@ -72,6 +72,11 @@ class DecodedBlocks:
             raise InputError(f"{where} decodes to {block.shape} {block.dtype}; damaged: copy or export it again")
         # What the edge pads, and more rows than the image has, would only fill the memory.
         block = np.ascontiguousarray(block[:rows, :columns])
+        if _hides_missing(page, block):
+            raise InputError(
+                f"{where} holds {np.finfo(block.dtype).min:.8g}, which LERC puts where only some samples of a pixel "
+                "are NaN: store the samples in planes of their own, or compress the file otherwise"
+            )
         return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
 
 
@@ -84,6 +89,13 @@ def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:
 
     mask = imagecodecs.lerc_decode(data, masks=True)[1]
     return None if mask is None else np.asarray(mask, bool).reshape(*mask.shape[:2], -1)
+
+
+def _hides_missing(page: Page, block: NDArray[Any]) -> bool:
+    """LERC's mask is of whole pixels: NaN in some samples of one becomes the type's least number, and nothing tells."""
+    if page.compression != LERC or page.dtype.kind != "f" or page.block_samples == 1:
+        return False
+    return bool((block == np.finfo(block.dtype).min).any())
 
 
 def _coding(page: Page) -> tuple[object, ...]:

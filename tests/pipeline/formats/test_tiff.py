@@ -99,6 +99,19 @@ def test_missing_samples_of_lerc_are_nan(tmp_path: Path, storage: dict[str, Any]
         assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lerc_that_is_missing_in_some_samples_of_a_pixel_is_refused(tmp_path: Path, dtype: str) -> None:
+    """The codec stores the least number for them and says nothing of it; planes have masks of their own."""
+    array = pixels(40, 50, 3, dtype=dtype)
+    array[30, 7, 1] = np.nan
+    storage: dict[str, Any] = {"photometric": "rgb", "compression": "lerc", "rowsperstrip": 10}
+    tifffile.imwrite(tmp_path / "a.tif", array, **storage)
+    with pytest.raises(InputError, match=r"a\.tif: page 0, strip 3 holds -.*e\+.*: store the samples in planes"):
+        read_whole(FORMAT, tmp_path / "a.tif")
+    tifffile.imwrite(tmp_path / "b.tif", array.transpose(2, 0, 1).copy(), planarconfig="separate", **storage)
+    assert_same_bits(read_whole(FORMAT, tmp_path / "b.tif"), array)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compression", [None, "lzw", "zlib", "packbits", "zstd", "lzma"])
 @pytest.mark.parametrize("storage", [{"rowsperstrip": 10}, {"tile": (32, 48)}])
