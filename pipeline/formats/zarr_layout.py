@@ -6,6 +6,7 @@ Sources: Zarr v2 and v3 specifications; OME-Zarr (NGFF) 0.4 and 0.5, section "mu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from pipeline.errors import InputError, counted
 _AXES = "TCZYX"
 _ORDER = "ZYXC"
 _IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # as xarray's users and rioxarray spell them
+
+_NUMBERED = re.compile(r"(.*\d)?")  # no name, or one as libraries make them up: dim_0
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,19 @@ def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) 
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:
-    """Axes by the array's own names (Zarr v3; xarray's attribute in v2), else by their number."""
+    """Axes by the array's own names (Zarr v3; xarray's attribute in v2), else by their number.
+
+    InputError where some are named, and which of three or more are y and x is not said: others would be mixed.
+    """
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    upper = [str(name).upper() for name in names] if isinstance(names, list | tuple) else []
-    letters = "".join(_IN_WORDS.get(name, name) for name in upper)
-    if len(letters) == array.ndim and len(set(letters)) == array.ndim and set("YX") <= set(letters) <= set(_AXES):
-        return _layout(letters, array.shape, {}, path)
+    said = [str(name or "") for name in names] if isinstance(names, list | tuple) else []
+    letters = [_IN_WORDS.get(name, name) if name in {*_AXES, *_IN_WORDS} else "?" for name in map(str.upper, said)]
+    if {"Y", "X"} <= set(letters):
+        return _layout("".join(letters), array.shape, {}, path)
+    if array.ndim > 2 and not all(_NUMBERED.fullmatch(name) for name in said):
+        raise InputError(
+            f"{path}: its axes are named {', '.join(said)}: which are y and x is not said; rename these two y and x"
+        )
     ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
     by_number = {2: "YX", 3: ambiguous, 4: "ZYXC", 5: "TCZYX"}.get(array.ndim)
     if by_number is None:

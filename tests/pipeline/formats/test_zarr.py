@@ -146,6 +146,23 @@ def test_named_axes_are_believed(tmp_path: Path, names: tuple[str, ...]) -> None
     assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), np.ascontiguousarray(np.moveaxis(array, 0, -1)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "names", "axes"),
+    [
+        ((9, 8), ("lat", "lon"), "YX"),  # whatever two axes are called
+        ((4, 9, 8), ("dim_0", "dim_1", "dim_2"), "ZYX"),
+        ((4, 9, 8), (None, None, None), "ZYX"),
+        ((1, 9, 8), ("wavelength", "y", "x"), "YX"),
+    ],
+)
+def test_names_that_tell_nothing_leave_the_number(
+    tmp_path: Path, shape: tuple[int, ...], names: tuple[str | None, ...], axes: str
+) -> None:
+    save_array(tmp_path / "a.zarr", volume(*shape), shape, dimension_names=names)
+    with FORMAT.open(tmp_path / "a.zarr") as reader:
+        assert reader.header.axes == axes
+
+
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 @pytest.mark.parametrize(
     ("axes", "shape", "expected"),
@@ -259,6 +276,13 @@ def test_a_narrow_image_is_not_cut_into_crumbs(tmp_path: Path) -> None:
     [
         ((2, 9, 8), "uint16", {"dimension_names": ("t", "y", "x")}),
         ((2, 9, 8), "uint16", {"dimension_names": ("time", "y", "x")}),
+        ((2, 9, 8), "uint16", {"dimension_names": ("wavelength", "y", "x")}),
+        ((9, 8, 2), "uint16", {"dimension_names": ("y", "x", "wavelength")}),
+        ((2, 3, 9, 8), "uint16", {"dimension_names": ("t", "wavelength", "y", "x")}),
+        ((2, 9, 8), "uint16", {"dimension_names": (None, "y", "x")}),
+        ((2, 9, 8), "uint16", {"dimension_names": ("time", "lat", "lon")}),
+        ((2, 9, 8), "uint16", {"dimension_names": ("wavelength", "row", "column")}),
+        ((9, 9, 9), "uint16", {"dimension_names": ("y", "x", "y")}),
         ((9, 8), "uint32", {}),
         ((9, 8), "bool", {}),
         ((9,), "uint16", {}),
