@@ -25,7 +25,7 @@ from pipeline.formats.positional_writer import PositionalWriter
 _HEADER_BYTES, _OFFSET = 348, 352
 _LONGEST_AXIS = (1 << 15) - 1
 _DATATYPES = {"float32": (16, 32), "complex64": (32, 64)}  # code, bits
-_MILLIMETRES_AND_SECONDS = 2 | 8
+_MILLIMETRES = 2  # and no unit of time: how far apart the images are is not known
 _SCANNER = 1  # coordinates of the scanner
 _BAND_BYTES = 1 << 20
 # Axes further from right angles than this are no rotation.
@@ -91,7 +91,7 @@ def nifti_header(header: SeriesHeader) -> bytes:
             struct.pack("<3h", code, bits, 0),
             struct.pack("<8f", qfac, *voxel, 1, 1, 1, 1),
             struct.pack("<3f", _OFFSET, 1, 0),  # values are as stored
-            struct.pack("<hBB", 0, 0, _MILLIMETRES_AND_SECONDS if header.voxel_mm else 0),
+            struct.pack("<hBB", 0, 0, _MILLIMETRES if header.voxel_mm else 0),
             struct.pack("<4f2i", 0, 0, 0, 0, 0, 0),
             title.ljust(80, b"\0"),
             b"\0" * 24,
