@@ -128,6 +128,12 @@ class Ismrmrd(KSpaceReader):
                     f"{self.path}: acquisitions differ in {what}: {images[odd[0]]} has {heads[field][odd[0]]}, "
                     f"{images[0]} has {heads[field][0]}; all of one file must agree: split it"
                 )
+        named, there = int(heads["encoding_space_ref"][0]), len(self._xml.encodings)
+        if 0 < there <= named:
+            raise InputError(
+                f"{self.path}: its acquisitions are of encoding {named}, counted from 0, and its XML header has "
+                f"{counted(there, 'encoding')}; export it again"
+            )
         if heads["active_channels"][0] == 0:
             raise InputError(f"{self.path}: its acquisitions have no coils; export it again")
         if heads["trajectory_dimensions"][0] not in (2, 3):

@@ -223,6 +223,10 @@ def with_nan(values, place=5):
         ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none is of an image"),
         (damaged("active_channels", 2), "acquisitions differ in their number of coils: 2 has 2, 0 has"),
         (damaged("number_of_samples", 9), "acquisition 2 has 9 samples, acquisition 0 10"),
+        (
+            readouts(*scan(0), encoding_space_ref=1),
+            "are of encoding 1, counted from 0, and its XML header has 1 encoding;",
+        ),
         (damaged("encoding_space_ref", 1), "acquisitions differ in their encoding space: 2 has 1, 0 has 0"),
         (damaged("discard_pre", 10), "acquisition 2 has no samples that count"),
         (
