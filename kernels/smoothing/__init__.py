@@ -235,7 +235,14 @@ def _check_lengths(shape: tuple[int, ...], windows: list[Window]) -> None:
 
 
 def _check_cval(dtype: Any, cval: float) -> None:
-    if np.dtype(dtype).kind == "f" or (type(cval) is int and cval == 0):
+    if type(cval) is int and cval == 0:
+        return
+    if not hasattr(cval, "__float__") or getattr(cval, "ndim", 0) != 0:
+        raise TypeError(f"cval must be a number; got {type(cval).__name__}")
+    if np.dtype(dtype).kind == "f":
+        most = float(np.finfo(dtype).max)
+        if math.isfinite(cval) and abs(cval) > most:
+            raise ValueError(f"cval must be within ±{most:g} for {dtype} images, or infinite; got {cval}")
         return
     held = np.iinfo(dtype)
     if not math.isfinite(cval) or cval != int(cval) or not held.min <= cval <= held.max:

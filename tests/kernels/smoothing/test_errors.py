@@ -43,6 +43,8 @@ REFUSALS = {
     "cval -1": (ValueError, "cval must be a whole number in 0 … 65535 for uint16", lambda: box(U16, cval=-1)),
     "cval 0.5": (ValueError, "cval must be a whole number", lambda: box(U16, cval=0.5)),
     "cval nan": (ValueError, "cval must be a whole number", lambda: box(U16, cval=math.nan)),
+    "cval list": (TypeError, "cval must be a number; got list", lambda: box(F32, cval=[1.0] * F32.shape[-1])),
+    "cval 1e39": (ValueError, r"cval must be within ±3.40282e\+38 for float32 images", lambda: box(F32, cval=-1e39)),
     "cval inf": (ValueError, "cval must be a whole number", lambda: box(U16, cval=math.inf)),
     "too short": (ValueError, "axis 0 has 7 samples, fewer than the window's 8", lambda: box(U16, 8, mode="valid")),
     "mask on integers": (TypeError, "mask needs a float image; got uint16", lambda: box(U16, mask=U16 == 0)),
