@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_in_place(cupy: Any, variant: str, without: bool) -> None:
     scanned(array, None, without, array, variant=variant)
     expected = np.cumsum(values, dtype=np.uint32)
     np.testing.assert_array_equal(array.get(), expected - values if without else expected)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.1])
+def test_roundings_that_all_go_one_way_stay_within_the_bound(cupy: Any, value: float) -> None:
+    size = 1 << 24
+    values, heads = cupy.full(size, value), cupy.zeros(size, cupy.uint8)
+    heads[5000] = 1
+    places = np.arange(1, 4097) * 4096 - 1
+    for sums, first in ((inclusive(values), 0), (segmented(values, heads), 5000)):
+        chosen = places[places > first]
+        for place, found in zip(chosen.tolist(), sums[cupy.asarray(chosen)].tolist(), strict=True):
+            exact = (place + 1 - first) * Fraction(value)
+            assert abs(Fraction(found) - exact) <= exact / 2**45
 
 
 @pytest.mark.parametrize("kind", KINDS)
