@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.client import Client
 from pipeline.engine.run import stream_on_device
+from pipeline.errors import printable
 from pipeline.service.tokens import Tokens, new_token, token_line
 from tests.pipeline.service.live import WAIT_S, live_service
 
@@ -160,6 +161,24 @@ def test_names_cannot_become_markup(browser, url, gate):
             assert page.evaluate("[window.hacked === undefined, document.querySelectorAll('main img').length]") == [
                 True, 0,
             ]  # fmt: skip
+
+
+def test_names_that_come_later_are_written_as_the_pages_write_them(browser, url, gate):
+    texts = [
+        "scan\u202eypn.fit",
+        "a\nb\tc\rd\x1be\x7f",
+        "\xa0\u2028\u2029\ufeff\u200b",
+        "\U000e0041",
+        "σ 画像 🙂 \\",
+    ]
+    gate.open.set()
+    with page_of(browser, url) as page:
+        page.goto("/")
+        assert page.evaluate("texts => texts.map(printable)", texts) == [printable(text) for text in texts]
+        submit(page, input=texts[0], output=f"{texts[0]}.npy", size="3")
+        page.wait_for_url("**/jobs/*")
+        shows(page, "#state", "^failed$")
+        assert "\u202e" not in page.locator("body").inner_text()
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways(browser, url, gate):

@@ -19,12 +19,21 @@ async function post(path, body, headers = {}) {
 
 function refuse(error) {
   const place = byId("refused");
-  place.textContent = error instanceof TypeError ? "The service does not answer; try again in a moment." : error.message;
+  const silent = error instanceof TypeError;
+  place.textContent = silent ? "The service does not answer; try again in a moment." : printable(error.message);
   place.hidden = false;
   place.scrollIntoView({ block: "nearest" });
 }
 
 // Values as people read them
+
+function printable(text) {  // as the commands and the pages write it: no file's name acts on what is around it
+  return text.replace(/[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu, (each) => {
+    const known = { "\t": "\\t", "\n": "\\n", "\r": "\\r" }[each], code = each.codePointAt(0);
+    const [letter, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
+    return known ?? `\\${letter}${code.toString(16).padStart(digits, "0")}`;
+  });
+}
 
 function bytes(count) {
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
@@ -90,7 +99,7 @@ function note(event) {
   const message = document.createElement("span");
   line.dataset.number = said.number;
   time.dateTime = new Date(1000 * said.at).toISOString();
-  message.textContent = said.message;
+  message.textContent = printable(said.message);
   line.append(time, message);
   showTimes(line);
   log.append(line);
