@@ -29,8 +29,10 @@ _COORDINATE = re.compile(r" *-?\d*\.\d{3}")
 _CHARGE_COLUMN = 54
 # PDB2PQR writes the charge as %8.4f and the radius as %7.4f: "-0.834010.0000" where they touch.
 _TOUCHING = re.compile(r" *(-?\d*\.\d{4})(\d+\.\d{4})(?= |$)")
-# As many programs take it: indented, or in small letters.
+# As many programs take them: indented, or in small letters.
 _LOOSE_ATOM = re.compile(r"\s*(ATOM|HETATM)\s", re.IGNORECASE)
+_CELL = re.compile(r"\s*CRYST1", re.IGNORECASE)
+_END, _MODEL = re.compile(r"END|(?i:\s*(END|ENDMDL)\b)"), re.compile(r"MODEL|(?i:\s*MODEL\b)")
 _LONGEST_QUOTE = 40
 
 Five = tuple[float, float, float, float, float]
@@ -61,7 +63,7 @@ def read_pqr(path: Path) -> Molecule:
 
 def stated_cell(path: Path, data: bytes) -> Array | None:
     """The cell alone, of the content of a PQR file. InputError where its line cannot be read."""
-    lines = (line if line.startswith("CRYST1") else "" for line in _text(path, data).split("\n"))
+    lines = (line if _CELL.match(line) else "" for line in _text(path, data).split("\n"))
     return _Lines(path).read("\n".join(lines))[1]
 
 
@@ -94,9 +96,9 @@ class _Lines:
                 if not finite(sum(five)):
                     self._refuse_values(number, five)
                 append(five)
-            elif line.startswith("CRYST1"):
-                self._cell = self._cell_of(number, line)
-            elif self._ended is None and (line.startswith("END") or (values and line.startswith("MODEL"))):
+            elif _CELL.match(line):
+                self._cell = self._cell_of(number, line.lstrip())
+            elif self._ended is None and (_END.match(line) or (values and _MODEL.match(line))):
                 self._ended = number, _quoted(line.split()[0])
         return values, self._cell
 
@@ -115,7 +117,7 @@ class _Lines:
 
     def _cell_of(self, number: int, line: str) -> Array | None:
         name, *fields = line.split()[:7]
-        fields = fields if name == "CRYST1" else []  # "CRYST1100.000": a length touches it
+        fields = fields if len(name) == len("CRYST1") else []  # "CRYST1100.000": a length touches it
         columns = ((6, 15), (15, 24), (24, 33), (33, 40), (40, 47), (47, 54))
         for six in (fields, [line[start:stop].strip() for start, stop in columns]):
             if len(six) == 6 and all(map(_NUMBER.fullmatch, six)):

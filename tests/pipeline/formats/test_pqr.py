@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,19 @@ def test_a_second_model_without_an_end_of_the_first_is_refused(tmp_path: Path) -
     path = written(tmp_path, "MODEL 1\n" + GOOD + "MODEL 2\n" + GOOD)
     with input_error(path, f"{path}:4: ", "MODEL of line 3"):
         read_pqr(path)
+
+
+@pytest.mark.parametrize("loosely", [str.lower, lambda text: "  " + text.replace("\n", "\n  ")])
+def test_what_stands_beside_loosely_written_atoms_counts_too(tmp_path: Path, loosely: Callable[[str], str]) -> None:
+    """Indented or in small letters, as the atoms may be: the cell, and where a model ends."""
+    cell, atom = "CRYST1 10 20 30 90 90 90 P 1\n", "ATOM 1 N MET 1 1 2 3 .5 1\n"
+    path = written(tmp_path, loosely(cell + atom + "TER\nENDMDL\n"))
+    np.testing.assert_array_equal(read_pqr(path).cell, np.diag([10.0, 20, 30]))
+    np.testing.assert_array_equal(stated_cell(path, path.read_bytes()), np.diag([10.0, 20, 30]))
+    for end in ("ENDMDL", "END", "MODEL 2"):
+        path = written(tmp_path, loosely(atom + end + "\n" + atom))
+        with input_error(path, f"{path}:3: ", "line 2"):
+            read_pqr(path)
 
 
 @pytest.mark.parametrize("text", ["", "REMARK\n", "END\n", "REMARK ATOM\natoms of the first chain\n"])
