@@ -300,7 +300,8 @@ class Ismrmrd(KSpaceReader):
                 )
             samples = np.asarray(values, np.float32).view(np.complex64).reshape(coils, -1)
             head = self._heads[acquisition]
-            samples = samples[:, int(head["discard_pre"]) : samples.shape[1] - int(head["discard_post"])]
+            # Not below 0, which would count from the end: what discards more than it holds has nothing that counts.
+            samples = samples[:, int(head["discard_pre"]) : max(samples.shape[1] - int(head["discard_post"]), 0)]
             if not np.isfinite(samples).all():
                 raise InputError(
                     f"{self.path}: the noise scan, acquisition {acquisition}, is not finite; --prewhiten no does "

@@ -97,6 +97,15 @@ def test_samples_to_discard_of_noise_are_left_out(tmp_path):
         np.testing.assert_array_equal(reader.noise(), noise[:, 0, 4:24])
 
 
+@pytest.mark.parametrize(("pre", "post"), [(0, 25), (0, 39), (3, 30), (19, 19), (50, 0), (65535, 65535)])
+def test_noise_that_discards_more_than_it_holds_does_not_count(tmp_path, pre, post):
+    noise, other = scan(11, samples=20)[0], scan(12, samples=30)[0]
+    records = [acquisition(noise[:, 0], None, flags=NOISE_FLAG, discard_pre=pre, discard_post=post)]
+    records += [acquisition(other[:, 0], None, flags=NOISE_FLAG)]
+    with open_kspace(write_ismrmrd(tmp_path / "a.h5", HEADER, records + readouts(*scan(0)))) as reader:
+        np.testing.assert_array_equal(reader.noise(), other[:, 0])
+
+
 def test_readouts_of_unlike_speed_state_no_time_between_samples(tmp_path):
     one, two = scan(9), scan(10)
     for dwells, told in (((4.0, 4.0), 4.0), ((4.0, 40.0), None), ((np.nan, np.nan), None)):
