@@ -214,20 +214,30 @@ class ImageSource:
         name = self._parameters.density
         if name in DENSITIES:
             return None
+        where = f"slice {readouts.slice}, time {readouts.time}, readouts {readouts.first} to {readouts.stop - 1}"
         if name == "file":
             found = self._reader.density(readouts)
             if found is None:
                 raise ParameterError(
-                    f"--density file: {self.path} holds no density weights; name another file, or pipe-menon"
+                    f"--density file: {self.path} holds no density weights for {where}; name another file, or "
+                    "pipe-menon"
                 )
-            return np.ascontiguousarray(found, np.float32).reshape(-1)
+            return _weights(found, f"--density file: {self.path}", where)
         whole = self._reader.extent(readouts.time, readouts.slice)
         array = read_array(Path(name), whole, "--density", "(readout, sample)").real
-        with np.errstate(over="ignore"):
-            chosen = np.ascontiguousarray(array[readouts.first : readouts.stop], np.float32).reshape(-1)
-        if not np.isfinite(chosen).all() or (chosen < 0).any() or not (chosen > 0).any():
-            raise InputError(f"--density {name}: weights must be finite and at least 0, and some above 0")
-        return chosen
+        return _weights(array[readouts.first : readouts.stop], f"--density {name}", where)
+
+
+def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:
+    """(m,) of (readouts, samples). InputError, which says what holds them and where, unless they are weights."""
+    with np.errstate(over="ignore"):
+        weights = np.ascontiguousarray(given, np.float32).reshape(-1)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+        raise InputError(
+            f"{what}: weights must be finite and at least 0, and some above 0, which those of {where} are not; mend "
+            "them, or choose pipe-menon"
+        )
+    return weights
 
 
 class Kept(Generic[T]):

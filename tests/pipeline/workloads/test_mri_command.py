@@ -143,6 +143,15 @@ MISTAKES = [
     (("one.npz", "out.nii", "--sensitivities", "nan.npy"), "nan.npy: slice 0 holds values that are not finite"),
     (("one.npz", "out.nii", "--sensitivities", "loud.npy"), "loud.npy: slice 0 holds values that are not finite"),
     (("one.npz", "out.nii", "--density", "heavy.npy"), "heavy.npy: weights must be finite and at least 0"),
+    (
+        ("weighted.npz", "out.nii", "--density", "file", "--frames", "10"),
+        "--density file: weighted.npz: weights must be finite and at least 0, and some above 0, which those of slice "
+        "0, time 0, readouts 10 to 19 are not; mend them",
+    ),
+    (
+        ("weighted.h5", "out.nii", *UNITS, "--density", "file", "--frames", "10"),
+        "--density file: weighted.h5 holds no density weights for slice 0, time 0, readouts 10 to 19;",
+    ),
     (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
     (
@@ -227,6 +236,11 @@ def mistaken_files(tmp_path_factory):
     np.save(folder / "far.npy", np.full((N, N), 1e300))
     np.save(folder / "loud.npy", maps.astype(complex) * 1e200)
     np.save(folder / "heavy.npy", np.full(points.shape[:2], 1e300))
+    weights = np.ones(points.shape[:2])
+    weights[10:20] = 0
+    write_npz(folder / "weighted.npz", dcf=weights)
+    weighted = readouts(kspace, np.concatenate([points / N, weights[..., None]], axis=2))
+    write_ismrmrd(folder / "weighted.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), weighted)
     write_npz(folder / "beyond.npz", kspace, points / N * [1.5, 0.9], units="cycles/pixel", matrix=[N, N])
     write_npz(folder / "small.npz", matrix=[8, 8])
     np.save(folder / "steep.npy", np.linspace(-5e5, 5e5, N * N).reshape(N, N))
