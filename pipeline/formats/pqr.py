@@ -97,7 +97,7 @@ class _Lines:
                     self._refuse_values(number, five)
                 append(five)
             elif _CELL.match(line):
-                self._cell = self._cell_of(number, line.lstrip())
+                self._note_cell(number, self._cell_of(number, line.lstrip()))
             elif self._ended is None and (_END.match(line) or (values and _MODEL.match(line))):
                 self._ended = number, _quoted(line.split()[0])
         return values, self._cell
@@ -126,6 +126,13 @@ class _Lines:
                 except ValueError as exc:
                     raise self._fault(number, f"CRYST1: {exc}; mend the line or remove it") from exc
         raise self._fault(number, "CRYST1 needs three lengths and three angles; mend the line or remove it")
+
+    def _note_cell(self, number: int, cell: Array | None) -> None:
+        if cell is None:
+            return
+        if self._cell is not None and not np.array_equal(cell, self._cell):
+            raise self._fault(number, "CRYST1 states another cell than one before it; keep one of them")
+        self._cell = cell
 
     def _second_model(self, number: int) -> InputError:
         assert self._ended is not None

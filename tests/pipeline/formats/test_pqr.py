@@ -185,6 +185,19 @@ def test_a_second_model_without_an_end_of_the_first_is_refused(tmp_path: Path) -
         read_pqr(path)
 
 
+def test_several_cells_must_be_one(tmp_path: Path) -> None:
+    """As in files that were put together: which one counts would be anybody's guess."""
+    cell, none = "CRYST1 10 20 30 90 90 90\n", "CRYST1 1 1 1 90 90 90\n"
+    for text in (cell + GOOD + cell, none + cell + GOOD, cell + GOOD + none):
+        path = written(tmp_path, text)
+        np.testing.assert_array_equal(read_pqr(path).cell, np.diag([10.0, 20, 30]))
+    path = written(tmp_path, cell + GOOD + cell.replace("30", "31"))
+    with input_error(path, f"{path}:3: CRYST1 states another cell"):
+        read_pqr(path)
+    with input_error(path, f"{path}:3: CRYST1 states another cell"):
+        stated_cell(path, path.read_bytes())
+
+
 @pytest.mark.parametrize("loosely", [str.lower, lambda text: "  " + text.replace("\n", "\n  ")])
 def test_what_stands_beside_loosely_written_atoms_counts_too(tmp_path: Path, loosely: Callable[[str], str]) -> None:
     """Indented or in small letters, as the atoms may be: the cell, and where a model ends."""
