@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
 from pipeline.errors import InputError, ParameterError, counted
-from pipeline.formats.kspace import Readouts, open_kspace
+from pipeline.formats.kspace import LARGEST_SAMPLE, Readouts, open_kspace
 from pipeline.workloads.mri_arrays import read_array
 from pipeline.workloads.mri_grid import ImageGrid, image_grid
 from pipeline.workloads.mri_parameters import DENSITIES, SENSITIVITIES, MriParameters
@@ -109,6 +109,8 @@ class ImageSource:
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
         """complex64 (coils, readouts, samples), as they are in the file."""
         self._reader.read(readouts, out)
+        if self.white is not None:
+            self._refuse_faint_noise(self.white, out)
 
     def samples(self, readouts: Readouts) -> NDArray[np.complex64]:
         """The same in an array of its own."""
@@ -209,6 +211,16 @@ class ImageSource:
             return whitening(covariance(noise))
         except ValueError as error:
             raise InputError(f"{self.path}: {error}; --prewhiten no does without") from error
+
+    def _refuse_faint_noise(self, white: NDArray[np.complex128], samples: NDArray[Any]) -> None:
+        """InputError where whitening may put samples out of the range that those of a file must keep to."""
+        parts = np.ascontiguousarray(samples, np.complex64).view(np.float32)
+        reach = float(np.abs(white).sum(axis=1).max()) * max(float(parts.max()), -float(parts.min()))
+        if reach > LARGEST_SAMPLE:
+            raise InputError(
+                f"{self.path}: its noise is so faint that whitened samples may reach {reach:.2g}; single precision has "
+                f"no squares beyond {LARGEST_SAMPLE:g}: is it of this scan? --prewhiten no does without"
+            )
 
     def _given_density(self, readouts: Readouts) -> NDArray[np.float32] | None:
         name = self._parameters.density

@@ -152,6 +152,8 @@ MISTAKES = [
         ("weighted.h5", "out.nii", *UNITS, "--density", "file", "--frames", "10"),
         "--density file: weighted.h5 holds no density weights for slice 0, time 0, readouts 10 to 19;",
     ),
+    (("faint.npz", "out.nii"), "faint.npz: its noise is so faint that whitened samples may reach"),
+    (("silent.npz", "out.nii"), "silent.npz: its noise is so faint that whitened samples may reach"),
     (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
     (
@@ -236,11 +238,13 @@ def mistaken_files(tmp_path_factory):
     np.save(folder / "far.npy", np.full((N, N), 1e300))
     np.save(folder / "loud.npy", maps.astype(complex) * 1e200)
     np.save(folder / "heavy.npy", np.full(points.shape[:2], 1e300))
-    weights = np.ones(points.shape[:2])
-    weights[10:20] = 0
+    weights = np.ones(points.shape[:2]) * ((np.arange(SPOKES) // 10) != 1)[:, None]
     write_npz(folder / "weighted.npz", dcf=weights)
-    weighted = readouts(kspace, np.concatenate([points / N, weights[..., None]], axis=2))
-    write_ismrmrd(folder / "weighted.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), weighted)
+    noise = np.random.default_rng(1).normal(size=(COILS, 100)) * (1 + 1j)
+    for name, size in (("faint", 1e-30), ("silent", 1e-43)):
+        write_npz(folder / f"{name}.npz", noise=(noise * size).astype(np.complex64))
+    columns = np.concatenate([points / N, weights[..., None]], axis=2)
+    write_ismrmrd(folder / "weighted.h5", header, readouts(kspace, columns))
     write_npz(folder / "beyond.npz", kspace, points / N * [1.5, 0.9], units="cycles/pixel", matrix=[N, N])
     write_npz(folder / "small.npz", matrix=[8, 8])
     np.save(folder / "steep.npy", np.linspace(-5e5, 5e5, N * N).reshape(N, N))
