@@ -34,3 +34,10 @@ def _check_state_dir(folder: Path) -> None:
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     if not os.access(f"{there}/.", os.W_OK | os.X_OK):
         raise ParameterError(f"state_dir {folder}: {there} is no folder that this user may write to; choose another")
+    for each in (folder, *(there / part for part in folder.relative_to(there).parts)):
+        try:
+            each.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:  # a name that is too long
+            raise ParameterError(f"state_dir {folder}: {error.strerror}; choose another") from error

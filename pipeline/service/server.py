@@ -30,7 +30,7 @@ from pipeline.service.parts import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.scrape import begin_job_counts
-from pipeline.service.settings import ServiceSettings
+from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
 from pipeline.service.tokens import TokensFile
 
@@ -60,7 +60,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / "jobs.sqlite")
+        store = Store(settings.state_dir / JOBS)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
         place = stack.enter_context(_open_workers(_place_settings(settings)))

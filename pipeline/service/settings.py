@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pipeline.config import DEVICE, SCHEDULER, NamedPath, format_bytes, merged, parse_bytes, whole
 from pipeline.errors import ParameterError
 
+JOBS = "jobs.sqlite"  # in the state_dir
+_MOST_OF_A_DATABASES_PATH = 504  # bytes: SQLite's 512, less the end of its log's name
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
@@ -27,6 +30,13 @@ def _absolute(path: Path) -> Path:
         raise ValueError(f"{path}: nobody knows the home that ~ stands for; write the whole path") from error
 
 
+def _short_enough(state_dir: Path) -> Path:
+    if len(os.fsencode(state_dir / JOBS)) > _MOST_OF_A_DATABASES_PATH:
+        most = _MOST_OF_A_DATABASES_PATH - len(f"/{JOBS}")
+        raise ValueError(f"{state_dir}: SQLite takes a folder's whole name of at most {most} bytes; choose another")
+    return state_dir
+
+
 _Folder = Annotated[NamedPath, AfterValidator(_absolute)]
 _Count = Annotated[int, BeforeValidator(whole)]
 
@@ -36,7 +46,7 @@ class ServiceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    state_dir: _Folder = Field(
+    state_dir: Annotated[_Folder, AfterValidator(_short_enough)] = Field(
         Path("~/.local/state/millrace"), validate_default=True, description="the folder of jobs and previews"
     )
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(

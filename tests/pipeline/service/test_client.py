@@ -26,6 +26,7 @@ from pipeline.engine.run import stream_on_device
 from pipeline.errors import OutputError, ServiceError, ServiceRefused
 from pipeline.service import api
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
 from pipeline.service.tokens import Tokens, token_line
 from pipeline.service.views import JobView
 from pipeline.stopping import Stopped
@@ -396,6 +397,25 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
         "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
         "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
     ]
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "later/" + "x" * 256, "x" * 256 + "/later"])
+def test_a_state_dir_whose_name_is_too_long_is_told_before_the_service_starts(tmp_path, own_settings, millrace, name):
+    folder = tmp_path / name
+    code, _, err = millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)
+    assert (code, err) == (2, f"millrace: state_dir {folder}: File name too long; choose another\n")
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
+def test_a_state_dir_beyond_what_sqlite_takes_is_refused(tmp_path, own_settings, millrace, command):
+    parent = tmp_path / ("é" * 50) / ("é" * 50)
+    left = 492 - len(os.fsencode(parent)) - 1
+    folder = parent / ("x" * (left // 2)) / ("x" * (left - left // 2 - 1))
+    assert millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)[::2] == (0, "")
+    Store(folder / "jobs.sqlite").close()
+    code, _, err = millrace(*command, "--data-roots", tmp_path, "--state-dir", f"{folder}x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.endswith("x: SQLite takes a folder's whole name of at most 492 bytes; choose another\n")
 
 
 def test_an_array_of_jobs(service, gate):
