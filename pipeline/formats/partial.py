@@ -147,13 +147,16 @@ class PartialFolder(Shared):
     def in_use(self) -> Iterator[None]:
         """While files are written: they are this folder's.
 
-        OutputError where it has been published, removed or replaced: a worker that was thought to be gone must not
-        write into what another run has begun under the same name.
+        OutputError where it has been published, removed or replaced, now or meanwhile: a worker that was thought to be
+        gone must not write into what another run has begun under the same name.
         """
         with self._in_use() as descriptor:
             if not names(self.path, descriptor):
                 raise OutputError(f"{self.path}: {_NO_MORE}")
-            yield
+            try:
+                yield
+            except FileNotFoundError as exc:  # what lies inside goes before the folder itself
+                raise OutputError(f"{self.path}: {_NO_MORE}") from exc
 
     def flush(self) -> None:
         """Make durable what has been written so far."""

@@ -62,8 +62,8 @@ class ZarrWriter(ImageWriter):
         )
         box = tuple(region.slices[axis] for axis in self._order)
         with (
-            self._folder.in_use(),
             writing(self.path, samples.nbytes),
+            self._folder.in_use(),
             nullcontext() if whole_chunks else self._alone(),
         ):
             self._array[box] = samples.transpose(self._order)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from pipeline.errors import InputError, OutputError
+from pipeline.formats import partial
 from pipeline.formats.base import ImageHeader, Region
 from pipeline.formats.zarr import Zarr
 from tests.pipeline.formats.contract import (
@@ -508,3 +509,17 @@ def test_a_pyramid_of_others_is_not_replaced(tmp_path: Path) -> None:
         FORMAT.create(path, header)
     shutil.rmtree(path)
     FORMAT.create(path, header).discard()
+
+
+def test_an_output_removed_while_it_is_written_is_told_from_a_folder_that_takes_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal under way: what is inside has gone, and the name still stands when it is looked at."""
+    header = ImageHeader(shape=(30, 31), axes="YX", dtype=np.dtype("uint16"))
+    writer = FORMAT.create(tmp_path / "a.zarr", header)
+    shutil.rmtree(tmp_path / "a.zarr.partial")
+    with monkeypatch.context() as patched:
+        patched.setattr(partial, "names", lambda *_: True)
+        with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced while it was written"):
+            writer.write(Region.whole(header.shape), samples(header))
+    writer.discard()
