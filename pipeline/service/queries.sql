@@ -51,7 +51,9 @@ UPDATE jobs SET lease_until = :until
 WHERE id IN (SELECT value FROM json_each(:jobs)) AND runner = :runner AND state IN ('planning', 'running', 'publishing');
 
 -- name: expired_leases
-SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND lease_until < :now ORDER BY number;
+-- One that ends later than any given by now is from before the clock was set back: whoever is at work has renewed it since.
+SELECT id, epoch FROM jobs
+WHERE state IN ('planning', 'running', 'publishing') AND (lease_until < :now OR lease_until > :now + :lease) ORDER BY number;
 
 -- name: leases_of_others
 SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND runner != :runner ORDER BY number;

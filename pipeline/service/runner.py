@@ -78,7 +78,7 @@ class Runner:
     def start(self) -> None:
         """Takes over what a server that was killed had begun. No other runner may be alive on this store."""
         cancelled = self._store.lately_cancelled(LATELY_S)
-        for job, epoch in self._store.lost(self.name, now=time.time(), others_too=True):
+        for job, epoch in self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True):
             self._take_over(job, epoch)
         for job in cancelled:  # it may have been killed before it had removed all
             self.act(job, (Discard(),))
@@ -144,22 +144,22 @@ class Runner:
     # The dispatcher
 
     def _dispatch(self) -> None:
-        renewed = pruned = 0.0
+        renewed = pruned = float("-inf")  # on the monotonic clock: the other one may be set back
         while not self._draining.is_set():
             self._news.clear()
             try:
-                now = time.time()
-                if now - renewed > LEASE_S / 3:
+                now, tick = time.time(), time.monotonic()
+                if tick - renewed > LEASE_S / 3:
                     with self._lock:
                         at_work = list(self._runs)
                     self._store.renew(self.name, at_work, now=now, lease_s=LEASE_S)
-                    renewed = now
-                    for job, epoch in self._store.lost(self.name, now=now, others_too=False):
+                    renewed = tick
+                    for job, epoch in self._store.lost(self.name, now=now, lease_s=LEASE_S, others_too=False):
                         self._tell(job, LeaseLost(epoch))
                 while self._may_claim() and self._claim():
                     pass
-                if now - pruned > PRUNE_S and not self._prune(now):
-                    pruned = now
+                if tick - pruned > PRUNE_S and not self._prune(now):
+                    pruned = tick
             except MillraceError as error:
                 LOG.error("%s", error)  # the disk may come back; what was accepted stays where it is
                 metrics.count_error(error)

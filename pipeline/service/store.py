@@ -173,12 +173,14 @@ class Store:
         with self._write(now) as transaction:
             transaction.execute("renew_leases", runner=runner, jobs=json.dumps(at_work), until=now + lease_s)
 
-    def lost(self, runner: str, *, now: float, others_too: bool) -> list[tuple[str, int]]:
-        """Jobs, with their epochs, whose lease has ended; with `others_too` all that another runner holds: one that
-        was killed, where only one may be alive."""
+    def lost(self, runner: str, *, now: float, lease_s: float, others_too: bool) -> list[tuple[str, int]]:
+        """Jobs, with their epochs, whose lease has ended, or was given before the clock was set back; with `others_too`
+        all that another runner holds: one that was killed, where only one may be alive."""
         with self._read() as reading:
             statement = "leases_of_others" if others_too else "expired_leases"
-            return [(row["id"], row["epoch"]) for row in reading.execute(statement, runner=runner, now=now)]
+            return [
+                (row["id"], row["epoch"]) for row in reading.execute(statement, runner=runner, now=now, lease=lease_s)
+            ]
 
     def abandoned(self, job: str) -> bool:
         """Whether a job is cancelled, no run, of whichever job, is at work on its output, and none has been that is to

@@ -574,6 +574,25 @@ def test_a_run_whose_end_could_not_be_stored_is_not_forgotten(service, streams, 
     assert len(chunks) == len(set(chunks))  # the result was there
 
 
+def test_a_clock_that_is_set_back_keeps_no_job_waiting(service, monkeypatch):
+    """A run whose end could not be stored is taken up again when its lease ends, whatever the wall clock says then."""
+    monkeypatch.setattr(runner_module, "LEASE_S", 0.3)
+    monkeypatch.setattr(runner_module, "POLL_S", 0.05)
+    apply, failures, wall, set_back_s = service.store.apply, iter([True]), time.time, [0.0]
+    monkeypatch.setattr(runner_module.time, "time", lambda: wall() - set_back_s[0])
+
+    def fail_once(job, event, **rest):
+        if isinstance(event, Published) and next(failures, False):
+            set_back_s[0] = 3600.0
+            raise StorageError("jobs.sqlite: disk I/O error")
+        return apply(job, event, **rest)
+
+    monkeypatch.setattr(service.store, "apply", fail_once)
+    service.runner()
+    done = service.wait(service.submit())
+    assert (done.job.state, done.job.epoch, done.job.attempts) == (State.SUCCEEDED, 2, 1)
+
+
 def test_jobs_that_were_over_long_ago_are_forgotten_and_their_outputs_stay(service, data, monkeypatch):
     monkeypatch.setattr(runner_module, "PRUNE_S", 0.1)
     monkeypatch.setattr(runner_module, "POLL_S", 0.05)

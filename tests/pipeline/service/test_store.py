@@ -188,12 +188,14 @@ def test_a_run_to_its_end(store):
 def test_a_lost_lease_is_another_runners(store):
     (job,) = accept(store)
     claim(store, now=0.0, runner="old")
-    assert store.lost("new", now=29.0, others_too=False) == []
+    assert store.lost("new", now=29.0, lease_s=LEASE_S, others_too=False) == []
     store.renew("old", [job], now=20.0, lease_s=LEASE_S)
-    assert store.lost("new", now=40.0, others_too=False) == []
-    assert store.lost("new", now=51.0, others_too=False) == [(job, 1)]
-    assert store.lost("new", now=0.0, others_too=True) == [(job, 1)]
-    assert store.lost("old", now=0.0, others_too=True) == []
+    assert store.lost("new", now=40.0, lease_s=LEASE_S, others_too=False) == []
+    assert store.lost("new", now=51.0, lease_s=LEASE_S, others_too=False) == [(job, 1)]
+    assert store.lost("new", now=0.0, lease_s=LEASE_S, others_too=True) == [(job, 1)]
+    assert store.lost("old", now=0.0, lease_s=LEASE_S, others_too=True) == []
+    assert store.lost("old", now=20.0, lease_s=LEASE_S, others_too=False) == []
+    assert store.lost("old", now=19.0, lease_s=LEASE_S, others_too=False) == [(job, 1)]  # the clock was set back
     store.apply(job, LeaseLost(1), now=51.0)
     assert claim(store, now=52.0, runner="new").job.epoch == 2
     # What the old runner still says is not heard: it cannot publish.
