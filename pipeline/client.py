@@ -35,6 +35,7 @@ from pipeline.client_answers import (
     lines_of,
     objects,
     parsed,
+    without_password,
 )
 from pipeline.errors import (
     DISK_FAULTS,
@@ -73,6 +74,7 @@ class Client:
         token : default MILLRACE_TOKEN; a service on loopback may need none
         """
         self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
+        self._address = without_password(self.url)
         token = token or os.environ.get("MILLRACE_TOKEN")
         if token is not None and not re.fullmatch("[!-~]*", token):
             raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
@@ -83,7 +85,7 @@ class Client:
             if (httpx2.URL(self.url).port or 0) > 65_535:  # of which a socket would take the rest
                 raise ValueError(self.url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise ServiceRefused(f"{self.url}: is no URL of a service; write it like {DEFAULT_URL}") from error
+            raise ServiceRefused(f"{self._address}: is no URL of a service; write it like {DEFAULT_URL}") from error
         try:
             itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
             self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
@@ -194,7 +196,7 @@ class Client:
             except UnicodeError as error:
                 # The codec of hosts' names says since Python 3.13 which characters it refused, as others do.
                 if not isinstance(error, UnicodeEncodeError) or error.encoding == "idna":
-                    raise ServiceRefused(f"{self.url}: names no host; write it like {DEFAULT_URL}") from error
+                    raise ServiceRefused(f"{self._address}: names no host; write it like {DEFAULT_URL}") from error
                 fault = error.object[max(error.start - 40, 0) : error.end + 40]
                 raise ServiceRefused(f"{fault!a}: is no text that can be sent; write it otherwise") from error
             except httpx2.RequestError as error:
@@ -215,8 +217,8 @@ class Client:
 
     def _unreachable(self, error: Exception) -> ServiceError:
         return ServiceError(
-            f"{self.url}: no service answers ({error or type(error).__name__}); start one with `millrace serve`, or "
-            "set MILLRACE_URL"
+            f"{self._address}: no service answers ({error or type(error).__name__}); "
+            "start one with `millrace serve`, or set MILLRACE_URL"
         )
 
 

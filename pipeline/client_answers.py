@@ -6,6 +6,7 @@ import codecs
 import io
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,19 +37,25 @@ class Event:
     number: int | None
 
 
+def without_password(url: object) -> str:
+    """An address as messages may show it, whatever is wrong with it: less the user and password before its host."""
+    return re.sub(r"(?s)^(.*?://)?.*@", r"\1", str(url))
+
+
 def checked(response: Any) -> Any:
     """The answer, where it is a success."""
     if response.is_success:
         return response
     response.read()
+    url = without_password(response.url)
     try:
         if response.headers.get("content-type") != _PROBLEM:
             raise ValueError
         detail = str(response.json()["detail"])
     except (ValueError, KeyError, TypeError):
-        detail = f"status {response.status_code} from {response.url}: is that a Millrace service?"
+        detail = f"status {response.status_code} from {url}: is that a Millrace service?"
         if response.has_redirect_location:
-            detail = f"{response.url}: leads on to {response.headers['location']}; set MILLRACE_URL to the place there"
+            detail = f"{url}: leads on to {response.headers['location']}; set MILLRACE_URL to the place there"
     if response.status_code == 401:
         detail = f"{detail}: set MILLRACE_TOKEN to what whoever runs the service has given you"
     kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
@@ -60,7 +67,7 @@ def json_of(response: Any) -> Any:
     try:
         return response.json()
     except ValueError as error:
-        raise ServiceError(f"{response.url}: answers no JSON: is that a Millrace service?") from error
+        raise ServiceError(f"{without_password(response.url)}: answers no JSON: is that a Millrace service?") from error
 
 
 def an_object(answer: Any, keys: Collection[str] = ()) -> dict[str, Any]:

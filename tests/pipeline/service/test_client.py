@@ -23,7 +23,7 @@ from pipeline import Client, client_commands
 from pipeline.cli import cli
 from pipeline.client_answers import OF_A_JOB, lines_of
 from pipeline.engine.run import stream_on_device
-from pipeline.errors import OutputError, ServiceError, ServiceRefused
+from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
 from pipeline.service import api
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
@@ -129,6 +129,40 @@ def answering(monkeypatch, answer):
     transport = httpx2.MockTransport(answer if callable(answer) else lambda request: answer)
     monkeypatch.setattr("pipeline.client.httpx2.Client", lambda **how: HTTP(**how, transport=transport))
     monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://ada:s3cr/t@gpu-node", "http://ada:s3cr@t@gpu-node:65537", "ftp://ada:s3cr@t@gpu-node",
+        "ada:s3cr@t@gpu-node", "http://ada:s3cr t@gpu-node",
+    ],
+)  # fmt: skip
+def test_no_message_shows_the_password_of_an_address_that_is_none(url):
+    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is no URL") as caught:
+        Client(url)
+    assert "s3cr" not in str(caught.value)
+
+
+def refusing(request):
+    raise httpx2.ConnectError("Connection refused")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refusing, httpx2.Response(404), httpx2.Response(502), httpx2.Response(200, text="<html>"),
+        httpx2.Response(308, headers={"location": "https://mill.example/"}),
+    ],
+)  # fmt: skip
+def test_no_message_shows_the_password_of_an_address(monkeypatch, answer):
+    answering(monkeypatch, answer)
+    with (
+        Client("http://ada:s3cret@gpu-node") as client,
+        pytest.raises(MillraceError, match="http://gpu-node") as caught,
+    ):
+        client.workloads()
+    assert "s3cret" not in str(caught.value)
 
 
 COMMANDS = [
