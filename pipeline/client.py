@@ -216,10 +216,12 @@ class Client:
         return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=silence_s))
 
     def _unreachable(self, error: Exception) -> ServiceError:
-        return ServiceError(
-            f"{self._address}: no service answers ({error or type(error).__name__}); "
-            "start one with `millrace serve`, or set MILLRACE_URL"
-        )
+        way_out = "start one with `millrace serve`, or set MILLRACE_URL"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            way_out = (
+                "set SSL_CERT_FILE to the certificate of the authority that signed its own, or correct MILLRACE_URL"
+            )
+        return ServiceError(f"{self._address}: no service answers ({error or type(error).__name__}); {way_out}")
 
 
 class Job:

@@ -165,6 +165,19 @@ def test_no_message_shows_the_password_of_an_address(monkeypatch, answer):
     assert "s3cret" not in str(caught.value)
 
 
+def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeypatch):
+    def untrusted(request):
+        raise httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    answering(monkeypatch, untrusted)
+    with (
+        Client("https://gpu-node") as client,
+        pytest.raises(ServiceError, match="set SSL_CERT_FILE to the cert") as caught,
+    ):
+        client.workloads()
+    assert "millrace serve" not in str(caught.value)
+
+
 COMMANDS = [
     ("submit", "smooth", "in.npy", "out.npy"), ("jobs",), ("workers",),
     *((name, "0123456789ab") for name in ("status", "wait", "logs", "cancel", "retry", "result")),
