@@ -17,7 +17,6 @@ from pipeline.errors import InputError, counted
 _AXES = "TCZYX"
 _ORDER = "ZYXC"
 _IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # as xarray's users and rioxarray spell them
-
 _NUMBERED = re.compile(r"(.*\d)?")  # no name, or one as libraries make them up: dim_0
 
 
@@ -25,7 +24,7 @@ _NUMBERED = re.compile(r"(.*\d)?")  # no name, or one as libraries make them up:
 class Layout:
     """How the image's axes lie in the array.
 
-    stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for a nameless one of length 1
+    stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for any other, whose length is 1
     axes     : the image's axes (of Z, Y, X, C in this order)
     metadata : what a new Zarr can carry over: `scale`, `translation` and `unit` by axis letter, `omero`
     """
