@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from pipeline.cluster.communicator import Communicator
-from pipeline.cluster.deterministic import fixed_tree_sum
-from pipeline.cluster.gang import GangResult, run_gang
-from pipeline.cluster.member import Member
-from pipeline.cluster.mesh import Endpoint, Membership, listen
-from pipeline.cluster.nccl import NcclCommunicator, over
-from pipeline.cluster.tcp import connect_tcp
-from pipeline.cluster.worker_processes import local_workers
-from pipeline.cluster.worker_specs import cpu_workers, gpu_workers
-from pipeline.cluster.workers import DaskWorkers
+from pipeline.cluster.communicators.base import Communicator
+from pipeline.cluster.communicators.deterministic import fixed_tree_sum
+from pipeline.cluster.communicators.mesh import Endpoint, Membership, listen
+from pipeline.cluster.communicators.nccl import NcclCommunicator, over
+from pipeline.cluster.communicators.tcp import connect_tcp
+from pipeline.cluster.dask.worker_processes import local_workers
+from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
+from pipeline.cluster.dask.workers import DaskWorkers
+from pipeline.cluster.gang.gang import GangResult, run_gang
+from pipeline.cluster.gang.member import Member
 from pipeline.engine.discovery import usable_gpus
 
 MIB = 1 << 20

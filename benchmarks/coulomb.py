@@ -120,7 +120,7 @@ def inverse_roots() -> tuple[int, Callable[[], object]]:
     import cupy
 
     from kernels.coulomb.cuda import RATE_ENTRY, RATE_ROOTS_A_ROUND
-    from kernels.launch import kernel, multiprocessors
+    from kernels.runtime.launch import kernel, multiprocessors
 
     blocks, threads, rounds = 32 * multiprocessors(), 256, 1000
     out, stream = cupy.empty(blocks * threads, cupy.float32), cupy.cuda.get_current_stream()

@@ -55,7 +55,7 @@ def make_trajectory(folder: Path, frames: int, suffix: str) -> tuple[Path, Path]
 
 def decoding_seconds(topology: Path, trajectory: Path, frames: int) -> float:
     """One process reading so many frames, and nothing else."""
-    from pipeline.formats.point_charges import open_point_charges
+    from pipeline.formats.charges import open_point_charges
 
     with open_point_charges(topology, trajectory=trajectory) as opened:
         opened.frame(0)

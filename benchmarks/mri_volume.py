@@ -140,9 +140,9 @@ def one_device(like: Any, asked: argparse.Namespace) -> None:
 
 
 def several_devices(asked: argparse.Namespace) -> None:
-    from pipeline.cluster.gang import run_gang
-    from pipeline.cluster.worker_processes import local_workers
-    from pipeline.cluster.worker_specs import cpu_workers, gpu_workers
+    from pipeline.cluster.dask.worker_processes import local_workers
+    from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
+    from pipeline.cluster.gang.gang import run_gang
     from pipeline.engine.discovery import usable_gpus
 
     specs = cpu_workers(asked.workers, 1) if asked.workers else gpu_workers(usable_gpus())

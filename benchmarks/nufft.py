@@ -146,7 +146,7 @@ def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
 def _steps(work: Workload, direction: str, given: Inputs) -> Iterator[Rival]:
     import cupy
 
-    from kernels.nufft.gridding_cuda import SHARED_WIDTHS, VARIANTS, Plan
+    from kernels.nufft.gridding.cuda import SHARED_WIDTHS, VARIANTS, Plan
 
     plan, stream = Plan(given.trajectory, work.shape, work.eps), cupy.cuda.get_current_stream()
     for name in reversed(VARIANTS):

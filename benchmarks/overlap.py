@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from pipeline import formats
 from pipeline.config import format_bytes
 from pipeline.engine.device import OVERLAPS
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.run import RunOptions, open_device, plan_job
 from pipeline.engine.stages import STAGES
-from pipeline.formats.base import ImageHeader, Region
+from pipeline.formats import image as images
+from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads import JobSpec, workloads
 
 COLUMNS = 20_000
@@ -60,7 +60,7 @@ def _measured(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _make_image(path: Path, rows: int) -> None:
     header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXC", dtype=np.dtype(np.uint16))
     band = np.random.default_rng(0).integers(0, 65536, (BAND_ROWS, COLUMNS, 3), np.uint16)
-    writer = formats.create_image(path, header)
+    writer = images.create_image(path, header)
     for top in range(0, rows, BAND_ROWS):
         bottom = min(top + BAND_ROWS, rows)
         writer.write(Region((top, 0, 0), (bottom, COLUMNS, 3)), np.ascontiguousarray(band[: bottom - top]))

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from benchmarks.options import Options
 from kernels.smoothing import box, gaussian
-from pipeline import formats
 from pipeline.engine.buffers import allocate_cuda_slot
 from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.formats.base import ImageHeader, Region
+from pipeline.formats import image as images
+from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads.base import ArraySpec, Chunk
 
 GIB = 1 << 30
@@ -219,7 +219,7 @@ def _make_file(path: Path, nbytes: int) -> int:
     rows = nbytes // (COLUMNS * 6)
     header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXC", dtype=U16)
     band = np.random.default_rng(0).integers(0, 65536, (1024, COLUMNS, 3), np.uint16)
-    writer = formats.create_image(path, header)
+    writer = images.create_image(path, header)
     for top in range(0, rows, 1024):
         bottom = min(top + 1024, rows)
         writer.write(Region((top, 0, 0), (bottom, COLUMNS, 3)), band[: bottom - top])
@@ -229,8 +229,8 @@ def _make_file(path: Path, nbytes: int) -> int:
 
 def _host_copies(source: Path, threads: int, nbytes: int) -> float:
     """Bytes a second each way: as many threads read the file into pinned memory as write pinned memory to another."""
-    from pipeline.formats.partial import PartialFile
-    from pipeline.formats.positional import PositionalFile
+    from pipeline.storage.partial import PartialFile
+    from pipeline.storage.positional import PositionalFile
 
     size = source.stat().st_size // nbytes * nbytes
     target = PartialFile(source.with_name("copy.bin"), size)

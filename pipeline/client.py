@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import httpx2
 
-from pipeline import archive
 from pipeline.client_answers import (
     OF_A_JOB,
     OF_AN_EVENT,
@@ -46,6 +45,7 @@ from pipeline.errors import (
     StorageError,
     printable,
 )
+from pipeline.storage import archive
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 OVER = ("succeeded", "failed", "cancelled")

@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 
-from pipeline import formats
-from pipeline.formats.base import ImageHeader, Region
+from pipeline.formats import image as images
+from pipeline.formats.image.base import ImageHeader, Region
 
 # The command as another process runs it, whether or not it is on the PATH.
 COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 def write_image(path, samples, axes="YXC"):
     """Store samples under a name whose suffix says the format."""
     header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype)
-    writer = formats.create_image(path, header)
+    writer = images.create_image(path, header)
     writer.write(Region.whole(samples.shape), np.ascontiguousarray(samples))
     writer.publish()
     return path
@@ -24,7 +24,7 @@ def write_image(path, samples, axes="YXC"):
 
 def read_image(path):
     """All samples of an image file."""
-    with formats.open_image(path) as reader:
+    with images.open_image(path) as reader:
         samples = np.empty(reader.header.shape, reader.header.dtype)
         reader.read(Region.whole(samples.shape), samples)
     return samples

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_array, check_out, check_workers
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
 from kernels.coulomb.reach import Reach, reaching
+from kernels.runtime.arrays import check_array, check_out, check_workers
 
 __all__ = [
     "DTYPES",

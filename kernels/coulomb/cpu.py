@@ -15,7 +15,7 @@ from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
-from kernels.threads import for_each
+from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
 

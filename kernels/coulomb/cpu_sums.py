@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels.compiled import compiled
 from kernels.coulomb.cpu_terms import LANES, add_row
+from kernels.runtime.compiled import compiled
 
 BATCH = 64  # atoms of the direct sum added in float32 before they go to the float64 total
 

@@ -23,8 +23,8 @@ from kernels.coulomb.structs import (
     in_cutoffs,
     points_struct,
 )
-from kernels.ladder import Ladder, Variant
-from kernels.launch import kernel, on_stream
+from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import kernel, on_stream
 
 # What an atom's cell is must come out the same in every kernel: nothing is contracted that does not say so.
 OPTIONS = ("--fmad=false",)
@@ -101,13 +101,6 @@ def potential(
 def variants_of(scheme: Scheme) -> Mapping[str, Variant]:
     """Those that compute such a scheme, naive to fast: the last is the one in production."""
     return DIRECT if scheme.name == "direct" else CUTOFF
-
-
-def ladders() -> tuple[Ladder, ...]:
-    """What `millrace kernels bench coulomb` measures."""
-    from kernels.coulomb.ladders import coulomb_ladders
-
-    return coulomb_ladders()
 
 
 def _chosen(name: str | None, scheme: Scheme) -> Variant:

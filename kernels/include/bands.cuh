@@ -15,7 +15,7 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
-// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cut.py). Of every piece up to the last of
+// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cuda/block_partition.py). Of every piece up to the last of
 // run i, `more`[i] positions are what pieces of that run are longer than those of the next.
 struct Cut {
     static constexpr int RUNS = 8;

@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_out, check_workers
 from kernels.nufft.checks import (
     DTYPES,
     METHODS,
@@ -46,6 +45,7 @@ from kernels.nufft.checks import (
     on_host,
 )
 from kernels.nufft.toeplitz import Toeplitz, toeplitz_kernel, toeplitz_shape
+from kernels.runtime.arrays import check_out, check_workers
 
 __all__ = ["DTYPES", "METHODS", "Nufft", "Toeplitz", "adjoint", "forward", "toeplitz_kernel", "toeplitz_shape"]
 
@@ -88,9 +88,9 @@ class Nufft:
 
             self._plan: Any = cpu.Plan(trajectory, self.shape, self.eps, method, workers)
         else:
-            from kernels.nufft import cuda
+            from kernels.nufft import methods
 
-            self._plan = cuda.Plan(trajectory, self.shape, self.eps, method, coils)
+            self._plan = methods.Plan(trajectory, self.shape, self.eps, method, coils)
         self.method: str = self._plan.method
 
     def forward(self, images: Any, out: Any = None, stream: Any = None) -> Any:

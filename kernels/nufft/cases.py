@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft import Nufft
-from kernels.nufft.exact_cases import adjoint, forward
+from kernels.nufft.exact.cases import adjoint, forward
 
 Array = NDArray[Any]
 

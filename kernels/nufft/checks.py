@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_array
+from kernels.runtime.arrays import check_array
 
 DTYPES = ("complex64", "complex128")
 REALS = ("float32", "float64")

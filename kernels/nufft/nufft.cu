@@ -22,8 +22,8 @@
 // Sources: Barnett, Magland, af Klinteberg (2019); Shih, Wright, Andén, Blaschke, Barnett, "cuFINUFFT: a load-balanced GPU
 // library for general-purpose nonuniform FFTs" (2021), for the shared-memory form of the adjoint.
 
-#include "exact.cuh"
+#include "exact/exact.cuh"
 
-#include "gridding.cuh"
-#include "toeplitz.cuh"
-#include "toeplitz_lines.cuh"
+#include "gridding/gridding.cuh"
+#include "toeplitz/toeplitz.cuh"
+#include "toeplitz/lines.cuh"

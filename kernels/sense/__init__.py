@@ -10,10 +10,9 @@ from __future__ import annotations
 from kernels.sense import density, sensitivities
 from kernels.sense.arrays import namespace, to_host
 from kernels.sense.calibration import CentreImages, centre_images, in_centre
+from kernels.sense.channels import compression, covariance, mixed, whitening
 from kernels.sense.coil_groups import GroupedMaps
-from kernels.sense.compression import compression
 from kernels.sense.conjugate_gradient import conjugate_gradient
-from kernels.sense.noise import covariance, mixed, whitening
 from kernels.sense.off_resonance import OffResonance, Segments
 from kernels.sense.reconstruction import Transform, cg_sense, gridded, sense_normal, toeplitz_normal
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import inner_product, inner_products, namespace
-from kernels.threads import check_wanted
 
 
 def unchanged(value: Any) -> Any:

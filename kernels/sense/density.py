@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kernels.nufft import Nufft
+from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
-from kernels.threads import check_wanted
 
 # Of the convolutions with the kernel below: weights need no more.
 _EPS = 1e-3

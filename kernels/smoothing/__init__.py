@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_array, check_out, check_workers
+from kernels.runtime.arrays import check_array, check_out, check_workers
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
 from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
 

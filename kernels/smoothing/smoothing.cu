@@ -13,7 +13,7 @@
 // Kernels, naive to fast:
 //   box_gather, gauss_gather        one thread a result, every tap from global memory
 //   box_direct                      the same over all axes at once (whole numbers)
-//   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder.cuh)
+//   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder/)
 //   box_separable, gauss_separable  one axis a pass, taps from a tile in shared memory
 //   box_columns, box_rows           boxes of floats, one axis a pass at the speed of memory (streamed.cuh)
 //   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
@@ -25,15 +25,15 @@
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
 
 #include "borders.cuh"
-#include "columns.cuh"
-#include "fused.cuh"
-#include "ladder.cuh"
-#include "running.cuh"
+#include "cuda/columns.cuh"
+#include "cuda/fused.cuh"
+#include "cuda/ladder/steps.cuh"
+#include "cuda/running.cuh"
 #include "samples.cuh"
-#include "settling.cuh"
-#include "tensor.cuh"
-#include "tree.cuh"
-#include "wide.cuh"
+#include "cuda/axis_rounding.cuh"
+#include "cuda/tensor.cuh"
+#include "cuda/tree.cuh"
+#include "cuda/wide.cuh"
 
 constexpr int MAX_HALF = 128;  // weights at distances 0 … 127
 constexpr int THREADS = 256;
@@ -43,7 +43,7 @@ struct Axis {
     int before, taps, mode, columns;  // columns: samples of `inner` in a tile of a separable pass
 };
 
-#include "streamed.cuh"
+#include "cuda/streamed.cuh"
 
 template <typename Work>
 struct Weights {

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arrays import check_array, check_out
+from kernels.runtime.arrays import check_array, check_out
 from kernels.statistics.totals import LAYOUTS, MAX_SAMPLES, Layout, Totals
 
 __all__ = ["DTYPES", "LAYOUTS", "MAX_SAMPLES", "Layout", "Totals", "partial_shape", "summarise"]

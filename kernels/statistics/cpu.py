@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.compiled import compiled
+from kernels.runtime.compiled import compiled
 from kernels.statistics.totals import (
     FLOAT_HEAD,
     INFINITE,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.launch import kernel, multiprocessors, on_stream
+from kernels.runtime.launch import kernel, multiprocessors, on_stream
 from kernels.statistics.totals import LAYOUTS
 
 OPTIONS: tuple[str, ...] = ()

@@ -25,11 +25,11 @@ from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Cut, Ledger
-from pipeline.engine.placement import near_cores, stay_on
+from pipeline.engine.numa import near_cores, stay_on
 from pipeline.engine.run import open_device, watch
 from pipeline.engine.stages import StageRecord, StagesTold
 from pipeline.errors import InputError, MillraceError, UserError, counted
-from pipeline.formats.partial import Opening
+from pipeline.storage.partial import Opening
 from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
 
 # For each worker: enough that stealing balances them, few enough that their overhead does not count.

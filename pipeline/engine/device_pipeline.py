@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
-from kernels.threads import Interrupted, interruptible
+from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
 from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device

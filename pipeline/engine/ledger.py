@@ -27,8 +27,8 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
-from pipeline.formats.partial import partial_path, samples_path, settle_older, sync_folder
-from pipeline.formats.writable import writing
+from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
+from pipeline.storage.writable import writing
 from pipeline.workloads.base import JobSpec, Plan, ledger_path
 
 _JOB = "job.json"

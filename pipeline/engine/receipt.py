@@ -16,7 +16,7 @@ from pipeline.engine.ledger import Entry
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError, StorageError
-from pipeline.formats.partial import PartialFile
+from pipeline.storage.partial import PartialFile
 from pipeline.workloads.base import receipt_path
 
 # Whose versions can change a result.

@@ -31,7 +31,7 @@ from pipeline.errors import (
     StorageError,
     UserError,
 )
-from pipeline.formats.partial import Opening, PartialFile, behind_link, partial_path, samples_path
+from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workload_named
 from pipeline.workloads.base import receipt_path
 

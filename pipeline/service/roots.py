@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError, ParameterError
-from pipeline.formats.bart import files_of
-from pipeline.formats.positional import reading
-from pipeline.formats.zarr import is_zarr
+from pipeline.formats.cfl import files_of
+from pipeline.formats.image.zarr import is_zarr
+from pipeline.storage.positional import reading
 
 
 class DataRoots:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import metrics
-from pipeline.cluster.place import Place
+from pipeline.cluster.executor import Executor
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
-from pipeline.service.asked import parameters_of
+from pipeline.service.cleanup import Leftovers
 from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
-from pipeline.service.leftovers import Leftovers
+from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, StoredJob
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload
@@ -45,7 +45,7 @@ class Run:
     """Between the claim of a job and what became of it; any thread may ask it to stop, or how far it has come."""
 
     claimed: StoredJob
-    place: Place
+    place: Executor
     roots: DataRoots
     leftovers: Leftovers
     memory_bytes: int  # of its rings

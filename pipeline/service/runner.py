@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import metrics
-from pipeline.cluster.place import Place
+from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
 from pipeline.service.backoff import Backoff
+from pipeline.service.cleanup import Leftovers
 from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, State, Stop
-from pipeline.service.leftovers import Leftovers
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store
@@ -50,7 +50,7 @@ class Runner:
     def __init__(
         self,
         store: Store,
-        place: Place,
+        place: Executor,
         roots: DataRoots,
         limits: Limits,
         *,

@@ -17,22 +17,22 @@ from typing import Any
 
 import uvicorn
 
-from pipeline.cluster import fork_server
-from pipeline.cluster.place import Place, open_place, worker_specs
-from pipeline.cluster.worker_states import watched
+from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask.worker_states import watched
+from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
 from pipeline.service import notify
-from pipeline.service.api import make_app
-from pipeline.service.connections import TimedRequests
-from pipeline.service.parts import Service
+from pipeline.service.app import make_app
+from pipeline.service.http.app_state import Service
+from pipeline.service.http.connections import TimedRequests
+from pipeline.service.http.scrape import begin_job_counts
+from pipeline.service.http.tokens import TokensFile
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
-from pipeline.service.scrape import begin_job_counts
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
-from pipeline.service.tokens import TokensFile
 
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
@@ -158,23 +158,23 @@ def _drain(runner: Runner, seconds: float) -> None:
 
 
 @contextmanager
-def _open_workers(settings: Settings) -> Iterator[Place]:
-    """As `open_place`, but where that would compute in this process, with its one GPU, a worker does: a fault of the
+def _open_workers(settings: Settings) -> Iterator[Executor]:
+    """As `open_executor`, but where that would compute in this process, with its one GPU, a worker does: a fault of the
     driver or of a kernel takes a worker with it, which is started again, and not the service."""
     if settings.scheduler is not None or settings.workers is not None:
-        with open_place(settings) as place:
+        with open_executor(settings) as place:
             yield place
         return
     fork_server.begin()  # before Dask is imported here, too
-    from pipeline.cluster.worker_processes import local_workers
+    from pipeline.cluster.dask.worker_processes import local_workers
 
     with local_workers(worker_specs(settings)) as workers:
-        yield Place(device=workers, stream=workers.stream)
+        yield Executor(device=workers, stream=workers.stream)
 
 
 def _place_settings(settings: ServiceSettings) -> Settings:
     """Every GPU unless a device is named, or a process on the CPU of a machine that has none. What contradicts itself,
-    or names a GPU that is not here, is left for `open_place` to refuse."""
+    or names a GPU that is not here, is left for `open_executor` to refuse."""
     device, workers = settings.device, settings.workers
     if settings.scheduler is None and device in ("auto", "cpu"):
         on_cpu = device == "cpu" or not usable_gpus()

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from pipeline.errors import OutputError
-from pipeline.formats.base import Region
-from pipeline.formats.partial import Opening, Sealed, not_told, partial_path, samples_path
-from pipeline.formats.writable import writing
+from pipeline.formats.image.base import Region
+from pipeline.storage.partial import Opening, Sealed, not_told, partial_path, samples_path
+from pipeline.storage.writable import writing
 
 # The x of 3x5, which may stand for a comma; not that of a word, which is told back as it was given.
 BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s*x\s*(?=\d)")
@@ -225,7 +225,7 @@ class Workload(ABC):
 
     def write_preview(self, preview: Path) -> None:
         """Draw the published output as a small PNG; called last, when all else is closed."""
-        from pipeline.formats.preview import write_preview
+        from pipeline.formats.image.preview import write_preview
 
         write_preview(self.spec.output, preview)
 

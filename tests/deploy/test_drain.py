@@ -16,7 +16,7 @@ import pytest
 from distributed import Scheduler
 
 from kernels.smoothing import gaussian
-from pipeline.cluster import worker_processes
+from pipeline.cluster.dask import worker_processes
 from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import running, running_scheduler

@@ -31,7 +31,7 @@ from pipeline.metrics.table import ROWS, TABLE
 from pipeline.workloads import workloads
 from tests.images import write_image
 from tests.pipeline.service.soak import server
-from tests.pipeline.workloads.coulomb_jobs import write_trajectory
+from tests.pipeline.workloads.coulomb.coulomb_jobs import write_trajectory
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,7 +6,7 @@ import json
 
 from tests.images import names_in
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
-from tests.pipeline.workloads.coulomb_jobs import molecule, write_npz, write_trajectory
+from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_npz, write_trajectory
 
 
 def coulomb(source, output, *options):

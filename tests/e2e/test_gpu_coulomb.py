@@ -7,13 +7,13 @@ import subprocess
 import numpy as np
 import pytest
 
+from pipeline.cluster.gang.gang_stream import Shares
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
-from pipeline.cluster.shares import Shares
 from pipeline.engine.run import open_device, run_job
 from pipeline.engine.stages import StageRecord
 from tests.images import COMMAND
-from tests.pipeline.cluster.thread_workers import ThreadWorkers
-from tests.pipeline.workloads.coulomb_jobs import (
+from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
+from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     KINDS,
     check,
     definition,

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from pipeline.engine.run import RunOptions, open_device, plan_job, run_job
-from pipeline.workloads import JobSpec, mri_volume, workloads
+from pipeline.workloads import JobSpec, workloads
+from pipeline.workloads.mri import volume as mri_volume
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error
 from tests.pipeline.cluster.processes import kill_9, running, wait_until, worker_processes
-from tests.pipeline.formats.raw_mri import real_scan
-from tests.pipeline.workloads.mri_jobs import COILS, N, images, volume, write_h5, write_npz
+from tests.pipeline.formats.kspace.raw_mri import real_scan
+from tests.pipeline.workloads.mri.mri_jobs import COILS, N, images, volume, write_h5, write_npz
 
 pytestmark = pytest.mark.gpu
 
@@ -124,8 +125,8 @@ def test_off_resonance_of_a_volume(tmp_path):
 
 @pytest.mark.multi_gpu
 def test_coils_split_over_gpus(tmp_path):
-    from pipeline.cluster.worker_processes import local_workers
-    from pipeline.cluster.worker_specs import gpu_workers
+    from pipeline.cluster.dask.worker_processes import local_workers
+    from pipeline.cluster.dask.worker_specs import gpu_workers
     from pipeline.engine.discovery import usable_gpus
 
     source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path)

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline import formats
-from pipeline.formats.base import ImageHeader
+from pipeline.formats import image as images
+from pipeline.formats.image.base import ImageHeader
 
 MIB = 1 << 20
 PROGRAM_BYTES = 300 * 10**6
@@ -27,7 +27,7 @@ main()
 @pytest.mark.parametrize(("output", "memory_mib"), [("out.tif", 16), ("out.tif", 128), ("out.npy", 64)])
 def test_peak_memory_stays_within_the_budget(tmp_path, output, memory_mib):
     header = ImageHeader(shape=(10_007, 4_973, 3), axes="YXC", dtype=np.dtype(np.uint16))
-    writer = formats.create_image(tmp_path / "in.tif", header)
+    writer = images.create_image(tmp_path / "in.tif", header)
     writer.publish()  # 300 MB of zeros that take no time to make
     arguments = ["run", "smooth", "in.tif", output, "--size", "31", "--memory", f"{memory_mib}MiB", "--quiet"]
     command = [sys.executable, "-c", MEASURED, *arguments]

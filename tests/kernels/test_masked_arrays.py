@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.arrays import check_out
-from kernels.bfs import levels
-from kernels.convolution import convolve, layer
+from kernels.classic.bfs import levels
+from kernels.classic.convolution import convolve, layer
+from kernels.classic.gemm import gemm, gram
+from kernels.classic.histogram import histogram
+from kernels.classic.quadtree import build
+from kernels.classic.reduce import total
+from kernels.classic.scan import inclusive, segmented
+from kernels.classic.sort import argsort, merge, sort
+from kernels.classic.spmv import Csr, spmv
+from kernels.classic.stencil import stencil
+from kernels.classic.tessellation import tessellate
+from kernels.classic.transpose import transpose
 from kernels.coulomb import Grid, direct
-from kernels.gemm import gemm, gram
-from kernels.histogram import histogram
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.quadtree import build
-from kernels.reduce import total
-from kernels.scan import inclusive, segmented
+from kernels.runtime.arrays import check_out
 from kernels.smoothing import box, gaussian
-from kernels.sort import argsort, merge, sort
-from kernels.spmv import Csr, spmv
 from kernels.statistics import summarise
-from kernels.stencil import stencil
-from kernels.tessellation import tessellate
-from kernels.transpose import transpose
 
 LINE, PLANE = np.arange(12, dtype=np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
 GRID = Grid(origin=(0, 0, 0), spacing=(1, 1, 1), shape=(2, 2, 2))

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from pipeline import cli, local_commands, stopping
+from pipeline import cli, stopping
+from pipeline.cli import local as local_commands
 
 
 @pytest.fixture

@@ -39,6 +39,6 @@ def test_a_map_made_by_a_gpu_needs_no_numba(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert {"kernels.coulomb.cuda", "pipeline.workloads.coulomb_audit"} <= loaded
+    assert {"kernels.coulomb.cuda", "pipeline.workloads.coulomb.audit"} <= loaded
     assert not HEAVY & loaded
     assert np.load(tmp_path / "out.npy").any()

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import formats, stopping
+from pipeline import stopping
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.formats import image as images
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, write_image
 
@@ -111,14 +112,14 @@ def test_a_module_is_loaded_first(tmp_path, monkeypatch):
 
 def test_a_file_that_has_just_been_made_is_removed(tmp_path, monkeypatch):
     source = write_image(tmp_path / "in.npy", np.zeros((50, 40), np.uint8), "YX")
-    create = formats.create_image
+    create = images.create_image
 
     def created(*arguments):
         writer = create(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
         return writer
 
-    monkeypatch.setattr(formats, "create_image", created)
+    monkeypatch.setattr(images, "create_image", created)
     parameters = workloads()["smooth"].Parameters(size=3)
     spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
     options = RunOptions(memory_bytes=64 << 20)

@@ -23,11 +23,11 @@ from pipeline import __version__
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
-from pipeline.service.access import COOKIE, LOCAL_OWNER, owner_of
+from pipeline.service.http.access import COOKIE, LOCAL_OWNER, owner_of
+from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.views import ProgressView, WorkerView
 from pipeline.service.jobs import ACTIVE, TERMINAL, State
-from pipeline.service.parts import Service, ThisService
 from pipeline.service.store import JobFilter, StoredJob
-from pipeline.service.views import ProgressView, WorkerView
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
 from pipeline.workloads import workloads
 

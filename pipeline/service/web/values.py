@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.config import format_bytes
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
+from pipeline.service.http.views import StageView
 from pipeline.service.jobs import State
 from pipeline.service.store import StoredJob
-from pipeline.service.views import StageView
 from pipeline.workloads import workloads
 
 

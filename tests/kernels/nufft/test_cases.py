@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kernels.nufft import Nufft, adjoint, forward
-from kernels.nufft import exact_cases as definition
 from kernels.nufft.cases import Case, cases, made_trajectory, random_values
+from kernels.nufft.exact import cases as definition
 
 ALL = list(cases())
 SHAPES = ((31, 37), (9, 12, 7))

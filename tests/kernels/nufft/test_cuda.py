@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.nufft import exact_cases as definition
 from kernels.nufft.cases import Case, cases, made_trajectory, random_values
-from kernels.nufft.gridding import grid_shape, kernel_for
-from kernels.nufft.gridding_cuda import SHARED_WIDTHS, VARIANTS
-from kernels.nufft.gridding_cuda import Plan as Gridding
-from kernels.nufft.toeplitz_cuda import VARIANTS as TOEPLITZ_VARIANTS
+from kernels.nufft.exact import cases as definition
+from kernels.nufft.gridding.cuda import SHARED_WIDTHS, VARIANTS
+from kernels.nufft.gridding.cuda import Plan as Gridding
+from kernels.nufft.gridding.spreading import grid_shape, kernel_for
+from kernels.nufft.toeplitz.cuda import VARIANTS as TOEPLITZ_VARIANTS
 
 pytestmark = pytest.mark.gpu
 
@@ -205,7 +205,7 @@ def test_a_long_axis_takes_the_librarys_transforms(cupy: Any) -> None:
 
 @pytest.mark.parametrize("variant", TOEPLITZ_VARIANTS)
 def test_coils_in_parts_and_in_place(cupy: Any, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.nufft import toeplitz_cuda
+    from kernels.nufft.toeplitz import cuda as toeplitz_cuda
 
     shape = (40, 50)
     kernel = toeplitz_kernel(cupy.asarray(made_trajectory("radial", 301, shape)), None, shape)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.nufft import exact_cases
+from kernels.nufft.exact import cases as exact_cases
 from kernels.nufft.exact import exact_adjoint, exact_forward, exact_point_spread
-from kernels.nufft.exact_cases import ExactCase, check
+from kernels.nufft.exact.cases import ExactCase, check
 
 CASES = list(exact_cases.exact_cases())
 SHAPES = [(31, 37), (16, 24), (7, 6, 9), (4, 5, 8)]

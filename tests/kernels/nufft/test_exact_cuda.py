@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.nufft import exact_cases, exact_cuda
 from kernels.nufft.exact import PRECISIONS, exact_adjoint, exact_forward, exact_point_spread
-from kernels.nufft.exact_cases import ExactCase, check
-from kernels.nufft.exact_cuda import VARIANTS, ExactTask, Plan
-from kernels.nufft.exact_ladder_cuda import VARIANTS as LADDER
+from kernels.nufft.exact import cases as exact_cases
+from kernels.nufft.exact import cuda as exact_cuda
+from kernels.nufft.exact.cases import ExactCase, check
+from kernels.nufft.exact.cuda import VARIANTS, ExactTask, Plan
+from kernels.nufft.exact.pairs import VARIANTS as LADDER
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.nufft.gridding import KERNELS, Spreading, kernel_for
+from kernels.nufft.gridding.spreading import KERNELS, Spreading, kernel_for
 
 EVERY = [pytest.param(kernel, id=f"{axes}-{kernel.width}") for axes, found in KERNELS.items() for kernel in found]
 

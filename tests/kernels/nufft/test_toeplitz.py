@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel, toeplitz_shape
-from kernels.nufft import exact_cases as definition
 from kernels.nufft.cases import made_trajectory, random_values
-from kernels.nufft.toeplitz import fast_size
+from kernels.nufft.exact import cases as definition
+from kernels.nufft.gridding.spreading import fast_size
 
 SHAPES = ((31, 37), (16, 24), (1, 9), (9, 12, 7), (1, 5, 1))
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from kernels import launch
+from kernels.runtime import launch
 from kernels.smoothing.cuda import VARIANTS
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import ndimage
 
-from kernels.smoothing import BORDER_MODES, DTYPES, box, cpu, cpu_small_box
+from kernels.smoothing import BORDER_MODES, DTYPES, box, cpu
+from kernels.smoothing.cpu import small_box as cpu_small_box
 
 INTEGERS = [dtype for dtype in DTYPES if np.dtype(dtype).kind != "f"]
 FLOATS = [dtype for dtype in DTYPES if np.dtype(dtype).kind == "f"]

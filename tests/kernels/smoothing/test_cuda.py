@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian, tree
+from kernels.smoothing import BORDER_MODES, DTYPES, MODES, box, gaussian
 from kernels.smoothing.cases import Case, cases
-from kernels.smoothing.cuda import VARIANTS, smooth
+from kernels.smoothing.cuda import VARIANTS, smooth, tree
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.launch import Kernel
+from kernels.runtime.launch import Kernel
 from kernels.smoothing import DTYPES, MODES
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from kernels.smoothing import gaussian
-from kernels.smoothing.settling import UNSETTLED, settlings
+from kernels.smoothing.axis_rounding import UNSETTLED, settlings
 from kernels.smoothing.window import EXACT_RADIUS, Window, gaussian_windows
 
 UINT8 = np.dtype(np.uint8)

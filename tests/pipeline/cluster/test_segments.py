@@ -17,7 +17,7 @@ from pipeline.engine.ledger import Entry, Ledger, job_identity
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError
-from pipeline.formats.partial import Opening
+from pipeline.storage.partial import Opening
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
 

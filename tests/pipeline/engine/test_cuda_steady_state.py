@@ -11,7 +11,7 @@ from kernels.smoothing import box
 from pipeline.engine import cuda_driver
 from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.formats.base import Region
+from pipeline.formats.image.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk
 
 SHAPE = (257, 1031, 3)

@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kernels.threads import for_each
+from kernels.runtime.threads import for_each
 from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
 from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.stages import STAGES
-from pipeline.formats.base import Region
+from pipeline.formats.image.base import Region
 from pipeline.workloads.base import ArraySpec, Chunk, Plan
 
 # The device's clock is read on the host's with the time of one synchronisation.

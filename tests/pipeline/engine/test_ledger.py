@@ -25,7 +25,7 @@ from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, 
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, published_before, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
 from pipeline.workloads import JobSpec, workloads
-from pipeline.workloads.one_output import OneOutput
+from pipeline.workloads.common.one_output import OneOutput
 from tests.images import names_in, read_image, write_image
 
 ROWS = 900

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.service.http.problems import MEDIA_TYPE
 from pipeline.service.jobs import Computed, Planned, Published
-from pipeline.service.problems import MEDIA_TYPE
 from pipeline.service.store import Facts
 
 JOB = {"workload": "smooth", "input": "in.npy", "output": "out.npy", "parameters": {"size": "3"}}

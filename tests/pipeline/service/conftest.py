@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from pipeline.service.api import make_app
-from pipeline.service.parts import Service
+from pipeline.service.app import make_app
+from pipeline.service.http.app_state import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 import uvicorn
 
-from pipeline.cluster.place import Place
+from pipeline.cluster.executor import Executor
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
-from pipeline.service.api import make_app
-from pipeline.service.connections import TimedRequests
-from pipeline.service.parts import Service
+from pipeline.service.app import make_app
+from pipeline.service.http.app_state import Service
+from pipeline.service.http.connections import TimedRequests
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
@@ -35,7 +35,7 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
     device.target_bytes = lambda job_bytes: target_bytes
     previews = folder / "previews"
     previews.mkdir()
-    runner = Runner(store, Place(device=device, stream=stream), roots, Limits(jobs_at_once=1), previews=previews)
+    runner = Runner(store, Executor(device=device, stream=stream), roots, Limits(jobs_at_once=1), previews=previews)
     service = Service(
         settings=ServiceSettings(state_dir=folder / "state", data_roots=[data]), store=store, runner=runner,
         roots=roots, previews=previews, workers=lambda: [dict(device.describe())], ready=lambda: None,

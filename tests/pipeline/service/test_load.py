@@ -12,7 +12,7 @@ import httpx2
 import numpy as np
 
 from pipeline.client import Client
-from pipeline.service.news import News
+from pipeline.service.store.job_events import News
 from tests.images import write_image
 from tests.pipeline.service.calls import JOB
 from tests.pipeline.service.live import live_service

@@ -13,9 +13,9 @@ from dask.utils import key_split
 from distributed import Scheduler
 
 from pipeline.client import Client
-from pipeline.cluster import scheduler as scheduler_setup
-from pipeline.cluster import worker_processes
-from pipeline.cluster.worker_specs import cpu_workers
+from pipeline.cluster.dask import scheduler as scheduler_setup
+from pipeline.cluster.dask import worker_processes
+from pipeline.cluster.dask.worker_specs import cpu_workers
 from pipeline.service.server import _settle
 from pipeline.service.store import Store
 from tests.images import write_image

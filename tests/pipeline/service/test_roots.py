@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.engine.receipt import write_receipt
 from pipeline.errors import InputError, OutputError
-from pipeline.formats.base import ImageHeader, Region
-from pipeline.formats.zarr import Zarr
+from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.zarr import Zarr
 from pipeline.service.roots import DataRoots
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
-from pipeline.cluster.place import Place
+from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
-from pipeline.service import backoff, leftovers, run
+from pipeline.service import backoff, cleanup, run
 from pipeline.service import runner as runner_module
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
 from pipeline.service.roots import DataRoots
@@ -74,7 +74,7 @@ def service(data, streams, monkeypatch):
         store = Store(data.parent / "state" / "jobs.sqlite")
 
         def runner(self, *, has_workers=lambda: True, **limits):
-            place = Place(device=streams.device, stream=streams.stream)
+            place = Executor(device=streams.device, stream=streams.stream)
             previews = data.parent / "previews"
             previews.mkdir(exist_ok=True)
             runner = Runner(
@@ -302,14 +302,14 @@ def test_a_cancelled_job_leaves_nothing(service, streams, data):
 @pytest.fixture
 def removal(monkeypatch):
     """Holds whoever removes what a cancelled job has left, until told; (it is there, let it go)."""
-    there, go, remove = threading.Event(), threading.Event(), leftovers.remove_leftovers
+    there, go, remove = threading.Event(), threading.Event(), cleanup.remove_leftovers
 
     def slow(output):
         there.set()
         assert go.wait(WAIT_S)
         remove(output)
 
-    monkeypatch.setattr(leftovers, "remove_leftovers", slow)
+    monkeypatch.setattr(cleanup, "remove_leftovers", slow)
     yield there, go
     go.set()
 

@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
-from pipeline.cluster import worker_processes
+from pipeline.cluster.dask import worker_processes
 from pipeline.config import Settings
 from pipeline.engine import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
+from pipeline.service.http.tokens import TokensFile, token_line
 from pipeline.service.settings import ServiceSettings
-from pipeline.service.tokens import TokensFile, token_line
 
 
 @pytest.fixture

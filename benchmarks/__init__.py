@@ -1,0 +1,1 @@
+"""Measurements of Millrace beside its rivals."""

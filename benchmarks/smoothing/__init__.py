@@ -1,0 +1,1 @@
+"""Smoothing against its rivals."""

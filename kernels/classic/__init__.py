@@ -1,0 +1,1 @@
+"""The classic parallel operations, each in a folder of its own."""

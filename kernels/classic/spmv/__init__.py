@@ -1,0 +1,87 @@
+"""Products y = A x of sparse matrices with vectors, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+
+Matrices : `Csr`, `Coo`, `Ell`, `Hybrid` or `Jds`, of float32 or float64 values and int32 columns; any sizes, zero
+           included, rows of any length; `to_csr` and its kin convert between all of them, on the device where they are.
+Vectors  : x [columns] and y [rows], of the matrix's dtype and library.
+Precision: sums are of the matrix's dtype. A result with n terms is wrong by at most (n + 2) u times the sum of their
+           sizes, u = 2⁻²⁴ for float32 and 2⁻⁵³ for float64.
+Order    : for all formats but one the same arrays give the same bits every time, on the same kind of device. `Coo` with
+           rows in no order is added up by atomics on CUDA: its last bits vary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels.classic.spmv.formats import (
+    VALUES,
+    Coo,
+    Csr,
+    Ell,
+    Hybrid,
+    Jds,
+    Matrix,
+    arrays_of,
+    to_coo,
+    to_csr,
+    to_ell,
+    to_hybrid,
+    to_jds,
+)
+from kernels.runtime.arrays import check_array, check_out, check_workers
+
+__all__ = [
+    "VALUES",
+    "Coo",
+    "Csr",
+    "Ell",
+    "Hybrid",
+    "Jds",
+    "Matrix",
+    "spmv",
+    "to_coo",
+    "to_csr",
+    "to_ell",
+    "to_hybrid",
+    "to_jds",
+]
+
+
+def spmv(matrix: Matrix, x: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
+    """The product of a sparse matrix with a vector.
+
+    matrix  : one of the formats above
+    x       : array [columns] of the matrix's dtype and library, C-contiguous
+    out     : array for the result [rows], likewise; no memory shared with x or the matrix
+    workers : CPU threads; default one a core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that the
+              first product with a `Csr` reads back its longest row, which decides between two kernels.
+
+    Returns y, an array [rows].
+    Raises ValueError or TypeError, in one line that names the parameter.
+    """
+    if not isinstance(matrix, Csr | Coo | Ell | Hybrid | Jds):
+        raise TypeError(f"matrix must be a Csr, Coo, Ell, Hybrid or Jds; got {type(matrix).__name__}")
+    _check_vector("x", x, matrix, matrix.shape[1])
+    check_out(out, (matrix.shape[0],), x.dtype, apart_from={"x": x} | arrays_of(matrix))
+    check_workers(workers)
+    if isinstance(x, np.ndarray):
+        from kernels.classic.spmv import cpu
+
+        return cpu.spmv(matrix, x, out, workers=workers)
+    from kernels.classic.spmv import cuda
+
+    return cuda.spmv(matrix, x, out, stream=stream)
+
+
+def _check_vector(name: str, vector: Any, matrix: Matrix, size: int) -> None:
+    kind = np.ndarray if isinstance(matrix.values, np.ndarray) else type(matrix.values)
+    if not isinstance(vector, kind):
+        raise TypeError(f"{name} must be a {kind.__module__} array like the matrix; got {type(vector).__name__}")
+    check_array(name, vector)
+    if vector.dtype != matrix.values.dtype:
+        raise TypeError(f"{name} has dtype {vector.dtype}; the matrix has {matrix.values.dtype}")
+    if vector.shape != (size,) or not vector.flags.c_contiguous:
+        raise ValueError(f"{name} must be C-contiguous of shape {(size,)}; got shape {vector.shape}")

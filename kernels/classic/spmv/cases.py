@@ -1,0 +1,141 @@
+"""Test inputs of sparse products and what must come out: what the tests and benchmarks of every device iterate over.
+
+The oracle adds up the nonzeros one by one, in the widest floats there are, from coordinates that were never sorted.
+Along with it go the sums of the terms' sizes, which bound the errors. Whole numbers must come out exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.classic.spmv.formats import Coo, Matrix, to_coo, to_csr, to_ell, to_hybrid, to_jds
+
+Array = NDArray[Any]
+
+CONTENTS = ("random", "banded", "power", "gaps", "dense row", "dense column", "twice", "integers", "scaled")
+FORMATS: Mapping[str, Callable[[Matrix], Matrix]] = {
+    "csr": to_csr,
+    "coo": to_coo,
+    "ell": to_ell,
+    "hybrid": to_hybrid,
+    "jds": to_jds,
+    "jds transposed": lambda matrix: to_jds(matrix, transposed=True),
+}
+UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022}  # below them there are fewer bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One product of a made matrix, its coordinates in no order."""
+
+    rows: int
+    columns: int
+    nonzeros: int
+    content: str = "random"
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}-{self.nonzeros}-{self.content}-{self.dtype}".replace(" ", "-")
+
+    def matrix(self) -> Coo:
+        """The matrix as coordinates; the same for every call."""
+        rng = np.random.default_rng(self.rows + 3 * self.columns + 7 * self.nonzeros)
+        rows, columns = _places(self, rng)
+        values = rng.standard_normal(len(rows))
+        if self.content == "integers":
+            values = rng.integers(-9, 10, len(rows)).astype(np.float64)
+        elif self.content == "scaled":
+            values *= 10.0 ** rng.integers(-15, 16, len(rows))
+        order = rng.permutation(len(rows))
+        rows, columns = (places[order].astype(np.int32) for places in (rows, columns))
+        return Coo(
+            values=values.astype(self.dtype), rows=rows, columns=columns, shape=(self.rows, self.columns), by_rows=False
+        )
+
+    def x(self) -> Array:
+        """The vector; the same for every call."""
+        rng = np.random.default_rng(self.columns)
+        if self.content == "integers":
+            return rng.integers(-9, 10, self.columns).astype(self.dtype)
+        return rng.standard_normal(self.columns).astype(self.dtype)
+
+    def check(self, result: Array, name: str = "") -> None:
+        """AssertionError unless every result, brought to the host, is right."""
+        check(result, self, name)
+
+    def bytes(self) -> int:
+        """Least traffic of CSR: values, columns, row starts of 32 bits, both vectors."""
+        size = np.dtype(self.dtype).itemsize
+        return self.nonzeros * (size + 4) + (self.rows + 1) * 4 + (self.rows + self.columns) * size
+
+    def flops(self) -> int:
+        """Operations of the definition: a product and an addition for each nonzero."""
+        return 2 * self.nonzeros
+
+
+def _places(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
+    rows, columns = (rng.integers(0, max(side, 1), case.nonzeros) for side in (case.rows, case.columns))
+    if case.content == "banded":
+        columns = np.clip(rows + rng.integers(-3, 4, case.nonzeros), 0, case.columns - 1)
+    elif case.content == "power":
+        rows = (case.rows * rng.random(case.nonzeros) ** 3).astype(np.int64)
+    elif case.content == "gaps":  # long stretches of empty rows, also at both ends
+        rows = case.rows // 3 + rows % max(case.rows // 50, 1) * 17 % max(case.rows // 3, 1)
+    elif case.content == "dense row":
+        rows[: 3 * case.nonzeros // 4] = case.rows // 2
+    elif case.content == "dense column":
+        columns[: 3 * case.nonzeros // 4] = case.columns // 2
+    elif case.content == "twice":
+        half = case.nonzeros // 2
+        rows[half : 2 * half], columns[half : 2 * half] = rows[:half], columns[:half]
+    return rows, columns
+
+
+def exact(matrix: Coo, x: Array) -> tuple[Array, Array, Array]:
+    """The products, the sums of their terms' sizes, and how many terms each has."""
+    products = matrix.values.astype(np.longdouble) * x.astype(np.longdouble)[matrix.columns]
+    values, sizes = (np.zeros(matrix.shape[0], np.longdouble) for _ in range(2))
+    np.add.at(values, matrix.rows, products)
+    np.add.at(sizes, matrix.rows, np.abs(products))
+    return values, sizes, np.bincount(matrix.rows, minlength=matrix.shape[0])
+
+
+def check(result: Array, case: Case, name: str = "") -> None:
+    """AssertionError unless every result is within the contract's bound; of whole numbers each must be exact."""
+    values, sizes, terms = exact(case.matrix(), case.x())
+    story = f"{case.name} {name}"
+    assert result.shape == values.shape, f"{story}: shape {result.shape}, expected {values.shape}"
+    assert result.dtype == np.dtype(case.dtype), f"{story}: dtype {result.dtype}"
+    if not result.size:
+        return
+    bound = (terms + 2) * UNIT[case.dtype] * sizes + terms * SMALLEST[case.dtype]
+    over = np.abs(result - values) - (np.zeros_like(bound) if case.content == "integers" else bound)
+    over[np.isnan(over)] = np.inf
+    worst = int(np.argmax(over))
+    assert over[worst] <= 0, f"{story}: row {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+
+
+def in_format(matrix: Matrix, name: str) -> Matrix:
+    """The matrix in one of FORMATS."""
+    return FORMATS[name](matrix)
+
+
+def cases() -> Iterator[Case]:
+    """Zero, one and primes; rows from empty to all there is; sizes around a block's part; every content and dtype."""
+    for rows, columns, nonzeros in ((0, 0, 0), (0, 5, 0), (5, 0, 0), (7, 3, 0), (1, 1, 1), (1, 1, 9), (1, 997, 5003)):
+        yield Case(rows=rows, columns=columns, nonzeros=nonzeros)
+    for rows, columns, nonzeros in ((997, 1, 313), (2, 3, 4096), (256, 256, 1792), (257, 509, 2048), (5000, 40, 131)):
+        yield Case(rows=rows, columns=columns, nonzeros=nonzeros)
+    for content in CONTENTS:
+        for dtype in ("float32", "float64"):
+            yield Case(rows=1009, columns=1013, nonzeros=12_007, content=content, dtype=dtype)
+    yield Case(rows=3, columns=4001, nonzeros=30_011, content="dense row")
+    yield Case(rows=20_011, columns=101, nonzeros=3001, content="gaps")
+    yield Case(rows=4099, columns=8209, nonzeros=30_011, content="power")

@@ -1,0 +1,27 @@
+// Products y = A x of sparse matrices with vectors; the contract is in kernels/classic/spmv/__init__.py, the formats in formats.py.
+//
+// Value is float or double, for the matrix and both vectors; columns are int; row starts are int or long long (Offset).
+//
+// Floor for N nonzeros in R rows and C columns on a device that moves W bytes a second, with Value of v bytes, starts of o:
+//   bytes  (N (v + 4) + R (o + v) + C v) / W     each number once; 2 N operations never matter
+// x is gathered: where neighbouring rows do not share columns, each nonzero takes a sector of 32 bytes from L2 instead.
+//
+// Kernels, naive to fast:
+//   csr_thread             a thread a row                                                    (rows.cuh)
+//   csr_lanes              a warp, or a part of one, a row
+//   ell                    slots of a fixed number a row, column by column                   (slots.cuh)
+//   coo_atomic             a thread a nonzero, atomic additions
+//   coo_segments           a warp a run of nonzeros by rows: segmented sums, no atomics      (segments.cuh)
+//   (hybrid                ell, then coo_segments for what does not fit)
+//   jds                    rows sorted by length, a thread a row
+//   jds_transposed         the same, column by column
+//   merge_tiles            as many rows and nonzeros together to each block, whatever the rows' lengths   (merge.cuh)
+// Sources: Bell and Garland, "Implementing sparse matrix-vector multiplication on throughput-oriented processors", SC 2009;
+// Hwu, Kirk and El Hajj, "Programming Massively Parallel Processors", chapter 14; Merrill and Garland, "Merge-based
+// parallel sparse matrix-vector multiplication", SC 2016.
+
+#include "rows.cuh"
+
+#include "merge.cuh"
+#include "segments.cuh"
+#include "slots.cuh"

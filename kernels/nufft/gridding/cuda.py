@@ -1,0 +1,237 @@
+"""Gridding on CUDA: which kernels of gridding*.cuh transform samples and images, from the naive form to production."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from kernels.nufft.gridding.plan import (
+    REALS,
+    REGION_PART,
+    REGION_WARPS,
+    THREADS,
+    TILE,
+    TILES_A_BLOCK,
+    SortedTrajectory,
+    blocks_of,
+    launch,
+    rows_grid,
+)
+from kernels.nufft.gridding.spreading import KERNELS, lanes_for
+from kernels.runtime.ladder import Variant
+
+NARROW = 5  # cells of the kernels that reach into one bin more, not two
+ORDERED_VALUES = 1024  # of all coils of a chunk, that a block brings into order
+MAX_CELLS_AT_ONCE = 1 << 29  # of all coils, but for one too large: 4 GiB
+SHARED_WIDTHS = {2: 4, 3: 5}  # of the ladder's step that production left behind: those for 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One transform to run: samples [coils, M] and images [coils, *shape], one of them the result."""
+
+    plan: Plan
+    samples: Any
+    images: Any
+    weights: Any
+    stream: Any
+
+
+class Plan(SortedTrajectory):
+    """The transforms of a trajectory; see kernels.nufft.Nufft."""
+
+    def adjoint(self, samples: Any, weights: Any, images: Any, stream: Any, variant: str = "spread_tiles") -> None:
+        """Images [coils, *shape] of samples [coils, M], both C-contiguous complex64; weights float32 or None."""
+        if not self.points:
+            with stream:
+                images.fill(0)
+            return
+        for part in self._coil_parts(len(samples)):
+            VARIANTS[variant].run(
+                Task(plan=self, samples=samples[part], images=images[part], weights=weights, stream=stream)
+            )
+
+    def forward(self, images: Any, samples: Any, stream: Any, variant: str = "interpolate_tiles") -> None:
+        """Samples [coils, M] of images [coils, *shape], both C-contiguous complex64."""
+        if not self.points:
+            return
+        for part in self._coil_parts(len(samples)):
+            VARIANTS[variant].run(
+                Task(plan=self, samples=samples[part], images=images[part], weights=None, stream=stream)
+            )
+
+    def _coil_parts(self, coils: int) -> list[slice]:
+        most = max(MAX_CELLS_AT_ONCE // math.prod(self.grid), 1)
+        step = most if most < 32 else most // 32 * 32
+        return [slice(begin, min(begin + step, coils)) for begin in range(0, coils, step)]
+
+
+def _empty_grid(task: Task) -> Any:
+    import cupy
+
+    return cupy.empty((len(task.samples), *task.plan.grid), cupy.complex64)
+
+
+def _crop(task: Task, grid: Any) -> None:
+    struct = task.plan.struct(coils=len(task.images))
+    blocks, threads = rows_grid(struct.image[2], len(task.images) * struct.image[0] * struct.image[1])
+    launch("crop_images", blocks, threads, grid, *task.plan.scales, task.images, struct, stream=task.stream)
+
+
+def _padded(task: Task) -> Any:
+    """The grid, after the FFT of the images in its low frequencies."""
+    grid = _empty_grid(task)
+    struct = task.plan.struct(coils=len(task.images))
+    blocks, threads = rows_grid(struct.size[2], len(task.images) * struct.size[0] * struct.size[1])
+    launch("pad_images", blocks, threads, task.images, *task.plan.scales, grid, struct, stream=task.stream)
+    task.plan.fft(grid, False, task.stream)
+    return grid
+
+
+def _weighted(task: Task) -> Any:
+    return task.samples if task.weights is None else task.samples * task.weights
+
+
+def _run_spread_points(task: Task, in_order: bool) -> None:
+    with task.stream:
+        grid, plan = _empty_grid(task), task.plan
+        grid.fill(0)
+        entry = f"spread_points<{plan.axes}, {str(in_order).lower()}>"
+        blocks = (blocks_of(plan.points, THREADS), len(task.samples))
+        order = plan.order if in_order else plan.rank_of
+        args = (plan.records, plan.keys, order, _weighted(task), grid, plan.struct(coils=len(task.samples)))
+        launch(entry, blocks, THREADS, *args, stream=task.stream)
+        plan.fft(grid, True, task.stream)
+        _crop(task, grid)
+
+
+def _run_spread_shared(task: Task) -> None:
+    with task.stream:
+        grid, plan = _empty_grid(task), task.plan
+        grid.fill(0)
+        struct = plan.struct(coils=len(task.samples), part=REGION_PART)
+        args = (plan.records, plan.starts, plan.region_list, plan.order, _weighted(task), grid, struct)
+        entry, blocks = f"spread_shared<{plan.axes}, {plan.spreading.width}>", (plan.region_items, len(task.samples))
+        launch(entry, blocks, THREADS, *args, stream=task.stream, shared_bytes=plan.window_cells() * 8)
+        plan.fft(grid, True, task.stream)
+        _crop(task, grid)
+
+
+def _run_spread_tiles(task: Task) -> None:
+    import cupy
+
+    with task.stream:
+        grid, plan, coils = _empty_grid(task), task.plan, len(task.samples)
+        lanes = lanes_for(coils)
+        struct = plan.struct(coils=coils, lanes=lanes, items=plan.tile_items, part=plan.spread_part)
+        chunks = blocks_of(coils, lanes)
+        ordered = cupy.empty((chunks, plan.points, lanes), cupy.complex64)
+        partial = cupy.empty((max(plan.slots, 1), coils, TILE * TILE), cupy.complex64)
+        entry, blocks = (
+            f"order_samples<{str(task.weights is not None).lower()}>",
+            blocks_of(plan.points, ORDERED_VALUES // lanes),
+        )
+        weights = task.samples if task.weights is None else task.weights
+        given: tuple[Any, ...] = (task.samples, weights, plan.rank_of, ordered, struct)
+        launch(entry, (blocks, chunks), THREADS, *given, stream=task.stream)
+        given = (plan.records, plan.starts, plan.tile_list, ordered, grid, partial, struct)
+        blocks = blocks_of(plan.tile_items, TILES_A_BLOCK)
+        entry = f"spread_tiles<{plan.axes}, {str(plan.spreading.width > NARROW).lower()}>"
+        launch(entry, (blocks, chunks), 32 * TILES_A_BLOCK, *given, stream=task.stream)
+        given = (plan.heavy_list, partial, grid, struct)
+        launch(f"add_parts<{plan.axes}>", (plan.heavy_tiles,), THREADS, *given, stream=task.stream)
+        plan.fft(grid, True, task.stream)
+        _crop(task, grid)
+
+
+def _run_interpolate_points(task: Task, in_order: bool) -> None:
+    with task.stream:
+        grid, plan = _padded(task), task.plan
+        entry = f"interpolate_points<{plan.axes}, {str(in_order).lower()}>"
+        blocks = (blocks_of(plan.points, THREADS), len(task.samples))
+        order = plan.order if in_order else plan.rank_of
+        args = (plan.records, plan.keys, order, grid, task.samples, plan.struct(coils=len(task.samples)))
+        launch(entry, blocks, THREADS, *args, stream=task.stream)
+
+
+def _run_interpolate_tiles(task: Task) -> None:
+    import cupy
+
+    with task.stream:
+        grid, plan, coils = _padded(task), task.plan, len(task.samples)
+        lanes = plan.region_lanes(coils)
+        struct, chunks = plan.struct(coils=coils, lanes=lanes, part=REGION_PART), blocks_of(coils, lanes)
+        ordered = cupy.empty((chunks, plan.points, lanes), cupy.complex64)
+        entry = f"interpolate_tiles<{plan.axes}, {plan.spreading.width}>"
+        args = (plan.records, plan.starts, plan.region_list, grid, ordered, struct)
+        blocks, shared_bytes = (plan.region_items, chunks), plan.region_bytes(lanes)
+        launch(entry, blocks, 32 * REGION_WARPS, *args, stream=task.stream, shared_bytes=shared_bytes)
+        blocks = (blocks_of(plan.points, ORDERED_VALUES // lanes), chunks)
+        launch("restore_samples", blocks, THREADS, ordered, plan.rank_of, task.samples, struct, stream=task.stream)
+
+
+_PLANNING = (
+    *(f"place_points<{real}, {axes}>" for real in REALS.values() for axes in KERNELS),
+    *(f"{entry}<{axes}>" for entry in ("count_candidates", "fill_items", "count_region") for axes in KERNELS),
+    "fill_regions",
+)
+
+
+def _both(entry: str, tail: str = "") -> tuple[str, ...]:
+    return tuple(f"{entry}<{axes}{tail}>" for axes in KERNELS)
+
+
+# In the order of the source, naive to fast; the last of each direction is the one in production.
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "spread_points": Variant(
+            summary="adjoint, one thread a point and coil: atomic additions anywhere in the grid",
+            entries=(*_PLANNING, *_both("spread_points", ", false"), "crop_images"),
+            run=lambda task: _run_spread_points(task, False),
+        ),
+        "spread_sorted": Variant(
+            summary="the same over points sorted by place: neighbouring threads meet in cache",
+            entries=_both("spread_points", ", true"),
+            run=lambda task: _run_spread_points(task, True),
+        ),
+        "spread_shared": Variant(
+            summary="a block a region: atomic additions in shared memory, then one a cell to the grid",
+            entries=tuple(f"spread_shared<{axes}, {width}>" for axes, width in SHARED_WIDTHS.items()),
+            run=_run_spread_shared,
+        ),
+        "spread_tiles": Variant(
+            summary="a warp owns 4 × 4 cells and visits the points that reach them, all coils at once: no atomics",
+            entries=(
+                *_both("spread_tiles", ", false"),
+                *_both("spread_tiles", ", true"),
+                *_both("add_parts"),
+                "order_samples<false>",
+                "order_samples<true>",
+            ),
+            run=_run_spread_tiles,
+        ),
+        "interpolate_points": Variant(
+            summary="forward, one thread a point and coil",
+            entries=(*_both("interpolate_points", ", false"), "pad_images"),
+            run=lambda task: _run_interpolate_points(task, False),
+        ),
+        "interpolate_sorted": Variant(
+            summary="the same over points sorted by place",
+            entries=_both("interpolate_points", ", true"),
+            run=lambda task: _run_interpolate_points(task, True),
+        ),
+        "interpolate_tiles": Variant(
+            summary="a region of the grid in shared memory, the weights computed once for all coils",
+            entries=(
+                *dict.fromkeys(
+                    f"interpolate_tiles<{axes}, {k.width}>" for axes, found in KERNELS.items() for k in found
+                ),
+                "restore_samples",
+            ),
+            run=_run_interpolate_tiles,
+        ),
+    }
+)

@@ -1,0 +1,275 @@
+"""The Toeplitz convolution on CUDA: pad, FFT, multiply, inverse FFT, crop, with the coil maps in the first and last."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from kernels.nufft.gridding.plan import THREADS, blocks_of, launch, rows_grid, three
+from kernels.nufft.methods import Plan
+from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
+from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import on_stream, shared_bytes_a_block
+
+LOGARITHMS = {1 << log: log for log in range(SMALLEST_LINE.bit_length() - 1, LARGEST_LINE.bit_length())}
+LINE_THREADS, INTERLEAVED = 256, 8
+MAX_CELLS_AT_ONCE = 1 << 29  # of the doubled grids of all coils: 4 GiB
+MAX_WORK = 1 << 28  # values between the passes, of all coils that go together: 2 GiB
+
+
+class DoubledStruct(ctypes.Structure):
+    """`Doubled` of toeplitz.cuh."""
+
+    _fields_ = [("size", ctypes.c_int * 3), ("image", ctypes.c_int * 3), ("coils", ctypes.c_int)]
+
+
+def at_front(sizes: tuple[int, ...]) -> tuple[int, int, int]:
+    """Axes x, y, z of a kernel; an image of two has no x."""
+    return (1, sizes[0], sizes[1]) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
+
+
+class LinesStruct(ctypes.Structure):
+    """`Lines` of lines.cuh."""
+
+    _fields_ = [("image", ctypes.c_int * 3), ("padded", ctypes.c_int * 3), ("coils", ctypes.c_int)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One application to run: images [coils, *shape] to the same; or, with maps, one image to one, or added to it."""
+
+    body: Convolution
+    image: Any
+    maps: Any
+    out: Any
+    stream: Any
+    add: bool = False
+
+
+class Convolution:
+    """The body of kernels.nufft.Toeplitz."""
+
+    def __init__(self, kernel: Any, shape: tuple[int, ...]) -> None:
+        import cupy
+
+        self.kernel = cupy.ascontiguousarray(kernel)
+        self.shape, self.padded = shape, kernel.shape
+        self.device = kernel.device
+        self._spaces: dict[int, tuple[Any, Any]] = {}
+        self._work: dict[int, Any] = {}
+        with self.device:
+            fits = crossing_bytes(max(self.padded)) <= shared_bytes_a_block()
+        self.variant = "lines" if fits and all(n in LOGARITHMS for n in self.padded) else "convolve"
+
+    def apply(self, image: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
+        import cupy
+
+        with self.device:
+            stream = cupy.cuda.get_current_stream() if stream is None else stream
+            with stream:
+                image = cupy.ascontiguousarray(image)
+                out = cupy.empty(image.shape, image.dtype) if out is None else out
+                flat, result = image.reshape(-1, *self.shape), out.reshape(-1, *self.shape)
+                for part in self.coil_parts(len(flat)):
+                    task = Task(body=self, image=flat[part], maps=None, out=result[part], stream=stream)
+                    VARIANTS[variant or self.variant].run(task)
+        return out
+
+    def apply_sense(
+        self, image: Any, maps: Any, out: Any, stream: Any, variant: str | None = None, *, add: bool = False
+    ) -> Any:
+        import cupy
+
+        with self.device:
+            stream = cupy.cuda.get_current_stream() if stream is None else stream
+            with stream:
+                image, maps = cupy.ascontiguousarray(image), cupy.ascontiguousarray(maps)
+                out = cupy.empty(image.shape, image.dtype) if out is None else out
+                if not len(maps):
+                    if not add:
+                        out.fill(0)
+                    return out
+                task = Task(body=self, image=image, maps=maps, out=out, stream=stream, add=add)
+                VARIANTS[variant or self.variant].run(task)
+        return out
+
+    def coil_parts(self, coils: int) -> list[slice]:
+        step = max(MAX_CELLS_AT_ONCE // math.prod(self.padded), 1)
+        return [slice(begin, min(begin + step, coils)) for begin in range(0, coils, step)]
+
+    def space(self, coils: int) -> tuple[Any, Any]:
+        """The grid of so many coils and the plan of its FFT, kept."""
+        import cupy
+        from cupyx.scipy.fft import get_fft_plan
+
+        found = self._spaces.get(coils)
+        if found is None:
+            grid = cupy.empty((coils, *self.padded), cupy.complex64)
+            found = grid, get_fft_plan(grid, axes=tuple(range(1, grid.ndim)), value_type="C2C")
+            self._spaces[coils] = found
+        return found
+
+    def work(self, coils: int) -> Any:
+        """What lies between the passes of our own FFTs, of so many coils, kept."""
+        import cupy
+
+        found = self._work.get(coils)
+        if found is None:
+            found = self._work[coils] = cupy.empty((coils, self.shape[0], *self.padded[1:]), cupy.complex64)
+        return found
+
+    def work_bytes(self, coils: int) -> int:
+        """Of the largest part of so many coils that goes together; cuFFT's plan has as much again, at most."""
+        if self.variant == "lines":
+            a_coil = 8 * three(self.shape)[0] * math.prod(three(self.padded)[1:])
+            return a_coil * min(coils, lines_at_once(self.shape, self.padded))
+        parts = self.coil_parts(coils)
+        return 16 * math.prod(self.padded) * (parts[0].stop - parts[0].start) if parts else 0
+
+    def struct(self, coils: int) -> DoubledStruct:
+        return DoubledStruct(size=at_front(self.padded), image=at_front(self.shape), coils=coils)
+
+
+def _null() -> ctypes.c_void_p:
+    return ctypes.c_void_p(0)
+
+
+def _apart(task: Task, in_parts: bool) -> Task:
+    """The image where the result of the first part of the coils will not overwrite it."""
+    if in_parts and task.maps is not None and task.out.data.ptr == task.image.data.ptr:
+        return replace(task, image=task.image.copy())
+    return task
+
+
+def _run_convolve(task: Task) -> None:
+    """A part of the coils after the other."""
+    body = task.body
+    parts = body.coil_parts(len(task.image if task.maps is None else task.maps))
+    task = _apart(task, len(parts) > 1)
+    for part in parts:
+        coils = part.stop - part.start
+        grid, plan = body.space(coils)
+        struct = body.struct(coils)
+        maps = None if task.maps is None else task.maps[part]
+        _convolve(task, grid, plan, struct, maps, task.image[part] if maps is None else task.image)
+        if maps is None:
+            blocks, threads = rows_grid(struct.image[2], coils * struct.image[0] * struct.image[1])
+            launch("crop_coils", blocks, threads, grid, task.out[part], struct, stream=task.stream)
+        else:
+            blocks, threads = rows_grid(struct.image[2], struct.image[0] * struct.image[1])
+            first = ctypes.c_bool(part.start == 0 and not task.add)
+            launch("combine_coils", blocks, threads, grid, maps, task.out, first, struct, stream=task.stream)
+
+
+def _convolve(task: Task, grid: Any, plan: Any, struct: DoubledStruct, maps: Any, image: Any) -> None:
+    from cupy.cuda import cufft
+
+    coils, stream = struct.coils, task.stream
+    blocks, threads = rows_grid(struct.size[2], coils * struct.size[0] * struct.size[1])
+    launch("weigh_coils", blocks, threads, image, _null() if maps is None else maps, grid, struct, stream=stream)
+    plan.fft(grid, grid, cufft.CUFFT_FORWARD)
+    pairs = math.prod(struct.size) // 2
+    args = (grid, task.body.kernel, ctypes.c_longlong(pairs), ctypes.c_int(coils))
+    launch("multiply", (blocks_of(pairs, THREADS), min(coils, 8)), THREADS, *args, stream=stream)
+    plan.fft(grid, grid, cufft.CUFFT_INVERSE)
+
+
+def crossing_bytes(size: int) -> int:
+    """Shared memory of cross_lines."""
+    return size * 9 // 8 * INTERLEAVED * 8
+
+
+@functools.cache
+def _twiddles(size: int, device: int) -> Any:
+    """exp(−2πi k / size)."""
+    import cupy
+
+    return cupy.asarray(np.exp(-2j * np.pi * np.arange(size) / size), cupy.complex64)
+
+
+def lines_at_once(shape: tuple[int, ...], padded: tuple[int, ...]) -> int:
+    """Coils that go together."""
+    return max(MAX_WORK // (math.prod(three(padded)[1:]) * three(shape)[0]), 1)
+
+
+def _run_lines(task: Task) -> None:
+    body = task.body
+    image, padded = three(body.shape), three(body.padded)
+    maps, coils = task.maps, len(task.image if task.maps is None else task.maps)
+    step = lines_at_once(body.shape, body.padded)
+    task = _apart(task, coils > step)
+    for begin in range(0, coils, step):
+        count = min(step, coils - begin)
+        work, struct = body.work(count), LinesStruct(image=image, padded=padded, coils=count)
+        part = slice(begin, begin + count)
+        of_part = (task.image[part], None, task.out[part]) if maps is None else (task.image, maps[part], task.out)
+        _lines_of(task, work, struct, *of_part, first=begin == 0 and not task.add)
+
+
+def _lines_of(task: Task, work: Any, struct: LinesStruct, image: Any, maps: Any, out: Any, *, first: bool) -> None:
+    sizes, padded, coils = tuple(struct.image), tuple(struct.padded), struct.coils
+    logs = [LOGARITHMS.get(n, 0) for n in padded]
+    tables = [_twiddles(n, task.body.device.id) for n in padded]
+    rows, stream, given = sizes[0] * sizes[1], task.stream, _null() if maps is None else maps
+    blocks = blocks_of(rows * coils, LINE_THREADS // (padded[2] // 8))
+    args: tuple[Any, ...] = (image, given, work, tables[2], struct)
+    launch(f"forward_rows<{logs[2]}>", (blocks,), LINE_THREADS, *args, stream=stream)
+
+    def across(axis: int, kind: str, outers: int) -> None:
+        stride = math.prod(padded[axis + 1 :])
+        numbers = (ctypes.c_longlong(stride), ctypes.c_longlong(math.prod(padded[1:]) * (sizes[0] if axis == 0 else 1)))
+        args = (work, task.body.kernel, tables[axis], *numbers, ctypes.c_int(sizes[axis]), ctypes.c_int(outers))
+        shared_bytes = crossing_bytes(padded[axis])
+        blocks, threads = (stride // INTERLEAVED * outers,), padded[axis] // 8 * INTERLEAVED
+        launch(f"cross_lines<{logs[axis]}, {kind}>", blocks, threads, *args, stream=stream, shared_bytes=shared_bytes)
+
+    if len(task.body.shape) == 3:
+        across(1, "FORWARD", coils * sizes[0])
+    across(0, "CONVOLVE", coils)
+    if len(task.body.shape) == 3:
+        across(1, "INVERSE", coils * sizes[0])
+    args = (work, given, out, tables[2], ctypes.c_bool(first), struct)
+    entry = f"inverse_rows<{logs[2]}, {'false' if maps is None else 'true'}>"
+    launch(entry, (rows,), LINE_THREADS, *args, stream=stream)
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "convolve": Variant(
+            summary="normal operator: the coils' images on the doubled grid, cuFFT, the kernel, cuFFT, their sum",
+            entries=("weigh_coils", "multiply", "combine_coils", "crop_coils"),
+            run=_run_convolve,
+        ),
+        "lines": Variant(
+            summary="our own FFTs of lines: nothing that is zero or unwanted is moved, the products cost no pass",
+            entries=tuple(
+                entry
+                for log in LOGARITHMS.values()
+                for entry in (
+                    f"forward_rows<{log}>",
+                    *(f"cross_lines<{log}, {kind}>" for kind in ("FORWARD", "INVERSE", "CONVOLVE")),
+                    *(f"inverse_rows<{log}, {combined}>" for combined in ("false", "true")),
+                )
+            ),
+            run=_run_lines,
+        ),
+    }
+)
+
+
+def toeplitz_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], eps: float, stream: Any) -> Any:
+    """See kernels.nufft.toeplitz."""
+    import cupy
+
+    with on_stream(trajectory, stream) as current:
+        doubled = tuple(2 * n for n in shape)
+        plan = Plan(2 * trajectory, doubled, eps, "gridding", 1)
+        spread = plan.adjoint(cupy.ones(len(trajectory), cupy.complex64), weights, None, current)
+        return kernel_from_spread(spread, shape, cupy)

@@ -1,0 +1,40 @@
+"""The kernel of the Toeplitz convolution: the grid it is on, and how a point-spread function becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels.nufft.checks import checked_shape, on_host
+from kernels.nufft.gridding.spreading import fast_size
+
+SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of the lines that lines.cuh transforms
+
+
+def toeplitz_shape(shape: Sequence[int], *, host: bool = True) -> tuple[int, ...]:
+    """Sizes of the grid that the kernel of an image's shape lives on: even, at least 2N − 1.
+
+    host : on the CPU; on CUDA powers of two, for our own FFTs, unless an axis is longer than those go
+    """
+    shape = checked_shape(shape)
+    powers = tuple(max(1 << (2 * n - 2).bit_length(), SMALLEST_LINE) for n in shape)
+    if not host and max(powers) <= LARGEST_LINE:
+        return powers
+    return tuple(fast_size(2 * n - 1) for n in shape)
+
+
+def kernel_from_spread(spread: Any, shape: tuple[int, ...], numpy: Any) -> Any:
+    """The kernel from the point-spread function q(d), complex [2N …], d = index − N on each axis.
+
+    numpy : the library of the array: NumPy or CuPy
+    """
+    padded = toeplitz_shape(shape, host=on_host(spread))
+    placed = numpy.zeros(padded, spread.dtype)
+    inside = tuple(slice(1, None) for _ in shape)  # d = −N has no partner and is never used
+    where = numpy.ix_(*(numpy.arange(1 - n, n) % size for n, size in zip(shape, padded, strict=True)))
+    placed[where] = spread[inside]
+    kernel = numpy.fft.fftn(placed).real / np.prod(padded)
+    real = np.float32 if spread.dtype == np.complex64 else np.float64
+    return numpy.ascontiguousarray(kernel.astype(real))

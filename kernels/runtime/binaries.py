@@ -1,0 +1,97 @@
+"""Binaries of CUDA kernels, kept on disk under a hash of everything that went into them: in `MILLRACE_CACHE_DIR`, or
+the user's cache folder. A cache that cannot be read or written only costs time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kernels.runtime.operations import FOLDER, folder_of
+
+__all__ = ["INCLUDE", "Binary", "cache_folder", "key", "read", "source_path", "write"]
+
+INCLUDE = FOLDER / "include"
+
+_INCLUDED = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """Kernels compiled for one architecture."""
+
+    code: bytes  # a cubin, or PTX for a device newer than this NVRTC
+    lowered: dict[str, str]  # the mangled names under which the code holds them, by C++ expression
+    log: str
+
+
+def cache_folder(kind: str) -> Path:
+    """A folder of the user's for one kind of compiled code; it may not exist, or not be writable.
+
+    MILLRACE_CACHE_DIR, else XDG_CACHE_HOME/millrace, else ~/.cache/millrace.
+    """
+    chosen = os.environ.get("MILLRACE_CACHE_DIR")
+    if chosen:
+        return Path(chosen) / kind
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never fails
+    return Path(home) / "millrace" / kind
+
+
+def source_path(operation: str) -> Path:
+    return folder_of(operation) / f"{operation}.cu"
+
+
+def key(operation: str, settings: Iterable[str]) -> str:
+    """A hash of an operation's source, the headers it includes and all settings: options, compiler, kernels' names."""
+    digest = hashlib.sha256()
+    for setting in settings:
+        digest.update(setting.encode() + b"\0")
+    for path in _source_files(source_path(operation)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def _source_files(source: Path) -> tuple[Path, ...]:
+    """The source and every header it includes, directly or not, in the order met."""
+    found: dict[Path, None] = {source: None}
+    waiting = [source]
+    while waiting:
+        for name in _INCLUDED.findall(waiting.pop().read_text(encoding="utf-8")):
+            for folder in (source.parent, INCLUDE):
+                header = folder / name
+                if header.is_file() and header not in found:
+                    found[header] = None
+                    waiting.append(header)
+    return tuple(found)
+
+
+def read(name: str) -> Binary | None:
+    """None where there is nothing, or where what is there is not what was written."""
+    try:
+        head, _, code = (cache_folder("cuda") / name).read_bytes().partition(b"\n")
+        written = json.loads(head)
+        if hashlib.sha256(code).hexdigest() != written["sha256"]:
+            return None
+        return Binary(code=code, lowered=dict(written["lowered"]), log="")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(name: str, binary: Binary) -> None:
+    head = json.dumps({"sha256": hashlib.sha256(binary.code).hexdigest(), "lowered": binary.lowered})
+    folder = cache_folder("cuda")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:16]}-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(head.encode() + b"\n" + binary.code)
+        Path(temporary).replace(folder / name)
+    except OSError:
+        return  # a read-only home costs a compilation a process, nothing more

@@ -1,0 +1,102 @@
+"""Numba-compiled functions of the CPU bodies: kept on disk, and compiled anew when any of their sources has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numba.np.linalg
+from numba.core.caching import FunctionCache
+
+from kernels.runtime.binaries import cache_folder
+from kernels.runtime.operations import FOLDER
+
+
+def _no_blas() -> None:
+    raise ImportError("it is not looked for")
+
+
+# Numba looks for SciPy's BLAS as it loads, a third of every start, for matrix products that no compiled body here has.
+# What it looks with is Numba's own: other threads may be loading SciPy meanwhile, and want the BLAS.
+if "scipy.linalg" not in sys.modules:
+    _find = numba.np.linalg.ensure_blas
+    numba.np.linalg.ensure_blas = _no_blas
+    try:
+        import numba.np.arraymath
+    finally:
+        numba.np.linalg.ensure_blas = _find
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+# CPU bodies are loaded where they are first needed, by several threads at once, and Numba's setting is of the process.
+_setting = threading.Lock()
+
+
+def compiled(function: Function) -> Function:
+    """Machine code that runs without the interpreter's lock, with IEEE arithmetic (no fastmath).
+
+    Kept in NUMBA_CACHE_DIR, or else in the user's cache folder; where nothing can be written it is compiled each time.
+    """
+    with _own_folder():
+        body = numba.njit(nogil=True, error_model="numpy")(function)
+        with suppress(RuntimeError):  # "no locator available": not one folder can be written
+            body._cache = _MendingCache(function)
+    return cast("Function", body)
+
+
+class _MendingCache(FunctionCache):  # type: ignore[misc]
+    """Numba's own cache, but files that a crash or a full disk has cut short count as none, and are written anew.
+
+    And functions are told apart by the constants that they have from other files, too: they are compiled into them.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # unpickling damaged bytes can raise anything
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), *sorted(_constants(self._py_func)))
+
+
+def _constants(function: Any) -> set[tuple[str, str]]:
+    """Names and values of the constants in a function and in the compiled ones that it calls."""
+    found, met, waiting = set(), {function}, [function]
+    while waiting:
+        each = waiting.pop()
+        for name in each.__code__.co_names:
+            value = each.__globals__.get(name)
+            if isinstance(value, (int, float, str, tuple)):
+                found.add((name, repr(value)))
+            called = getattr(value, "py_func", None)
+            if called is not None and called not in met:
+                met.add(called)
+                waiting.append(called)
+    return found
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """Numba dates a cached function by its own file alone; ours call others, so all of them name the folder."""
+    with _setting:
+        chosen = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())
+        try:
+            yield
+        finally:
+            numba.config.CACHE_DIR = chosen
+
+
+@cache
+def _sources_digest() -> str:
+    sources = sorted({*FOLDER.rglob("cpu*.py"), *FOLDER.rglob("cpu/*.py")})
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]

@@ -1,0 +1,203 @@
+"""Smoothing on CUDA: which kernels of smoothing.cu run for an image, with which grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import Repeat, on_stream, record
+from kernels.smoothing.cuda import fused, ladder, passes, running, streamed, tensor, tree, wide
+from kernels.smoothing.window import Window
+
+# The contract fixes every rounding: the compiler must not contract a multiplication and an addition on its own.
+OPTIONS = ("--fmad=false",)
+
+MAX_REPEATS = 256
+ALIGNMENT = 256  # bytes; what a launch depends on of a pointer is its remainder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to smooth: what it is, which kernels it is made of, and how it runs them."""
+
+    summary: str
+    entries: tuple[str, ...]
+    run: Callable[[Any, Sequence[Window], float, Any, Any], None]  # (image, windows, cval, out, stream)
+    # Whether it can do this: (image's shape and dtype, windows)
+    applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
+    repeatable: bool = False  # whether `run` does nothing but launch kernels on the image and the result
+
+
+def smooth(
+    image: Any, windows: Sequence[Window], cval: float, out: Any, *, stream: Any = None, variant: str | None = None
+) -> Any:
+    """Filters a CuPy array along the windows' axes, taken in ascending order; without windows, a copy.
+
+    image   : CuPy array of one of `kernels.smoothing.DTYPES`, any strides
+    windows : sorted by axis; all boxes or all Gaussians
+    out     : C-contiguous array of the result's shape and the image's dtype, or None for a new one
+    stream  : the cupy.cuda.Stream to launch on; default CuPy's current one
+    variant : a name in `VARIANTS`; default the fastest that applies
+
+    Returns `out`. Nothing waits for the device. Raises ValueError where the variant named does not apply.
+    """
+    import cupy
+
+    if variant is None and _repeated(image, windows, cval, out, stream):
+        return out
+    with on_stream(image, stream) as current:
+        source = cupy.ascontiguousarray(image)
+        if out is None:
+            out = cupy.empty(_output_shape(image.shape, windows), image.dtype)
+        if not windows:
+            cupy.copyto(out, source)
+            return out
+        chosen = _chosen(variant, image, windows)
+        if variant is None and chosen.repeatable:
+            _run_and_record(chosen, source, windows, cval, out, current)
+        else:
+            chosen.run(source, windows, cval, out, current)
+    return out
+
+
+_repeats: dict[Any, Repeat] = {}
+
+
+def _layout(image: Any, windows: Sequence[Window], cval: Any, out: Any) -> Any:
+    """All that the launches depend on but the arrays themselves; None where `cval` cannot be compared."""
+    if not isinstance(cval, int | float):
+        return None
+    alignments = image.data.ptr % ALIGNMENT, out.data.ptr % ALIGNMENT
+    return image.shape, image.dtype, tuple(windows), cval, math.copysign(1, cval), alignments, image.data.device_id
+
+
+def _repeated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> bool:
+    """Makes the launches of an earlier call on arrays laid out alike, if there was one: a stream of chunks asks for the
+    same again and again, and choosing kernels and grids takes longer than many a chunk."""
+    import cupy
+
+    if out is None or not image.flags.c_contiguous:
+        return False
+    repeat = _repeats.get(_layout(image, windows, cval, out))
+    if repeat is None or cupy.cuda.runtime.getDevice() != image.data.device_id:
+        return False
+    repeat.launch((image.data.ptr, out.data.ptr), (cupy.cuda.get_current_stream() if stream is None else stream).ptr)
+    return True
+
+
+def _run_and_record(chosen: Variant, image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    repeat = record(lambda: chosen.run(image, windows, cval, out, stream), (image, out))
+    layout = _layout(image, windows, cval, out)
+    if repeat is not None and layout is not None:
+        if len(_repeats) >= MAX_REPEATS:
+            _repeats.clear()
+        _repeats[layout] = repeat
+
+
+def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
+    if name is None:
+        return _fastest(image.shape, image.dtype, tuple(windows))
+    if not VARIANTS[name].applies(image.shape, image.dtype, windows):
+        raise ValueError(f"variant {name!r} cannot smooth {image.dtype} of shape {image.shape} along these axes")
+    return VARIANTS[name]
+
+
+@lru_cache(maxsize=256)
+def _fastest(shape: tuple[int, ...], dtype: np.dtype, windows: tuple[Window, ...]) -> Variant:
+    """The last variant that applies; looked up once, since a stream of chunks asks the same again and again."""
+    return [found for found in VARIANTS.values() if found.applies(shape, dtype, windows)][-1]
+
+
+def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:
+    lengths = list(shape)
+    for window in windows:
+        lengths[window.axis] = window.output_length(lengths[window.axis])
+    return tuple(lengths)
+
+
+# In the order of the source, naive to fast: the last that applies is the one in production.
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "naive": Variant(
+            summary="one thread a result, every tap from global memory",
+            entries=(*passes.DIRECT_ENTRIES, *passes.pass_entries("box_gather", "gauss_gather", single_box=False)),
+            run=passes.run_naive,
+        ),
+        "tiled": Variant(
+            summary="both axes at once, taps from a tile with its halo in shared memory",
+            entries=ladder.TILED_ENTRIES,
+            run=ladder.run_tiled,
+            applies=ladder.tiled_applies,
+        ),
+        "padded": Variant(
+            summary="RGB copied to RGBX first, so that a tap is one vector from global memory",
+            entries=ladder.PADDED_ENTRIES,
+            run=ladder.run_padded,
+            applies=ladder.gather_applies,
+        ),
+        "pitched": Variant(
+            summary="the same, and every row begins at a multiple of 256 bytes",
+            entries=ladder.PITCHED_ENTRIES,
+            run=ladder.run_pitched,
+            applies=ladder.gather_applies,
+        ),
+        "pitched_tiled": Variant(
+            summary="padded and pitched, taps from a tile in shared memory",
+            entries=ladder.PITCHED_TILED_ENTRIES,
+            run=ladder.run_pitched_tiled,
+            applies=ladder.pitched_tiled_applies,
+        ),
+        "separable": Variant(
+            summary="one axis a pass, taps from a tile in shared memory",
+            entries=passes.pass_entries("box_separable", "gauss_separable", single_box=True),
+            run=passes.run_separable,
+        ),
+        "streamed": Variant(
+            summary="boxes of floats, one axis a pass: each sample is loaded once, sums wait in shared memory",
+            entries=streamed.ENTRIES,
+            run=passes.run_streamed,
+            applies=streamed.applies,
+        ),
+        "tree": Variant(
+            summary="square boxes of float32 in one kernel: sums wait in registers down the columns and along the rows",
+            entries=tree.ENTRIES,
+            run=tree.run,
+            applies=tree.applies,
+            repeatable=True,
+        ),
+        "running": Variant(
+            summary="boxes of any size in one kernel: running sums down the columns and along the rows",
+            entries=running.ENTRIES,
+            run=running.run,
+            applies=running.applies,
+            repeatable=True,
+        ),
+        "wide": Variant(
+            summary="Gaussians of middling reach in one kernel: from registers down the columns, then along the rows",
+            entries=wide.ENTRIES,
+            run=wide.run,
+            applies=wide.applies,
+            repeatable=True,
+        ),
+        "fused": Variant(
+            summary="short windows, both axes in one kernel, from registers",
+            entries=fused.ENTRIES,
+            run=fused.run,
+            applies=fused.applies,
+            repeatable=True,
+        ),
+        "tensor": Variant(
+            summary="Gaussians of bytes, both axes in one kernel, by exact products on tensor cores",
+            entries=tensor.ENTRIES,
+            run=tensor.run,
+            applies=tensor.applies,
+            repeatable=True,
+        ),
+    }
+)

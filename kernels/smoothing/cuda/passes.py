@@ -1,0 +1,231 @@
+"""Smoothing one axis a pass, from device memory to device memory: what such kernels of smoothing.cu take, and their
+launch; and that of the first step for boxes over whole numbers, which sums the whole window at once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import kernel
+from kernels.smoothing.axis_rounding import UNSETTLED, Settling, filtered_constant, settlings
+from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda import streamed
+from kernels.smoothing.window import MAX_TAPS, Window
+
+THREADS = 256
+TILE_BYTES = 64 * THREADS  # a separable pass's tile of sums in shared memory
+MAX_BLOCKS = 1 << 30  # kernels loop where there is more to do
+
+_C_TYPES = {
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "int16": "short",
+    "float32": "float",
+    "float64": "double",
+}
+_CTYPES = {"uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": ctypes.c_float, "float64": ctypes.c_double}
+_SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
+
+
+class Axis(ctypes.Structure):
+    """struct Axis of smoothing.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("outer", "length", "inner", "out_length")),
+        *((name, ctypes.c_int) for name in ("before", "taps", "mode", "columns")),
+    )
+
+
+class Axes(ctypes.Structure):
+    """struct Axes of smoothing.cu."""
+
+    _fields_ = (
+        ("axis", Axis * 3),
+        ("between", ctypes.c_longlong * 3),
+        ("inner", ctypes.c_longlong),
+        ("total", ctypes.c_longlong),
+    )
+
+
+class FloatWeights(ctypes.Structure):
+    """struct Weights<float> of smoothing.cu."""
+
+    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_float), ("down", ctypes.c_float))
+
+
+class DoubleWeights(ctypes.Structure):
+    """struct Weights<double> of smoothing.cu."""
+
+    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_double), ("down", ctypes.c_double))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """One axis's pass between two arrays."""
+
+    axis: Axis
+    window: Window
+    source: Any
+    target: Any
+    fill: Any  # what the pass sees beyond the edge, of the type sums have
+    settling: Settling  # Gaussian: what its sums become
+    last: bool
+    samples: int  # in the whole window, over all axes
+
+    def entry(self, family: str, sums: str) -> str:
+        """The kernel that reads the source's type and writes the target's."""
+        return f"{family}<{_type(self.source.dtype)}, {_SUM_TYPES[sums]}, {_type(self.target.dtype)}>"
+
+
+def _type(dtype: Any) -> str:
+    return {**_SUM_TYPES, **_C_TYPES}[np.dtype(dtype).name]
+
+
+def _sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
+    """What a pass adds up in: the image's own precision, or whole numbers that hold the whole window's sum."""
+    if windows[0].half_weights is not None:
+        return "float64" if dtype == np.float64 else "float32"
+    if dtype.kind == "f":
+        return str(dtype.name)
+    values = 1 << 8 * dtype.itemsize
+    return "uint32" if values * math.prod(window.taps for window in windows) <= 1 << 32 else "uint64"
+
+
+def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: str) -> list[_Pass]:
+    passes = []
+    source, shape = image, list(image.shape)
+    fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
+    for window, settling in zip(windows, _settlings(image.dtype, windows), strict=True):
+        axis = window.axis
+        length, out_length = shape[axis], window.output_length(shape[axis])
+        view = Axis(
+            outer=math.prod(shape[:axis]), length=length, inner=math.prod(shape[axis + 1 :]), out_length=out_length,
+            before=window.before, taps=window.taps, mode=MODES.index(window.mode), columns=0,
+        )  # fmt: skip
+        shape[axis] = out_length
+        last = window is windows[-1]
+        target = out if last else type(image)(tuple(shape), sums)  # on the stream that `smooth` made current
+        samples = math.prod(each.taps for each in windows)
+        passes.append(
+            _Pass(
+                axis=view, window=window, source=source, target=target, fill=fill, settling=settling, last=last,
+                samples=samples,
+            )
+        )  # fmt: skip
+        source, fill = target, filtered_constant(window, fill)
+        if window.half_weights is not None:
+            fill = settling.of(fill)
+    return passes
+
+
+def _settlings(dtype: np.dtype, windows: Sequence[Window]) -> list[Settling]:
+    if windows[0].half_weights is None:
+        return [UNSETTLED] * len(windows)
+    return settlings(windows, whole=dtype.kind != "f")
+
+
+def _divisor(step: _Pass, sums: str) -> Any:
+    """What box kernels finish with: the number of samples, or for floats its reciprocal (one before the last pass)."""
+    if np.dtype(sums).kind == "u":
+        return _CTYPES[sums](step.samples)
+    return _CTYPES[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
+
+
+def _weights(step: _Pass, sums: str) -> Any:
+    half = step.window.half_weights
+    assert half is not None
+    struct = DoubleWeights if sums == "float64" else FloatWeights
+    weights = struct(up=step.settling.up, down=step.settling.down)
+    weights.half[: len(half)] = half
+    return weights
+
+
+def _blocks(total: int, each: int) -> tuple[int]:
+    return (min(-(-total // each), MAX_BLOCKS),)
+
+
+def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    sums = _sum_type(image.dtype, windows)
+    for step in _passes(image, windows, cval, out, sums):
+        gaussian = step.window.half_weights is not None
+        entry = step.entry("gauss_gather" if gaussian else "box_gather", sums)
+        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
+        args = (step.source, step.target, step.axis, _CTYPES[sums](step.fill), finish)
+        kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
+
+
+def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    sums = _sum_type(image.dtype, windows)
+    for step in _passes(image, windows, cval, out, sums):
+        gaussian = step.window.half_weights is not None
+        entry = step.entry("gauss_separable" if gaussian else "box_separable", sums)
+        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
+        axis, size = step.axis, TILE_BYTES // np.dtype(sums).itemsize
+        axis.columns = _tile_columns(axis, size)
+        outputs = size // axis.columns - axis.taps + 1
+        tiles = axis.outer * -(-axis.out_length // outputs) * -(-axis.inner // axis.columns)
+        args = (step.source, step.target, axis, _CTYPES[sums](step.fill), finish, ctypes.c_longlong(tiles))
+        kernel("smoothing", entry).launch(_blocks(tiles, 1), (THREADS,), args, stream=stream)
+
+
+def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    sums = _sum_type(image.dtype, windows)
+    for step in _passes(image, windows, cval, out, sums):
+        streamed.launch(step.axis, step.source, step.target, _CTYPES[sums](step.fill), _divisor(step, sums), stream)
+
+
+def _tile_columns(axis: Axis, size: int) -> int:
+    """Whole sectors of memory a row where the window lets the tile be wide; at least half its positions give output."""
+    columns = min(int(axis.inner), 32)
+    while columns > 1 and size // columns < 2 * (axis.taps - 1):
+        columns = (columns + 1) // 2
+    return columns
+
+
+def run_naive(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    if windows[0].half_weights is not None or image.dtype.kind == "f" or len(windows) > 3:
+        run_gather(image, windows, cval, out, stream)
+        return
+    axes = Axes(total=out.size)
+    shape, before = image.shape, 0
+    for place, window in enumerate(windows, start=3 - len(windows)):
+        axis = window.axis
+        axes.between[place] = math.prod(shape[before:axis])
+        axes.axis[place] = Axis(
+            length=shape[axis], inner=math.prod(shape[axis + 1 :]), out_length=out.shape[axis],
+            before=window.before, taps=window.taps, mode=MODES.index(window.mode),
+        )  # fmt: skip
+        before = axis + 1
+    for place in range(3 - len(windows)):
+        axes.between[place] = 1
+        axes.axis[place] = Axis(length=1, inner=0, out_length=1, before=0, taps=1, mode=0)
+    axes.inner = math.prod(shape[before:])
+    samples = math.prod(window.taps for window in windows)
+    args = (image, out, axes, ctypes.c_int(int(cval)), ctypes.c_uint64(samples))
+    entry = f"box_direct<{_type(image.dtype)}>"
+    kernel("smoothing", entry).launch(_blocks(out.size, THREADS), (THREADS,), args, stream=stream)
+
+
+def pass_entries(box: str, gauss: str, *, single_box: bool) -> tuple[str, ...]:
+    """Every combination of types that the passes of a family meet.
+
+    single_box : whether a box over whole numbers may be one pass; its sums then fit 32 bits
+    """
+    entries = []
+    for sums in ("unsigned", "unsigned long long"):
+        for sample in ("unsigned char", "unsigned short", "short"):
+            entries += [f"{box}<{a}, {sums}, {b}>" for a, b in ((sample, sums), (sums, sample))]
+            if single_box and sums == "unsigned":
+                entries.append(f"{box}<{sample}, {sums}, {sample}>")
+        entries.append(f"{box}<{sums}, {sums}, {sums}>")
+    for sample in ("unsigned char", "unsigned short", "short"):
+        entries += [f"{gauss}<{a}, float, {b}>" for a, b in ((sample, sample), (sample, "float"), ("float", sample))]
+    return (*entries, *(f"{family}<{real}, {real}, {real}>" for family in (box, gauss) for real in ("float", "double")))
+
+
+DIRECT_ENTRIES = tuple(f"box_direct<{sample}>" for sample in ("unsigned char", "unsigned short", "short"))

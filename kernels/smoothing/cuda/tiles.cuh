@@ -1,0 +1,295 @@
+// How a block of `fused` holds its tile: samples as they came and sums in shared memory. Part of smoothing.cu.
+#pragma once
+
+#include "async_copy.cuh"
+#include "bands.cuh"
+#include "shifted.cuh"
+#include "cuda/windows.cuh"
+
+__host__ __device__ constexpr int up_to(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
+
+constexpr int MAX_RADIUS = 8;
+
+// ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
+template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
+struct Fused {
+    static constexpr bool FLOATS = same<Sample, float>;
+    static constexpr int THREADS = 128, WIDTH = 4 * THREADS;  // samples of a row that a block loads, four a thread
+    // Rows that a block goes down at a time: many, since each step costs two barriers and moves the window's rows, but the
+    // loop, about 4 * (4 RADIUS + 9) * STEP instructions, has to stay in the instruction cache.
+    static constexpr int STEP = FLOATS || RADIUS > 4 ? 8 : 16;
+    static constexpr int SEGMENT = 4 * STEP;  // samples of a row that a thread filters along it
+    // Where a step's samples wait: with one place the next are fetched once all columns are summed.
+    static constexpr int STAGES = FLOATS && RADIUS <= 4 ? 2 : 1;
+    // On a multiprocessor, as registers allow.
+    static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : 4;
+
+    static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
+    // Loads begin at a sector (half a sector off, an H200's L2 reads 1.6 times as much), but for bytes, where that would
+    // cost too many columns. Rows that begin anywhere are loaded from the sector before: SKEW places more at most.
+    static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : SECTOR - 1;
+    static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
+    static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
+                                           : (WIDTH - HALO - REACH - SKEW) / VECTOR * VECTOR;
+
+    // Sums of a row stand in runs, one a segment; runs begin 4 words apart modulo 32 or nearly so, so that the lanes of a
+    // warp, which read the quads of neighbouring segments, meet all banks.
+    static constexpr bool PAIRED = KIND == SQUARE && sizeof(Sample) == 1;  // two sums a word
+    static constexpr int A_WORD = PAIRED ? 2 : 1, LANES = 4 / A_WORD;
+    static constexpr int RUN = SEGMENT / A_WORD + 4, PLACES = WIDTH + 2 * HALO + 8;  // read beyond the end, not used
+    static constexpr int PITCH = up_to(PLACES / SEGMENT * RUN + PLACES % SEGMENT / A_WORD, 4);
+    // Whether samples beyond an edge are copied within the tile, and not fetched one by one: that pays where there are many
+    // (Gaussian of f32 with reach 8: 168 -> 163 us on an H200), and else costs registers.
+    static constexpr bool COMPLETES = ALIGNED && FLOATS && RADIUS > 4;
+    // Whether every other band is gone through from its last row up, so that neighbours read what both need at the same
+    // time, and L2 still has it: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Whole numbers
+    // wait less for memory, and have fewer registers to spare.
+    static constexpr bool TURNS = FLOATS;
+    // Bytes of shared memory: a stage's samples (behind them some are read that nobody uses), sums; and how many rows'
+    // skews are kept, of those above a band first.
+    static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
+    static constexpr int SUMS = STEP * PITCH * 4, SKEWS = ALIGNED ? 0 : 2 * MAX_RADIUS + STAGES * STEP;
+
+    // Places that lie between the sector that holds place 0 of a row, input sample `at`, and it.
+    static __device__ inline int skew_of(const Sample* at) {
+        return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % SECTOR_BYTES / sizeof(Sample);
+    }
+};
+
+// Which places of a row 16-byte copies may not bring (0 … left and right … right + count - left), and where the samples of
+// those come from (-1: beyond the edge).
+struct Sources {
+    int left, right, count;
+    int source[1];
+};
+
+// Fills in `sources`. `x` is where the tile's first place comes from; so many places are `needed`.
+template <typename Shape, int CHANNELS>
+__device__ inline void find_sources(Sources* sources, int x, int needed, const Picture& picture) {
+    if (threadIdx.x == 0) {
+        // Which vectors straddle a row's ends differs from row to row.
+        constexpr int UNSURE = Shape::SKEW > 0 ? Shape::VECTOR - 1 : 0;
+        const int left = min(max(UNSURE - x, 0), needed);
+        const int right = max(left, min(needed, picture.row_samples - x - UNSURE));
+        sources->left = left, sources->right = right, sources->count = left + needed - right;
+    }
+    for (int i = threadIdx.x; i < needed; i += Shape::THREADS) {
+        const int shifted = x + i + 1024 * CHANNELS;  // never negative
+        const int from = border_index(shifted / CHANNELS - 1024, picture.columns, picture.mode_x);
+        sources->source[i] = from < 0 ? -1 : from * CHANNELS + shifted % CHANNELS;
+    }
+}
+
+// What of a tile 16-byte copies may not bring: nothing; samples that are those of other places in it, or constant; others too.
+enum class Ends { NONE, WITHIN, ELSEWHERE };
+
+template <typename Shape>
+__device__ inline Ends ends_of(int x, const Picture& picture) {
+    if (x >= Shape::SKEW && x + Shape::WIDTH <= picture.row_samples) return Ends::NONE;
+    return Shape::COMPLETES && picture.mode_x != WRAP ? Ends::WITHIN : Ends::ELSEWHERE;
+}
+
+template <typename Sample>
+__device__ inline Sample fill_of(const Picture& picture) {
+    if constexpr (same<Sample, float>) return __uint_as_float(picture.fill);
+    else return static_cast<Sample>(picture.fill);
+}
+
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place comes from `x`; of rows that begin anywhere,
+// how far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
+template <typename Shape, int COUNT, typename Sample>
+__device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
+                                  Ends ends, const Sources* sources, const Picture& picture) {
+    constexpr int WIDTH = Shape::WIDTH, VECTOR = Shape::VECTOR, A_ROW = WIDTH / VECTOR, AT_ONCE = Shape::THREADS / A_ROW;
+    const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
+    const long long row_samples = picture.row_samples;
+    const int way = up ? -1 : 1, last = position + way * (COUNT - 1);
+    const bool inside = min(position, last) >= 0 && max(position, last) < picture.rows;
+    const auto source_row = [&](int i) {
+        return inside ? position + way * i : border_index(position + way * i, picture.rows, picture.mode_y);
+    };
+    const auto skew_of = [&](int from) { return from < 0 ? 0 : Shape::skew_of(plane + from * row_samples + x); };
+    if (Shape::SKEW > 0 && threadIdx.x < COUNT) skews[threadIdx.x] = skew_of(source_row(threadIdx.x));
+    if (inside && ends == Ends::NONE) {
+        const Sample* from = plane + (position + way * row) * row_samples + x;
+        const long long stride = way * AT_ONCE * row_samples;
+#pragma unroll
+        for (int i = 0; i < COUNT; i += AT_ONCE, from += stride)
+            if (COUNT % AT_ONCE == 0 || i + row < COUNT)
+                copy_16_bytes(samples + (i + row) * WIDTH + at, from - Shape::skew_of(from) + at);
+        return;
+    }
+    const Sample fill = fill_of<Sample>(picture);
+    const auto is_copied = [&](int begin) { return begin >= 0 && begin + VECTOR <= picture.row_samples; };
+#pragma unroll 1
+    for (int i = row; i < COUNT; i += AT_ONCE) {
+        const int from = source_row(i), begin = x - skew_of(from) + at;
+        if (!is_copied(begin)) continue;
+        if (from >= 0) copy_16_bytes(samples + i * WIDTH + at, plane + from * row_samples + begin);
+        else
+            for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
+    }
+    if (ends != Ends::ELSEWHERE) return;
+    // The rest one by one, each warp some rows, all loads made before any is waited for.
+    constexpr int WARPS = Shape::THREADS / 32, OF_A_WARP = (COUNT + WARPS - 1) / WARPS;
+    const int warp = threadIdx.x / 32, left = sources->left, right = sources->right, count = sources->count;
+    int rows[OF_A_WARP];
+#pragma unroll
+    for (int i = 0; i < OF_A_WARP; ++i) rows[i] = source_row(min(warp + i * WARPS, COUNT - 1));
+#pragma unroll 1
+    for (int k = threadIdx.x % 32; k < count; k += 32) {
+        const int place = k < left ? k : right + k - left, source = sources->source[place];
+        Sample found[OF_A_WARP];
+#pragma unroll
+        for (int i = 0; i < OF_A_WARP; ++i) found[i] = __ldg(plane + max(rows[i], 0) * row_samples + max(source, 0));
+#pragma unroll
+        for (int i = 0; i < OF_A_WARP; ++i) {
+            const int skew = skew_of(rows[i]), to = place + skew;
+            if (Shape::SKEW > 0 && is_copied(x - skew + to / VECTOR * VECTOR)) continue;
+            if (COUNT % WARPS == 0 || warp + i * WARPS < COUNT)
+                samples[(warp + i * WARPS) * WIDTH + to] = rows[i] < 0 || source < 0 ? fill : found[i];
+        }
+    }
+}
+
+// Completes COUNT rows of a tile, once all threads have waited for them, with what it has of other places.
+template <typename Shape, int COUNT, typename Sample>
+__device__ inline void copy_ends(Sample* samples, int x, const Sources* sources, const Picture& picture) {
+    constexpr int WARPS = Shape::THREADS / 32;
+    const int warp = threadIdx.x / 32, left = sources->left, beyond = sources->right - left;
+    const Sample fill = fill_of<Sample>(picture);
+#pragma unroll 1
+    for (int k = threadIdx.x % 32; k < sources->count; k += 32) {
+        const int place = k < left ? k : k + beyond, source = sources->source[place];
+#pragma unroll
+        for (int i = 0; i < COUNT; i += WARPS) {
+            Sample* row = samples + (i + warp) * Shape::WIDTH;
+            if (COUNT % WARPS == 0 || i + warp < COUNT) row[place] = source < 0 ? fill : row[source - x];
+        }
+    }
+    __syncthreads();
+}
+
+// Four neighbouring samples as they lie in shared memory.
+template <typename Sample>
+__device__ inline Packed<Sample> packed_at(const Sample* samples) {
+    if constexpr (sizeof(Sample) == 1) return {{*reinterpret_cast<const unsigned*>(samples)}};
+    else if constexpr (sizeof(Sample) == 2) {
+        const uint2 pair = *reinterpret_cast<const uint2*>(samples);
+        return {{pair.x, pair.y}};
+    } else {
+        const uint4 quad = *reinterpret_cast<const uint4*>(samples);
+        return {{quad.x, quad.y, quad.z, quad.w}};
+    }
+}
+
+// The same `skew` places further right, which may be between the words.
+template <typename Sample>
+__device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
+    constexpr int WORDS = sizeof(Sample);
+    const Packed<Sample> low = packed_at(samples + (skew & ~3)), high = packed_at(samples + (skew & ~3) + 4);
+    unsigned word[2 * WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) word[i] = low.word[i], word[WORDS + i] = high.word[i];
+    if (WORDS >= 2)
+#pragma unroll
+        for (int i = 0; i + WORDS / 2 < 2 * WORDS; ++i) word[i] = skew & 2 ? word[i + WORDS / 2] : word[i];
+    if (WORDS == 4)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) word[i] = skew & 1 ? word[i + 1] : word[i];
+    Packed<Sample> packed;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i)
+        packed.word[i] = WORDS == 4 ? word[i] : __funnelshift_r(word[i], word[i + 1], skew * 8 * WORDS % 32);
+    return packed;
+}
+
+template <typename Shape, typename Sample>
+__device__ inline Packed<Sample> packed_row(const Sample* samples, const int* skew) {
+    if constexpr (Shape::SKEW == 0) return packed_at(samples);
+    else return packed_at(samples, *skew);
+}
+
+// The same as what they are summed as: floats, whole numbers, or pairs of these.
+template <typename Shape, int KIND, typename Sample, typename Value>
+__device__ inline void enter(const Packed<Sample>& packed, Value (&x)[Shape::LANES]) {
+    if constexpr (Shape::PAIRED) {
+        x[0] = __byte_perm(packed.word[0], 0, 0x4140), x[1] = __byte_perm(packed.word[0], 0, 0x4342);
+    } else if constexpr (!TINY<KIND, Sample>) {
+        unpack<false>(packed, x);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            unsigned bits;
+            if constexpr (sizeof(Sample) == 1) bits = __byte_perm(packed.word[0], 0, 0x4440 | j);
+            else {
+                const unsigned word = packed.word[j / 2] ^ (same<Sample, short> ? 0x80008000u : 0u);
+                bits = j % 2 ? word >> 16 : word & 0xFFFFu;
+            }
+            if constexpr (same<Value, float>) x[j] = __uint_as_float(bits);
+            else x[j] = bits;
+        }
+    }
+}
+
+__device__ inline void put_sums(unsigned* to, const float (&sum)[4]) {
+    *reinterpret_cast<float4*>(to) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+__device__ inline void put_sums(unsigned* to, const unsigned (&sum)[4]) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(sum[0], sum[1], sum[2], sum[3]);
+}
+__device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
+}
+
+// Writes a warp's COUNT rows of results, or `left` if these are fewer, which stand at `results` in the segments' runs, to row
+// `y`, from there down or up, and column `x` on.
+template <typename Shape, int COUNT, typename Sample>
+__device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, bool up, int x, int x_end,
+                                     const Picture& picture) {
+    constexpr int VECTOR = Shape::VECTOR, A_SEGMENT = Shape::SEGMENT / VECTOR, PIECES = Shape::WIDTH / VECTOR / 32;
+    static_assert(Shape::WIDTH / VECTOR % 32 == 0 && 32 % A_SEGMENT == 0, "a warp stores a piece of one row at a time");
+    static_assert(COUNT % 2 == 0, "two rows are stored at a time");
+    const long long row_samples = picture.out_row_samples, stride = up ? -row_samples : row_samples;
+    Sample* target = plane + y * row_samples + x;
+    if constexpr (Shape::SKEW > 0) {
+        const auto vector = [&](int i) {
+            return *reinterpret_cast<const uint4*>(results + i / A_SEGMENT * Shape::RUN + i % A_SEGMENT * 4);
+        };
+        const auto sample = [&](int i) {
+            return reinterpret_cast<const Sample*>(results + i / Shape::SEGMENT * Shape::RUN)[i % Shape::SEGMENT];
+        };
+#pragma unroll 1
+        for (int i = 0; i < min(COUNT, left); ++i, target += stride, results += Shape::PITCH)
+            store_anywhere<Shape::WIDTH>(target, x_end - x, vector, sample);
+        return;
+    }
+    constexpr int PIECE = 32 / A_SEGMENT * Shape::RUN;  // words
+    const int lane = threadIdx.x % 32, samples = x_end - x - lane * VECTOR;
+    target += lane * VECTOR;
+    results += lane / A_SEGMENT * Shape::RUN + lane % A_SEGMENT * 4;
+    if (left >= COUNT) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 2, target += 2 * stride) {
+            uint4 vector[2][PIECES];
+#pragma unroll
+            for (int j = 0; j < 2 * PIECES; ++j)
+                vector[j / PIECES][j % PIECES] = *reinterpret_cast<const uint4*>(
+                    results + (i + j / PIECES) * Shape::PITCH + j % PIECES * PIECE);
+#pragma unroll
+            for (int j = 0; j < 2 * PIECES; ++j)
+                if (j % PIECES * 32 * VECTOR < samples)
+                    store_16_bytes(target + j / PIECES * stride + j % PIECES * 32 * VECTOR,
+                                   vector[j / PIECES][j % PIECES]);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < min(COUNT, left); ++i, target += stride)
+#pragma unroll 1
+        for (int j = 0; j < PIECES; ++j) {
+            const Sample* from = reinterpret_cast<const Sample*>(results + i * Shape::PITCH + j * PIECE);
+#pragma unroll 1
+            for (int k = 0; k < min(samples - j * 32 * VECTOR, VECTOR); ++k) target[j * 32 * VECTOR + k] = from[k];
+        }
+}

@@ -1,0 +1,368 @@
+// Boxes over floats along both axes at once, in one kernel. Part of smoothing.cu.
+//
+// tree: a block walks down a band of rows. Its column warps add up the columns, two a thread, and hand the sums over a few
+// rows at a time; each of its row warps takes such batches by turns, and adds up runs of their rows, one a lane. Both walk
+// their samples in order and keep the contract's doubling tree: every sample makes one new window of each length.
+// Floors for N samples and t taps: bytes 8 N / B; operations 2 N (log2 t … 2 log2 t) / F. At the speed of an H200's copy
+// there are 56 instructions a sample; 31 taps take 17 additions and multiplications, and the kernel 32 instructions.
+#pragma once
+
+#include "bands.cuh"
+#include "pdl.cuh"
+#include "mbarrier.cuh"
+
+// W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. What waits for
+// its partner lies in rings of registers, one a level, about TAPS in all. `place` counts the samples, modulo the longest
+// ring; it must be known to the compiler once loops are unrolled.
+template <int TAPS>
+struct Tree {
+    static constexpr int HALF = TAPS / 2, ODD = TAPS % 2, DELAY = HALF + ODD;
+    static constexpr int LENGTH = DELAY <= 1 ? 1 : DELAY <= 2 ? 2 : DELAY <= 4 ? 4 : DELAY <= 8 ? 8 : DELAY <= 16 ? 16 : 32;
+    static_assert(DELAY <= LENGTH, "longer rings do not fit registers");
+    Tree<HALF> half;
+    float ring[LENGTH];
+
+    // The sum of the window that ends with `sample`.
+    __device__ __forceinline__ float push(float sample, int place) {
+        const float sum = half.push(sample, place);
+        const float older = ring[(place + LENGTH - DELAY) % LENGTH];
+        const float newer = ODD ? ring[(place + LENGTH - 1) % LENGTH] : sum;
+        ring[place % LENGTH] = sum;
+        return ODD ? older + newer + sample : older + newer;
+    }
+};
+
+template <>
+struct Tree<1> {
+    __device__ __forceinline__ float push(float sample, int) { return sample; }
+};
+
+constexpr int TREE_CHUNK = 32;  // results of its run that a lane hands out at once: a line of memory, when written whole
+
+template <int TAPS>
+struct TreeShape {
+    // LINKED: the last level's partners wait in shared memory down the columns, and come from the next lane along the rows.
+    static constexpr bool LONG = TAPS > 31, LINKED = TAPS > 63;
+    static constexpr int IN_REGISTERS = LINKED ? TAPS / 2 : TAPS, PERIOD = LONG ? 32 : 16;  // of the rings
+    static constexpr int COLUMNS = 2;                                                       // of a thread
+    static constexpr int COLUMN_WARPS = LONG ? 9 : 11, COLUMN_THREADS = 32 * COLUMN_WARPS;
+    static constexpr int SPAN = COLUMNS * COLUMN_THREADS;
+    static constexpr int ROW_WARPS = LONG ? 3 : 5, THREADS = COLUMN_THREADS + 32 * ROW_WARPS;
+    static constexpr int BATCH = LINKED ? 4 : 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
+    static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory: used, or on their way
+    static constexpr int BUFFERS = LINKED ? 4 : 6;
+    static constexpr int LEAD_X = (IN_REGISTERS - 1 + PERIOD - 1) / PERIOD * PERIOD;
+    static constexpr int LEAD_Y = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
+    static constexpr int RING = TAPS / 2 + TAPS % 2;  // LINKED: rows of the ring in shared memory; samples of a run
+    static constexpr int RUN = LINKED ? RING : (SPAN - LEAD_X) / RUNS / TREE_CHUNK * TREE_CHUNK;
+    static constexpr int OUTPUTS = (LINKED ? RUNS - 1 : RUNS) * RUN;
+    // Words from run to run, and from row to row: eight lanes that read quads at once meet different banks.
+    static constexpr int GAP = LINKED ? 4 : 0, RUN_PITCH = RUN + GAP, PITCH = LINKED ? 616 : SPAN + 36;
+    static constexpr int BUFFER = BATCH * PITCH, STAGE = 32 * TREE_CHUNK;
+    static_assert(PERIOD % (GROUPS * GROUP) == 0, "slots are in step from period to period");
+    static_assert(TREE_CHUNK % PERIOD == 0, "rings are in step from chunk to chunk");
+    static_assert(!LINKED || RING == 2 * PERIOD, "the ring turns in halves");
+    static_assert(PITCH / 4 % 2 == 1 || LINKED && PITCH / 4 % 8 == 2, "rows begin in different banks");
+};
+
+__device__ __forceinline__ void copy_4_bytes(float* shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+#else
+    *shared = __ldg(static_cast<const float*>(global));
+#endif
+}
+__device__ __forceinline__ void end_of_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// All but the last COUNT groups of the thread's copies have arrived.
+template <int COUNT>
+__device__ __forceinline__ void wait_for_groups_but() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
+#endif
+}
+
+// A thread's columns.
+template <int COLUMNS>
+struct TreeColumns {
+    const float* column[COLUMNS];  // row 0
+    bool outside[COLUMNS];         // beyond the edge in mode CONSTANT
+    unsigned row_bytes;
+};
+
+// What a block sees: neither the left nor the right edge; what lies beyond them too; what mode CONSTANT puts there too.
+enum class Sight { INSIDE, EDGES, CONSTANTS };
+
+// The numbers of a group's rows, in one load.
+template <int GROUP>
+struct __align__(4 * GROUP) GroupRows {
+    unsigned row[GROUP];
+};
+
+// Fetches a group of rows of a thread's columns, for itself; `from` says which.
+template <Sight SIGHT, int COLUMNS, int THREADS, int GROUP>
+__device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<COLUMNS>& sources, const unsigned* from) {
+    const GroupRows<GROUP> rows = *reinterpret_cast<const GroupRows<GROUP>*>(from);
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) {
+            // Where columns are as far apart as their threads, an address does for all.
+            const char* column = reinterpret_cast<const char*>(sources.column[SIGHT == Sight::INSIDE ? 0 : j]);
+            column += rows.row[i] * static_cast<unsigned long long>(sources.row_bytes);
+            const float* at = reinterpret_cast<const float*>(column) + (SIGHT == Sight::INSIDE ? j * THREADS : 0);
+            copy_4_bytes(samples + (i * COLUMNS + j) * THREADS, at);
+        }
+    end_of_group();
+}
+
+// What the warps of a block share.
+struct TreeWorkspace {
+    float *buffers, *stages, *samples, *ring;
+    unsigned* from;            // the input row of each row of the band, from the lead's first on
+    Signal *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
+    int origin, first;         // words of a buffer's row: of the first column, and where the first run begins
+};
+
+// The column warps: sums down the columns from input column `x` on, for `rows` rows from input position `y` on.
+template <int TAPS, Sight SIGHT>
+__device__ __forceinline__ void sum_columns(const float* plane, const TreeWorkspace& work, const Picture& picture, int x,
+                                            int y, int rows) {
+    typedef TreeShape<TAPS> Shape;
+    constexpr int COLUMNS = Shape::COLUMNS, THREADS = Shape::COLUMN_THREADS, SPAN = Shape::SPAN;
+    constexpr int GROUP = Shape::GROUP, GROUPS = Shape::GROUPS;
+    const int thread = threadIdx.x;
+    TreeColumns<COLUMNS> sources;
+    sources.row_bytes = picture.row_samples * static_cast<unsigned>(sizeof(float));
+    int word[COLUMNS];
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j) {
+        const int column = border_index(x + thread + j * THREADS, picture.columns, picture.mode_x);
+        sources.column[j] = plane + max(column, 0), sources.outside[j] = column < 0;
+        word[j] = work.origin + thread + j * THREADS;
+        if (Shape::GAP > 0) word[j] += word[j] / Shape::RUN * Shape::GAP;
+    }
+    Tree<Shape::IN_REGISTERS> tree[COLUMNS] = {};
+    float before[COLUMNS] = {};
+    float *lower = work.ring + thread, *upper = lower + Shape::PERIOD * SPAN;  // the ring's halves, by turns
+    float* samples = work.samples + thread;
+    const unsigned* from = work.from;
+#pragma unroll
+    for (int i = 0; i < GROUPS - 1; ++i, from += GROUP)
+        fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + i * GROUP * SPAN, sources, from);
+    float* to = work.buffers;  // the buffer that is being filled
+    int buffer = 0, turn = 0;
+#pragma unroll 1
+    for (int base = -Shape::LEAD_Y; base < rows; base += Shape::PERIOD) {
+#pragma unroll
+        for (int part = 0; part < Shape::PERIOD; part += GROUP, from += GROUP) {
+            const int row = base + part;
+            wait_for_groups_but<GROUPS - 2>();
+            // The slot whose rows were used last takes the next.
+            const int slot = part / GROUP % GROUPS, last = (slot + GROUPS - 1) % GROUPS;
+            fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + last * GROUP * SPAN, sources, from);
+            float sample[GROUP][COLUMNS], older[GROUP][COLUMNS];  // all loaded before anything is stored, and once
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) {
+                    sample[i][j] = *static_cast<const volatile float*>(samples + slot * GROUP * SPAN +
+                                                                       (i * COLUMNS + j) * THREADS);
+                    if (Shape::LINKED)
+                        older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
+                }
+            if (part % Shape::BATCH == 0 && turn > 0) wait_for<32>(work.emptied + buffer, turn - 1);
+#pragma unroll
+            for (int i = 0; i < GROUP; ++i) {
+                const bool beyond = SIGHT == Sight::CONSTANTS && picture.mode_y == CONSTANT &&
+                                    static_cast<unsigned>(y + row + i) >= static_cast<unsigned>(picture.rows);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) {
+                    if (SIGHT == Sight::CONSTANTS && (beyond || sources.outside[j]))
+                        sample[i][j] = __uint_as_float(picture.fill);
+                    float sum = tree[j].push(sample[i][j], part + i);
+                    if constexpr (Shape::LINKED) {
+                        const float newer = TAPS % 2 ? before[j] : sum;
+                        lower[(part + i) * SPAN + j * THREADS] = before[j] = sum;
+                        sum = TAPS % 2 ? older[i][j] + newer + sample[i][j] : older[i][j] + newer;
+                    }
+                    // In the lead these are no windows yet, and are overwritten before anybody is told.
+                    to[(part + i) % Shape::BATCH * Shape::PITCH + word[j]] = sum;
+                }
+            }
+            if ((part + GROUP) % Shape::BATCH == 0 && row >= 0) {
+                arrive(work.filled + buffer);
+                to += Shape::BUFFER;
+                if (++buffer == Shape::BUFFERS) buffer = 0, to = work.buffers, ++turn;
+            }
+        }
+        float* swapped = lower;
+        lower = upper, upper = swapped;
+    }
+}
+
+// Writes a chunk of each lane's results, staged in shared memory: eight lanes a line of memory, four lines at a time.
+template <int TAPS>
+struct TreeResults {
+    typedef TreeShape<TAPS> Shape;
+    static constexpr int LINES = TREE_CHUNK / 4;  // stores, of four lines each
+    const float* staged[2];  // the lane's quad of its first line, as lines of even and of odd numbers have it
+    float* to;
+    long long row_samples;
+    int columns, rows;  // samples from `to` on, and rows from its on, that are the block's to write
+    bool aligned, whole;  // whole: all lanes write all theirs, in whole vectors
+
+    // The lane's lines are four lanes apart, by turns of rows and of runs.
+    __device__ __forceinline__ void store(int at) const {
+#pragma unroll
+        for (int half = 0; half < LINES; half += 4) {
+            float4 quad[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                quad[k] = *reinterpret_cast<const float4*>(staged[k % 2] + (half + k) * 4 * TREE_CHUNK);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int run = (half + k) * 4 / Shape::BATCH, row = (half + k) * 4 % Shape::BATCH;
+                if (Shape::LINKED && run == Shape::RUNS - 1) continue;
+                float* line = to + row * row_samples + run * Shape::RUN + at;
+                if (whole) *reinterpret_cast<float4*>(line) = quad[k];
+                else if (row < rows) store_some(line, quad[k], columns - run * Shape::RUN - at);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_some(float* line, float4 quad, int left) const {
+        if (aligned && left >= 4) {
+            *reinterpret_cast<float4*>(line) = quad;
+            return;
+        }
+        if (left > 0) line[0] = quad.x;
+        if (left > 1) line[1] = quad.y;
+        if (left > 2) line[2] = quad.z;
+        if (left > 3) line[3] = quad.w;
+    }
+};
+
+// A row warp's share of the batches: sums along the rows, and out with them. `line` is where the block's first result goes.
+template <int TAPS>
+__device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work, const Picture& picture, float scale,
+                                         int columns, int rows) {
+    typedef TreeShape<TAPS> Shape;
+    constexpr int CHUNK = TREE_CHUNK, LEAD = Shape::LEAD_X, BATCH = Shape::BATCH;
+    const int warp = (static_cast<int>(threadIdx.x) - Shape::COLUMN_THREADS) / 32, lane = threadIdx.x % 32;
+    const int all = (rows + Shape::PERIOD - 1) / Shape::PERIOD * Shape::PERIOD;  // the column warps stop at whole periods
+    const int place = work.first + lane % BATCH * Shape::PITCH + lane / BATCH * Shape::RUN_PITCH;
+    // Which quad of its words a lane puts where keeps both its stores and the loads of the others apart.
+    float* stage = work.stages + warp * Shape::STAGE;
+    TreeResults<TAPS> results;
+    const int out_row = lane / 8, out_at = lane % 8 * 4;
+    results.staged[0] = stage + out_row * CHUNK + ((lane ^ out_row) & 7) * 4;
+    results.staged[1] = stage + out_row * CHUNK + ((lane ^ out_row ^ 4) & 7) * 4;
+    results.row_samples = picture.out_row_samples, results.aligned = picture.aligned_out;
+    results.to = line + (warp * BATCH + out_row) * results.row_samples + out_at;
+    results.columns = min(columns, Shape::OUTPUTS) - out_at;
+#pragma unroll 1
+    for (int row = warp * BATCH; row < all; row += BATCH * Shape::ROW_WARPS) {
+        const int buffer = row / BATCH % Shape::BUFFERS;
+        const float* from = work.buffers + buffer * Shape::BUFFER + place;
+        results.rows = rows - row - out_row;
+        results.whole = picture.aligned_out && columns >= Shape::OUTPUTS && rows - row >= BATCH;
+        wait_for<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
+        Tree<Shape::IN_REGISTERS> tree = {};
+        float before = 0;
+#pragma unroll
+        for (int i = 0; i < LEAD; i += 4) {
+            const float4 quad = *reinterpret_cast<const float4*>(from + i);
+            tree.push(quad.x, i), tree.push(quad.y, i + 1), tree.push(quad.z, i + 2);
+            before = tree.push(quad.w, i + 3);
+        }
+        from += Shape::GAP;
+        float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, that again: what lies behind is not this warp's
+#pragma unroll
+        for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(from + LEAD + 4 * i);
+#pragma unroll 1
+        for (int at = 0; at < Shape::RUN; at += CHUNK) {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i += 4) {
+                const float4 quad = next[i / 4];
+                const float sample[4] = {quad.x, quad.y, quad.z, quad.w};
+                float done[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    float sum = tree.push(sample[k], i + k);
+                    if constexpr (Shape::LINKED) {
+                        // The next lane's run begins where this one's partners do; their last sample is its latest.
+                        const float newer = __shfl_down_sync(~0u, TAPS % 2 ? before : sum, BATCH);
+                        const float last = __shfl_down_sync(~0u, sample[k], BATCH);
+                        before = sum;
+                        sum = TAPS % 2 ? sum + newer + last : sum + newer;
+                    }
+                    done[k] = sum * scale;
+                }
+                *reinterpret_cast<float4*>(stage + lane * CHUNK + ((i / 4 ^ lane) & 7) * 4) =
+                    make_float4(done[0], done[1], done[2], done[3]);
+            }
+            __syncwarp();
+            const float* ahead = from + LEAD + min(at + CHUNK, Shape::RUN - CHUNK);
+#pragma unroll
+            for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(ahead + 4 * i);
+            results.store(at);
+            __syncwarp();
+        }
+        arrive(work.emptied + buffer);
+        results.to += BATCH * Shape::ROW_WARPS * results.row_samples;
+    }
+}
+
+template <int TAPS>
+__global__ void __launch_bounds__(TreeShape<TAPS>::THREADS, 1)
+tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut bands, float scale) {
+    typedef TreeShape<TAPS> Shape;
+    extern __shared__ __align__(16) float tree_shared[];
+    __shared__ Signal signals[2][Shape::BUFFERS];
+    const int tile = blockIdx.x % picture.tiles, rest = blockIdx.x / picture.tiles, band = rest / picture.planes;
+    const long long plane = rest % picture.planes;
+    const int x = tile * Shape::OUTPUTS, y = bands.begin(band);
+    const int rows = min(bands.begin(band + 1), picture.out_rows) - y;
+    // Input position of the row that completes the first windows, and of the column that begins them.
+    const int last_y = y + picture.centre_y - TAPS / 2 + TAPS - 1, first_x = x + picture.centre_x - TAPS / 2;
+    // Columns are fetched from a whole line of memory on where there are enough, and put so that runs begin with a quad.
+    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), EARLY = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
+    const int skip = (first_x & 31) <= SPARE ? first_x & 31 : (first_x & 7) <= SPARE ? first_x & 7 : 0;
+
+    TreeWorkspace work;
+    work.origin = skip >= EARLY ? (EARLY - skip) & 3 : EARLY - skip;
+    work.first = work.origin + skip - EARLY;
+    work.buffers = tree_shared;
+    work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
+    work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
+    work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
+    work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
+    work.filled = signals[0], work.emptied = signals[1];
+    if (threadIdx.x < Shape::BUFFERS) {
+        reset<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
+        reset<32>(work.emptied + threadIdx.x);
+    }
+    for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
+        work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
+    __syncthreads();
+    await_earlier_kernels();
+
+    if (threadIdx.x < Shape::COLUMN_THREADS) {
+        const float* in_plane = in + plane * picture.rows * picture.row_samples;
+        const int left = first_x - skip;
+        const bool inside = left >= 0 && left + Shape::SPAN <= picture.columns;
+        if (picture.mode_x == CONSTANT && !inside ||
+            picture.mode_y == CONSTANT && (last_y < Shape::LEAD_Y || last_y + rows > picture.rows))
+            sum_columns<TAPS, Sight::CONSTANTS>(in_plane, work, picture, left, last_y, rows);
+        else if (inside) sum_columns<TAPS, Sight::INSIDE>(in_plane, work, picture, left, last_y, rows);
+        else sum_columns<TAPS, Sight::EDGES>(in_plane, work, picture, left, last_y, rows);
+    } else {
+        float* line = out + (plane * picture.out_rows + y) * picture.out_row_samples + x;
+        sum_rows<TAPS>(line, work, picture, scale, picture.out_row_samples - x, rows);
+    }
+}

@@ -1,0 +1,264 @@
+// Gaussians of middling reach along both axes at once. Part of smoothing.cu.
+#pragma once
+
+#include "async_copy.cuh"
+#include "bands.cuh"
+#include "pdl.cuh"
+#include "shifted.cuh"
+#include "cuda/windows.cuh"
+
+// wide: a block walks along a strip of 32 rows, STEP positions at a time; the next step's samples are on their way to
+// shared memory meanwhile. Each thread sums 16 outputs down a column from registers; the sums of each channel wait on
+// their own in a ring in shared memory, from which each thread sums 16 outputs along a row. So what windows share is
+// loaded once for many outputs, and no column is summed twice: arithmetic, two slots a pair of taps, sets the time.
+constexpr int WIDE_RUN = 16;    // outputs that a thread sums along a row, or down a column
+constexpr int WIDE_STRIP = 32;  // rows of a block: a lane each
+
+struct Reach {
+    float y[33], x[33];  // weight at distance 0 … reach, then 0; y 2^126 times as large where samples are TINY
+    int reach_y, reach_x;
+};
+
+// WIDTH words or more so that rows begin `apart` banks apart.
+constexpr int pitch_of(int width, int apart) { return (width - apart + 31) / 32 * 32 + apart; }
+
+// ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
+template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
+struct Wide {
+    static constexpr bool ROWS_ALIGNED = ALIGNED;
+    static constexpr int COLUMN = WIDE_RUN, PARTS = WIDE_STRIP / COLUMN;
+    static constexpr int STEP = CHANNELS <= 2 ? 64 : 32, SPAN = STEP * CHANNELS, THREADS = SPAN * PARTS;
+    static constexpr int BLOCKS = (RADIUS > 16 ? 512 : 768) / THREADS;  // as registers allow
+    static constexpr int SEEN_ROWS = WIDE_STRIP + 2 * RADIUS;
+    static constexpr int CHUNKS = (STEP + 2 * RADIUS) / WIDE_RUN;  // of the ring, a channel
+    // Channels begin in different banks for who writes neighbouring samples, rows 4 banks apart for who reads quads.
+    static constexpr int PLANE = CHUNKS * WIDE_RUN + (CHANNELS == 1 ? 0 : CHANNELS == 2 ? 16 : CHANNELS == 3 ? 12 : 8);
+    static constexpr int PITCH = pitch_of(CHANNELS * PLANE, 4);
+    static constexpr bool WHOLE_QUADS = CHANNELS == 1 && sizeof(Sample) == 4;
+    static constexpr int VECTOR_WORDS = WHOLE_QUADS ? 4 : 2, WORDS = SPAN * static_cast<int>(sizeof(Sample)) / 4;
+    static constexpr int RESULT_PITCH = pitch_of(WORDS, VECTOR_WORDS);
+    // Bytes of shared memory: samples as they came, the ring of sums, results, where rows begin.
+    static constexpr int SAMPLES = SEEN_ROWS * WORDS * 4, SUMS = WIDE_STRIP * PITCH * 4;
+    static constexpr int RESULTS = WIDE_STRIP * RESULT_PITCH * 4;
+};
+
+// COUNT outputs whose first centre is x[RADIUS].
+template <int GUARD, int COUNT, int RADIUS>
+__device__ inline void weighed_run(float (&sum)[COUNT], const float (&x)[COUNT + 2 * RADIUS], const float* weights,
+                                   int reach) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sum[i] = weights[0] * x[RADIUS + i];
+#pragma unroll
+    for (int k = 1; k <= RADIUS; ++k) {
+        if (k % GUARD == 1 % GUARD && k > reach) break;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            sum[i] = fma_rn(weights[k], x[RADIUS + i - k] + x[RADIUS + i + k], sum[i]);
+    }
+}
+
+// Beyond the reach whole numbers add nothing, but floats must stop: 0 times infinity is NaN.
+template <typename Sample, int COUNT, int RADIUS>
+__device__ inline void weighed(float (&sum)[COUNT], const float (&x)[COUNT + 2 * RADIUS], const float* weights,
+                               int reach) {
+    if (reach == RADIUS) weighed_run<RADIUS, COUNT, RADIUS>(sum, x, weights, reach);
+    else weighed_run<same<Sample, float> ? 1 : 4, COUNT, RADIUS>(sum, x, weights, reach);
+}
+
+// Fetches a step's samples: SEEN_ROWS rows (`offsets` says where they begin, -1: beyond the edge) from position `x` on.
+template <typename Shape, int CHANNELS, typename Sample>
+__device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, const long long* offsets, bool inside,
+                                  const Picture& picture) {
+    constexpr int VECTOR = 16 / sizeof(Sample), A_ROW = Shape::SPAN / VECTOR, ROWS_AT_ONCE = Shape::THREADS / A_ROW;
+    constexpr int SPAN = Shape::SPAN;
+    Sample fill;
+    if constexpr (same<Sample, float>) fill = __uint_as_float(picture.fill);
+    else fill = static_cast<Sample>(picture.fill);
+    if (Shape::ROWS_ALIGNED && x >= 0 && x + Shape::STEP <= picture.columns) {
+        const int row = threadIdx.x / A_ROW, at = threadIdx.x % A_ROW * VECTOR;
+        if (row >= ROWS_AT_ONCE) return;
+        const Sample* from = plane + offsets[0] + row * static_cast<long long>(picture.row_samples) + x * CHANNELS + at;
+        const long long stride = ROWS_AT_ONCE * static_cast<long long>(picture.row_samples);
+        samples += row * SPAN + at;
+#pragma unroll
+        for (int i = 0; inside && i < Shape::SEEN_ROWS; i += ROWS_AT_ONCE, from += stride)
+            if (Shape::SEEN_ROWS % ROWS_AT_ONCE == 0 || i + row < Shape::SEEN_ROWS)
+                copy_16_bytes(samples + i * SPAN, from);
+#pragma unroll 1
+        for (int i = 0; !inside && i + row < Shape::SEEN_ROWS; i += ROWS_AT_ONCE) {
+            const long long offset = offsets[i + row];
+            if (offset >= 0) copy_16_bytes(samples + i * SPAN, plane + offset + x * CHANNELS + at);
+            else
+                for (int j = 0; j < VECTOR; ++j) samples[i * SPAN + j] = fill;
+        }
+        return;
+    }
+    const int begin = x * CHANNELS, length = picture.row_samples;
+    if (!Shape::ROWS_ALIGNED && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
+        // Rows begin anywhere: the vectors around are read as well.
+#pragma unroll 2
+        for (int i = threadIdx.x; i < Shape::SEEN_ROWS * A_ROW; i += Shape::THREADS) {
+            const int at = i % A_ROW * VECTOR;
+            const long long offset = offsets[i / A_ROW];
+            if (offset >= 0)
+                *reinterpret_cast<uint4*>(samples + i * VECTOR) = load_anywhere(plane + offset + begin + at);
+            else
+                for (int j = 0; j < VECTOR; ++j) samples[i * VECTOR + j] = fill;
+        }
+        return;
+    }
+    const int sample = threadIdx.x % SPAN;
+    const int position = border_index(x + sample / CHANNELS, picture.columns, picture.mode_x);
+    const Sample* from = plane + max(position, 0) * CHANNELS + sample % CHANNELS;
+#pragma unroll 8
+    for (int i = threadIdx.x / SPAN; i < Shape::SEEN_ROWS; i += Shape::PARTS) {
+        const long long offset = offsets[i];
+        const Sample found = __ldg(from + max(offset, 0LL));
+        samples[i * SPAN + sample] = offset < 0 || position < 0 ? fill : found;
+    }
+}
+
+template <typename Shape, int CHANNELS, typename Sample>
+__device__ inline void put_results(unsigned* row, int at, const float (&done)[WIDE_RUN]) {
+    if constexpr (Shape::WHOLE_QUADS) {
+#pragma unroll
+        for (int i = 0; i < WIDE_RUN; i += 4)
+            *reinterpret_cast<float4*>(row + at + i) = make_float4(done[i], done[i + 1], done[i + 2], done[i + 3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDE_RUN; ++i) {
+            const unsigned bits = finished<GAUSS, Sample>(done[i], 1.0f);
+            if constexpr (sizeof(Sample) == 4) row[at + i * CHANNELS] = bits;
+            else reinterpret_cast<unsigned short*>(row)[at + i * CHANNELS] = bits;
+        }
+    }
+}
+
+// Writes samples `begin` … `end` of a step's results, of the first `rows` rows; `line` is where sample 0 of row 0 goes.
+template <typename Shape, typename Sample>
+__device__ inline void store_step(const unsigned* results, Sample* line, int rows, int begin, int end,
+                                  const Picture& picture) {
+    constexpr int VECTOR = 4 * Shape::VECTOR_WORDS / sizeof(Sample), A_ROW = Shape::WORDS / Shape::VECTOR_WORDS;
+    constexpr int ROWS_AT_ONCE = Shape::THREADS / A_ROW;
+    static_assert(Shape::THREADS % A_ROW == 0 && WIDE_STRIP % ROWS_AT_ONCE == 0, "a thread keeps to its place in a row");
+    const int row = threadIdx.x / A_ROW, place = threadIdx.x % A_ROW, at = place * VECTOR;
+    const long long stride = ROWS_AT_ONCE * static_cast<long long>(picture.out_row_samples);
+    Sample* to = line + row * static_cast<long long>(picture.out_row_samples) + at;
+    const unsigned* from = results + row * Shape::RESULT_PITCH + place * Shape::VECTOR_WORDS;
+    if (Shape::ROWS_ALIGNED && rows == WIDE_STRIP && begin == 0 && end == Shape::SPAN) {
+#pragma unroll
+        for (int i = 0; i < WIDE_STRIP; i += ROWS_AT_ONCE, to += stride) {
+            if constexpr (Shape::WHOLE_QUADS)
+                *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + i * Shape::RESULT_PITCH);
+            else *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from + i * Shape::RESULT_PITCH);
+        }
+        return;
+    }
+    if (!Shape::ROWS_ALIGNED && begin == 0) {
+#pragma unroll 1
+        for (int i = threadIdx.x / 32; i < rows; i += Shape::THREADS / 32) {
+            const unsigned* words = results + i * Shape::RESULT_PITCH;
+            const auto vector = [&](int v) {
+                if constexpr (Shape::WHOLE_QUADS) return reinterpret_cast<const uint4*>(words)[v];
+                const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows begin at those
+                return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
+            };
+            store_anywhere<Shape::SPAN>(line + i * static_cast<long long>(picture.out_row_samples), end, vector,
+                                        [&](int j) { return reinterpret_cast<const Sample*>(words)[j]; });
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; row + i < rows; i += ROWS_AT_ONCE, to += stride)
+#pragma unroll 1
+        for (int j = max(begin - at, 0); j < min(VECTOR, end - at); ++j)
+            to[j] = reinterpret_cast<const Sample*>(from + i * Shape::RESULT_PITCH)[j];
+}
+
+template <typename Sample>
+__device__ inline float entered(Sample sample) {
+    if constexpr (TINY<GAUSS, Sample>) return __uint_as_float(sample);
+    else return static_cast<float>(sample);
+}
+
+template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
+__global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS, ALIGNED>::THREADS,
+                                  Wide<Sample, CHANNELS, RADIUS, ALIGNED>::BLOCKS)
+wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, Cut tiles) {
+    typedef Wide<Sample, CHANNELS, RADIUS, ALIGNED> Shape;
+    constexpr int COLUMN = Shape::COLUMN, STEP = Shape::STEP, SPAN = Shape::SPAN, RING = Shape::CHUNKS * WIDE_RUN;
+    extern __shared__ __align__(16) unsigned char shared[];
+    Sample* samples = reinterpret_cast<Sample*>(shared);
+    float* sums = reinterpret_cast<float*>(shared + Shape::SAMPLES);
+    unsigned* results = reinterpret_cast<unsigned*>(shared + Shape::SAMPLES + Shape::SUMS);
+    long long* offsets = reinterpret_cast<long long*>(shared + Shape::SAMPLES + Shape::SUMS + Shape::RESULTS);
+
+    const Place area = place_in_strips(blockIdx.x, picture);
+    const Sample* in_plane = in + area.plane * picture.rows * picture.row_samples;
+    const int y = area.band * WIDE_STRIP, rows = min(WIDE_STRIP, picture.out_rows - y);
+    const int x_begin = tiles.begin(area.tile), x_end = min(tiles.begin(area.tile + 1), picture.out_row_samples / CHANNELS);
+    Sample* line = out + (area.plane * picture.out_rows + y) * picture.out_row_samples;
+    const auto store = [&](int x) {
+        store_step<Shape>(results, line + static_cast<long long>(x) * CHANNELS, rows, max(x_begin - x, 0) * CHANNELS,
+                          min(x_end - x, STEP) * CHANNELS, picture);
+    };
+
+    const int first = y + picture.centre_y - RADIUS, centre = RADIUS + picture.centre_x / CHANNELS;
+    const bool inside = first >= 0 && first + Shape::SEEN_ROWS <= picture.rows;
+    for (int i = threadIdx.x; i < Shape::SEEN_ROWS; i += Shape::THREADS) {
+        const int row = border_index(first + i, picture.rows, picture.mode_y);
+        offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
+    }
+    __syncthreads();
+    await_earlier_kernels();
+
+    const int lane = threadIdx.x % 32, sample = threadIdx.x % SPAN, part = threadIdx.x / SPAN * COLUMN;
+    const int channel = sample % CHANNELS, place = sample / CHANNELS;
+    // A step sums the columns from `x` + RADIUS on, and then has all that the windows of outputs `x` … need.
+    int x = x_begin - 2 * RADIUS, written = 0;
+    fetch_step<Shape, CHANNELS>(samples, in_plane, x + centre, offsets, inside, picture);
+    for (; x < x_end; x += STEP, written = (written + STEP) % RING) {
+        wait_for_copies();
+        __syncthreads();  // the samples are there, as are the last step's results; the ring's oldest sums have been read
+        float sum[COLUMN];
+        {
+            float column[COLUMN + 2 * RADIUS];
+#pragma unroll
+            for (int i = 0; i < COLUMN + 2 * RADIUS; ++i)
+                column[i] = entered(samples[(part + i) * SPAN + sample]);
+            weighed<Sample, COLUMN, RADIUS>(sum, column, weights.y, weights.reach_y);
+        }
+        const int wrapped = written + place - (written + place >= RING ? RING : 0);
+        float* to = sums + part * Shape::PITCH + channel * Shape::PLANE + wrapped;
+#pragma unroll
+        for (int i = 0; i < COLUMN; ++i) to[i * Shape::PITCH] = sum[i];
+        if (x > x_begin) store(x - STEP);
+        __syncthreads();
+        if (x + STEP < x_end) fetch_step<Shape, CHANNELS>(samples, in_plane, x + STEP + centre, offsets, inside, picture);
+        if (x + STEP <= x_begin) continue;
+        const int oldest = written + STEP - (written + STEP >= RING ? RING : 0);  // of position x - RADIUS
+#pragma unroll 1
+        for (int task = threadIdx.x / 32; task < SPAN / WIDE_RUN; task += Shape::THREADS / 32) {
+            const int of = task % CHANNELS, run = task / CHANNELS;
+            const float* ring = sums + lane * Shape::PITCH + of * Shape::PLANE;
+            float seen[WIDE_RUN + 2 * RADIUS];
+            int chunk = oldest / WIDE_RUN + run;
+#pragma unroll
+            for (int i = 0; i < WIDE_RUN + 2 * RADIUS; i += WIDE_RUN, ++chunk) {
+                if (chunk >= Shape::CHUNKS) chunk -= Shape::CHUNKS;
+                const float4* quads = reinterpret_cast<const float4*>(ring + chunk * WIDE_RUN);
+#pragma unroll
+                for (int j = 0; j < WIDE_RUN; j += 4) {
+                    const float4 quad = quads[j / 4];
+                    seen[i + j] = quad.x, seen[i + j + 1] = quad.y, seen[i + j + 2] = quad.z, seen[i + j + 3] = quad.w;
+                }
+            }
+            float done[WIDE_RUN];
+            weighed<Sample, WIDE_RUN, RADIUS>(done, seen, weights.x, weights.reach_x);
+            put_results<Shape, CHANNELS, Sample>(results + lane * Shape::RESULT_PITCH, run * WIDE_RUN * CHANNELS + of,
+                                                 done);
+        }
+    }
+    __syncthreads();
+    store(x - STEP);
+}

@@ -1,0 +1,267 @@
+"""The commands of a service's users: submit, jobs, status, wait, logs, cancel, retry, result, workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from pipeline.cli.local import FILE_PATH, kept
+from pipeline.cli.stdout import say
+from pipeline.config import format_bytes
+from pipeline.errors import ParameterError, ServiceRefused, printable
+
+# What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
+JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
+_ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
+_STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
+
+JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+class _Seconds(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):  # which lies in every range
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
+def wait_options() -> list[click.Option]:
+    return [
+        click.Option(["--timeout"], type=_Seconds(0), help="seconds to wait at most; then exit code 5"),
+        click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+    ]
+
+
+def submit_options() -> list[click.Option]:
+    """What every `millrace submit WORKLOAD` takes besides the workload's own parameters."""
+    return [
+        click.Option(["--priority"], type=click.IntRange(-100, 100), default=0, show_default=True, help="higher first"),
+        click.Option(
+            ["--after"], multiple=True, metavar="JOB", help="a job that has to succeed first; may be repeated"
+        ),
+        click.Option(["--array"], metavar="FROM-TO", help="a job for each number; {index} in paths stands for it"),
+        click.Option(["--key"], help="an idempotency key: the same command with it is the same job"),
+        click.Option(["--wait"], is_flag=True, help="wait until it is over; Ctrl-C leaves it running"),
+        *wait_options(),
+        click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
+    ]
+
+
+def submit(
+    workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
+    array: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Hand a job to the service."""
+    from pipeline.client import Client
+
+    if timeout is not None and not wait:
+        raise ParameterError("--timeout is how long --wait waits: give both, or neither")
+    with Client() as client:
+        asked = {"priority": priority, "after": after, "key": key, **parameters}
+        if array is None:
+            jobs = [client.submit(workload, input, output, **asked)]
+        else:
+            jobs = client.submit_array(workload, input, output, array, **asked)
+        if not wait:
+            _show(jobs, as_json, lambda job: job.id, listed=array is not None)
+            return
+        _wait(jobs, timeout, quiet, as_json, listed=array is not None)
+
+
+@click.command()
+@click.option("--state", type=click.Choice(_STATES), help="only these")
+@click.option("--owner", help="only this owner's")
+@click.option("--workload", help="only these")
+@click.option("--array", help="only this array's")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="the newest so many")
+@JSON
+def jobs(limit: int, as_json: bool, **filters: str | None) -> None:
+    """List jobs, the newest first."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show(list(client.jobs(limit=limit, **filters)), as_json, _line, listed=True)
+
+
+@click.command()
+@click.argument("job")
+@JSON
+def status(job: str, as_json: bool) -> None:
+    """Show one job."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _show([client.job(job)], as_json, lambda found: "\n".join(_details(found)))
+
+
+@click.command(params=[click.Argument(["job_ids"], nargs=-1, required=True, metavar="JOB…"), *wait_options()])
+@JSON
+def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: bool) -> None:
+    """Wait until jobs are over. Exit code 3 where one failed, 4 where one was cancelled, 5 where time ran out."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        _wait([client.job(each) for each in job_ids], timeout, quiet, as_json, listed=len(job_ids) > 1)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="go on until the job is over")
+@JSON
+def logs(job: str, follow: bool, as_json: bool) -> None:
+    """Print what happened to a job."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        found = client.job(job)
+        events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
+        for event in events:
+            say(json.dumps(event) if as_json else f"{_time(event['at'])}  {printable(event['message'])}")
+
+
+JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
+
+
+@click.command()
+@JOBS
+@JSON
+def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Stop jobs and remove what they have written so far."""
+    from pipeline.client import Client, Job
+
+    with Client() as client:
+        _change([client.job(each) for each in job_ids], Job.cancel, as_json)
+
+
+@click.command()
+@JOBS
+@JSON
+def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
+    """Queue failed or cancelled jobs again; finished chunks are kept."""
+    from pipeline.client import Client, Job
+
+    with Client() as client:
+        _change([client.job(each) for each in job_ids], Job.retry, as_json)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("path", type=FILE_PATH, required=False)
+@click.option("--receipt", is_flag=True, help="print the receipt instead")
+@JSON
+def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
+    """Fetch a job's output, a file or a folder, to PATH [default: its own name, here]."""
+    from pipeline.client import Client
+
+    if receipt and path is not None:
+        raise ParameterError(f"--receipt prints the receipt, and fetches nothing to {path}: leave one of them out")
+    if path == Path("-"):
+        raise ParameterError("PATH -: a result is not written to standard output; name a file")
+    with Client() as client:
+        found = client.job(job)
+        if receipt:
+            say(json.dumps(found.receipt, indent=2))
+            return
+        fetched = found.result(path or Path(Path(found.view["output"]).name))
+        say(json.dumps({"job": found.id, "path": str(fetched)}) if as_json else printable(str(fetched)))
+
+
+@click.command()
+@JSON
+def workers(as_json: bool) -> None:
+    """List what the service computes on."""
+    from pipeline.client import Client
+
+    with Client() as client:
+        found = client.workers()
+    if as_json:
+        say(json.dumps(found, indent=2))
+    elif found:
+        say("\n".join(_worker_line(each) for each in found))
+
+
+COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
+
+
+def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
+    """Ends the program with what the jobs came to."""
+    end = None if timeout is None else time.monotonic() + timeout
+    for job in found:
+        try:
+            job.wait(progress=not quiet, timeout_s=None if end is None else max(end - time.monotonic(), 0.0))
+        except TimeoutError as error:
+            click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it goes on", err=True)
+            raise SystemExit(NOT_OVER_IN_TIME) from error
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C
+                left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
+                kept.append(f"what was submitted goes on: millrace wait {left}")
+            raise
+    if as_json or not quiet:
+        _show(found, as_json, _line, listed=listed)
+    raise SystemExit(max(_ENDINGS[job.state] for job in found))
+
+
+def _change(found: list[Any], change: Callable[[Any], Any], as_json: bool) -> None:
+    """Changes every job. What the service says no to keeps the others from nothing, and is told in the end."""
+    changed, refusals = [], []
+    for job in found:
+        try:
+            changed.append(change(job))
+        except ServiceRefused as error:
+            refusals.append(str(error))
+    if changed or len(found) > 1:
+        _show(changed, as_json, _line, listed=len(found) > 1)
+    if refusals:
+        raise ServiceRefused("; ".join(refusals))
+
+
+def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed: bool = False) -> None:
+    """`listed`: as JSON it is a list however many there are."""
+    if as_json:
+        views = [job.view for job in found]
+        say(json.dumps(views if listed else views[0], indent=2))
+    elif found:
+        say("\n".join(line(job) for job in found))
+
+
+def _worker_line(worker: dict[str, Any]) -> str:
+    said = [worker.get("host") or "", worker["name"], worker.get("model") or ""]
+    if worker.get("load") is not None:
+        said.append(f"{100 * worker['load']:.0f} % busy")
+    if worker.get("memory_used_bytes") is not None and worker.get("memory_total_bytes"):
+        said.append(f"{format_bytes(worker['memory_used_bytes'])} of {format_bytes(worker['memory_total_bytes'])}")
+    return "  ".join(said).strip()
+
+
+def _line(job: Any) -> str:
+    view = job.view
+    share = f" {view['chunks_done']}/{view['chunks']}" if view["state"] == "running" and view["chunks"] else ""
+    said = f": {view['error']}" if view["error"] else ""
+    what = f"{view['workload']} {view['input']} → {view['output']}"
+    return printable(f"{view['id']}  {view['state']}{share}  {what}{said}")
+
+
+def _details(job: Any) -> list[str]:
+    view = job.view
+    rows = {
+        "job": view["id"], "state": view["state"] + (" (stopping)" if view["cancelling"] else ""),
+        "owner": view["owner"], "workload": view["workload"], "input": view["input"], "output": view["output"],
+        "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
+        "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
+        "attempts": view["attempts"], "submitted": _time(view["submitted_at"]), "started": _time(view["started_at"]),
+        "finished": _time(view["finished_at"]), "error": view["error"] or "–",
+    }  # fmt: skip
+    return [printable(f"{name:11} {value}") for name, value in rows.items()]
+
+
+def _time(at: float | None) -> str:
+    return "–" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")

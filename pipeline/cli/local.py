@@ -1,0 +1,214 @@
+"""The commands that compute on this machine: run, demo, devices, worker."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.stdout import say
+from pipeline.config import Settings, explain, load_settings
+from pipeline.errors import MillraceError, ParameterError, counted, printable
+
+if TYPE_CHECKING:
+    from pipeline.engine.planned import PlannedJob
+    from pipeline.engine.run import RunOptions, Stream
+
+
+class _FilePath(click.Path):
+    """Who opens the file says what is wrong with it; but an empty name would be taken for the folder that one is in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("the name is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE_PATH = _FilePath(path_type=Path, readable=False)
+# The outputs of this process that stand under their final names.
+_published: list[Path] = []
+# The outputs that this process was told to make.
+_begun: list[Path] = []
+# What a run that failed has kept, or goes on elsewhere, for whoever reads why the command ended.
+kept: list[str] = []
+
+
+@click.command()
+@click.argument("folder", type=FILE_PATH)
+@click.option("--size", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="rows and columns")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the same seed makes the same bytes")
+def demo(folder: Path, size: int, seed: int) -> None:
+    """Make synthetic inputs of any size in FOLDER."""
+    from pipeline.cli.demo import make_demo_inputs
+
+    for path in make_demo_inputs(folder, size, seed):
+        say(str(path))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def devices(as_json: bool) -> None:
+    """List what jobs can run on here, and why a GPU cannot be used."""
+    from pipeline.cli.terminal import device_lines
+    from pipeline.engine.discovery import discover
+    from pipeline.engine.receipt import to_json
+
+    reports = discover()
+    say(to_json([vars(report) for report in reports]) if as_json else "\n".join(device_lines(reports)))
+
+
+def _setting_options(*names: str) -> list[click.Option]:
+    """Settings as options. None has a default: what is not given may stand in the environment or the file."""
+    options = [(name, Settings.model_fields[name].description) for name in names]
+    return [
+        *(click.Option([f"--{name.replace('_', '-')}", name], help=text) for name, text in options),
+        click.Option(["--config"], type=FILE_PATH, help="a TOML file that may set the above"),
+    ]
+
+
+_DRAIN = click.Option(
+    ["--drain-s"],
+    type=click.IntRange(0, 86_400),
+    default=60,
+    show_default=True,
+    help="seconds that SIGTERM and SIGUSR1 leave it to finish the chunks in hand",
+)
+_METRICS_PORT = click.Option(
+    ["--metrics-port"],
+    help="serve the first worker's Prometheus metrics on this port, the second's on the next; default any free ones",
+)
+_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _METRICS_PORT, _DRAIN]
+
+
+@click.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
+def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> None:
+    """Let this machine work for the Dask scheduler at SCHEDULER, tcp://HOST:PORT, until stopped.
+
+    One process for each GPU, or on the CPU where there is none, unless the options say otherwise. SIGTERM and SIGUSR1
+    drain: chunks in hand are finished and kept, other workers do the rest.
+    """
+    from pipeline.cluster.dask.worker_processes import serve_workers
+    from pipeline.cluster.executor import worker_specs
+
+    try:
+        settings = load_settings({**flags, "scheduler": scheduler}, file=config)
+    except ParameterError as error:
+        raise ParameterError(str(error).replace("--scheduler:", "SCHEDULER:")) from error
+    serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
+
+
+def run_options() -> list[click.Option]:
+    """What every `millrace run WORKLOAD` takes besides the workload's own parameters."""
+    return [
+        *_setting_options(*Settings.model_fields),
+        click.Option(["--preview"], type=FILE_PATH, help="also write a small PNG of the result here"),
+        click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
+        click.Option(["--resume"], is_flag=True, help="go on where an interrupted run of the same job stopped"),
+        click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
+        click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
+        click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+    ]
+
+
+def run(
+    workload: str,
+    parameters: dict[str, Any],
+    *,
+    input: Path,  # noqa: A002 - the argument's name in the command's help
+    output: Path,
+    config: Path | None,
+    preview: Path | None,
+    checksum: bool,
+    resume: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Run a job here and now."""
+    from pipeline.cli.terminal import plan_lines, published_before_line, result_line
+    from pipeline.cluster.executor import open_executor
+    from pipeline.engine.receipt import to_json
+    from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before
+    from pipeline.workloads import JobSpec, workload_named
+
+    _begun.append(output)
+    settings = load_settings(flags, file=config)
+    spec = JobSpec(workload=workload, input=input, output=output, parameters=_parameters(workload, parameters))
+    if preview is not None:
+        check_preview(spec, preview)
+    options = RunOptions(
+        memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
+    )
+    kind = workload_named(workload)
+    with kind.begun(spec), open_executor(settings, kind.modules(spec)) as place:
+        job = plan_job(spec, place.device, options)
+        if dry_run:
+            job.workload.discard()
+            plan = job.describe()
+            say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
+            return
+        if settings.metrics_port is not None:
+            from pipeline.metrics import serve
+
+            serve(settings.metrics_port)
+        before = published_before(job) if resume else None
+        receipt = before or _carried_out(job, options, place.stream, quiet)
+    if preview is not None:
+        try:
+            job.workload.write_preview(preview)
+        except MillraceError as error:
+            raise type(error)(f"{output} is complete, but not its preview: {error}") from error
+    if as_json or not quiet:
+        line = result_line if before is None else published_before_line
+        say(to_json(receipt) if as_json else printable(line(receipt)), besides=f"; {output} is complete")
+
+
+def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool) -> Mapping[str, Any]:
+    """The receipt of a run, with a progress bar where somebody looks on."""
+    from pipeline.cli.terminal import progress_bar
+    from pipeline.engine.run import RunEvents, run_job
+
+    output = job.spec.output
+    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as bar:
+        events = RunEvents(
+            on_written=bar.written,
+            on_recut=bar.recut,
+            on_published=lambda: _published.append(output),
+            on_kept=lambda count, chunks: kept.append(
+                f"{count} of {counted(chunks, 'chunk')} kept: go on with --resume"
+            ),
+        )
+        return run_job(job, options, events=events, stream=stream)
+
+
+def _parameters(name: str, given: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    from pipeline.workloads import workload_named
+
+    try:
+        return workload_named(name).Parameters(**given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
+        raise ParameterError(f"{where}{explain(fault)}") from error
+
+
+def left_behind() -> list[str]:
+    """What there is of the output of a run that was stopped."""
+    from pipeline.workloads.base import ledger_path
+
+    if _published:
+        return [f"{_published[-1]} is complete"]
+    found = ["nothing was published"] if _begun else []
+    if not kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun):
+        kept.append("what an earlier run has kept is still there for --resume")
+    return [*found, *kept]
+
+
+COMMANDS = (demo, devices, worker)

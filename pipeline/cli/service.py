@@ -1,0 +1,72 @@
+"""The commands that run a service: serve, config check, token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.cli.local import FILE_PATH
+from pipeline.cli.stdout import say
+from pipeline.errors import UserError, printable
+from pipeline.service.settings import ServiceSettings, load_service_settings
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """Every setting as an option. None has a default: what is not given may stand in the environment or the file."""
+    for name, info in reversed(ServiceSettings.model_fields.items()):
+        text = info.description or ""
+        if not info.is_required() and info.default is not None:
+            text += f" [default: {info.default}]"
+        command = click.option(f"--{name.replace('_', '-')}", name, help=text)(command)
+    return click.option("--config", type=FILE_PATH, help="a TOML file that may set the below")(command)
+
+
+@click.command()
+@_options
+def serve(config: Path | None, **flags: Any) -> None:
+    """Take jobs over HTTP, keep them on disk and run them, for months."""
+    from pipeline.service.server import serve as run_server
+
+    settings = load_service_settings(flags, file=config).settings
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    logging.getLogger("MDAnalysis").setLevel(logging.ERROR)  # it warns of packages that it can do without
+    run_server(settings, on_ready=lambda address: click.echo(f"Millrace serves at {address}"))
+
+
+@click.group()
+def config() -> None:
+    """Look at settings."""
+
+
+@config.command()
+@_options
+def check(config: Path | None, **flags: Any) -> None:
+    """Print the service's settings in force and where each comes from, and what is wrong with the places they name."""
+    from pipeline.service.preflight import faults_of_places
+
+    in_force = load_service_settings(flags, file=config)
+    say("\n".join(in_force.lines()))
+    faults = list(faults_of_places(in_force.settings))
+    for fault in faults:
+        click.echo(f"millrace: {printable(fault)}", err=True)
+    if faults:
+        raise SystemExit(UserError.exit_code)
+
+
+@click.command()
+@click.argument("name")
+def token(name: str) -> None:
+    """Make a token for NAME: the line for the tokens_file on stdout, the token itself on stderr, once."""
+    from pipeline.service.http.tokens import new_token, token_line
+
+    made = new_token()
+    say(token_line(name, made))
+    click.echo(f"token of {name}, not shown again: {made}", err=True)
+
+
+COMMANDS = (serve, config, token)

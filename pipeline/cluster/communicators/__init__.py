@@ -1,0 +1,1 @@
+"""Ordered ranks that combine arrays: in one process, over TCP, by NCCL."""

@@ -1,0 +1,343 @@
+"""Ranks that are GPUs, joined by NCCL; whatever becomes of the other ranks, no call here waits for ever.
+
+NCCL waits without end for a rank that has died: on the host while it connects, on the device in a kernel that looks for
+data. So nothing here waits inside NCCL. Its communicators are asked not to block: each call is begun, and then looked
+after, from the thread that made it, until it is done, the TCP connections beside it tell of a lost rank, somebody gives
+up, or its time is over. Then NCCL is aborted, which ends its kernels and threads, before anything else happens.
+
+The memory of a process that was killed goes before its connections: a kernel that reads from it may end as if all were
+well, with numbers that mean nothing. `confirm` is for what must not rest on such.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from pipeline.cluster.communicators.base import AbortReason, Array, Communicator, Deadline, Op, SoloCommunicator, on_gpu
+from pipeline.engine.cuda_driver import device_uuid
+from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeviceUnavailable
+
+# NCCL's "in progress". CuPy's binding has names for the codes up to 6 and raises KeyError for others.
+_IN_PROGRESS = 7
+_OPS: dict[Op, int] = {"sum": 0, "prod": 1, "max": 2, "min": 3}
+_BYTES = 1
+# How many numbers an element is, and of which of NCCL's types: a complex number is two reals.
+_NUMBERS = {
+    np.dtype(name): (2 if name[0] == "c" else 1, code)
+    for name, code in {
+        "i1": 0, "u1": _BYTES, "i4": 2, "u4": 3, "i8": 4, "u8": 5, "f2": 6, "f4": 7, "f8": 8, "c8": 7, "c16": 8,
+    }.items()
+}  # fmt: skip
+_NOT_READY = 600  # cudaErrorNotReady
+# Most collectives end while the thread looks at nothing else; longer ones leave the processor to others meanwhile.
+_SPIN_SECONDS = 0.01
+_PAUSES = 0.02  # a pause, as a share of the time that has been waited
+_LONGEST_PAUSE_SECONDS = 2e-3
+_LOOK_SECONDS = 2e-3
+# After an error of NCCL's own: the connection of a rank that died may end a little later.
+_GRACE_SECONDS = 1.0
+_UNIQUE_ID_BYTES = 128
+
+
+def over(control: Communicator) -> NcclCommunicator:
+    """The ranks of `control` joined by NCCL, each with the CUDA device that is current in its calling thread.
+
+    Collective. NumPy arrays go over `control` as before.
+
+    Raises
+    ------
+    DeviceUnavailable : CuPy or NCCL is not installed.
+    ClusterError      : two ranks have the same GPU.
+    CommunicatorError : as any collective; `control` is of no more use then.
+    """
+    communicator = NcclCommunicator(control)
+    communicator.start()
+    return communicator
+
+
+class NcclCommunicator(Communicator):
+    """A rank with a GPU: CuPy arrays go over NCCL, which starts with the first of them, NumPy arrays over `control`.
+
+    A different call on another rank goes unnoticed: both end at their deadlines, or with numbers that mean nothing.
+    """
+
+    def __init__(self, control: Communicator) -> None:
+        super().__init__(control.rank, control.size, epoch=control.epoch, timeout_s=control.timeout_s)
+        self._control = control
+        self._solo = SoloCommunicator(epoch=self.epoch)
+        # Of CuPy, and so from `_join` on: its NCCL, its CUDA runtime, and this rank's communicator while it is in use.
+        self._library: Any = None
+        self._runtime: Any = None
+        self._nccl: Any = None
+
+    def start(self) -> None:
+        """Join the other ranks' GPUs now rather than at the first array. Collective; harmless when called again."""
+        if self._nccl is None:
+            with self._failing():
+                self._join(Deadline(self.timeout_s))
+
+    @property
+    def device_lost(self) -> bool:
+        """Whether CUDA has failed in this process, which only another process can mend."""
+        if self._runtime is None:
+            return False
+        try:
+            self._runtime.memGetInfo()
+        except self._runtime.CUDARuntimeError:
+            return True
+        return False
+
+    def abort(self, reason: AbortReason = "requested") -> None:
+        """As ever. The other ranks hear of it from `control`, which counts it too."""
+        with self._giving_up:
+            if self._given_up is None:
+                self._given_up = Aborted(f"rank {self.rank} of {self.size} gave up: {reason}")
+        self._control.abort(reason)
+
+    def confirm(self) -> None:
+        if self._nccl is None:  # TCP carried all, which tells of a lost rank itself; or this rank has given up
+            super().confirm()
+            return
+        self.barrier()  # every rank has its results,
+        self.barrier()  # and every rank was alive when all had theirs
+
+    def close(self, *, wait: bool = True) -> None:
+        if wait and self._nccl is not None and self._given_up is None:
+            try:
+                self._barrier(Deadline(self.timeout_s))
+            except CommunicatorError:  # the others have closed already, or are gone
+                self._drop(broken=True)
+        self._close()
+
+    # Collectives: begun on this rank's stream, after what the caller has queued on his
+
+    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
+        self._allreduce_each([(array, out)], op, deadline)
+
+    def _allreduce_each(self, pairs: Sequence[tuple[Array, Array]], op: Op, deadline: Deadline) -> None:
+        """One launch for all that NCCL carries."""
+        there = []
+        for array, out in pairs:
+            other = self._other_way(array)
+            if other is not None:
+                other._allreduce(array, op, out, deadline)
+            elif array.size:
+                there.append((array, out))
+        if not there:
+            return
+        with self._collected("allreduce", [array for array, _ in there], deadline) as (nccl, stream):
+            if len(there) > 1:
+                self._library.groupStart()
+            try:
+                for array, out in there:
+                    _begin(nccl.allReduce, array.data.ptr, out.data.ptr, *_reals(array), _OPS[op], stream)
+            finally:
+                if len(there) > 1:
+                    _begin(self._library.groupEnd)
+
+    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
+        other = self._other_way(array)
+        if other is not None:
+            other._reduce(array, op, root, out, deadline)
+        elif array.size:
+            with self._collected("reduce", [array], deadline) as (nccl, stream):
+                target = 0 if out is None else out.data.ptr
+                _begin(nccl.reduce, array.data.ptr, target, *_reals(array), _OPS[op], root, stream)
+
+    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
+        other = self._other_way(array)
+        if other is not None:
+            other._broadcast(array, root, deadline)
+        elif array.size:
+            with self._collected("broadcast", [array], deadline) as (nccl, stream):
+                _begin(nccl.broadcast, array.data.ptr, array.data.ptr, array.nbytes, _BYTES, root, stream)
+
+    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
+        other = self._other_way(array)
+        if other is not None:
+            other._allgather(array, out, deadline)
+        elif array.size:
+            with self._collected("allgather", [array], deadline) as (nccl, stream):
+                _begin(nccl.allGather, array.data.ptr, out.data.ptr, array.nbytes, _BYTES, stream)
+
+    def _other_way(self, array: Array) -> Communicator | None:
+        """Who carries what NCCL need not: the host's arrays, and a GPU's that is alone."""
+        if not on_gpu(array):
+            return self._control
+        return self._solo if self.size == 1 and self._nccl is None else None
+
+    def _barrier(self, deadline: Deadline) -> None:
+        self._control._barrier(deadline)
+
+    def _check(self) -> None:
+        self._control.check()
+        if self._nccl is not None:
+            try:
+                self._is_settled()
+            except BaseException as error:
+                self._end(error)
+                raise
+
+    def _abort(self) -> None:
+        """`abort` has done it; the thread that waits sees it."""
+
+    def _close(self) -> None:
+        self._drop(broken=self._given_up is not None or self._control.aborted)
+
+    # Joining and leaving
+
+    def _join(self, deadline: Deadline) -> None:
+        import cupy
+        from cupy.cuda import nccl
+
+        if not nccl.available:
+            raise DeviceUnavailable(
+                "the workers' GPUs cannot be joined: NCCL is not installed; pip install 'millrace[cuda13]' brings it"
+            )
+        # Read when the first communicator of a process is made. Who sets it to 1 gets calls that wait inside NCCL.
+        os.environ.setdefault("NCCL_COMM_BLOCKING", "0")
+        self._library, self._runtime = nccl, cupy.cuda.runtime
+        self._runtime.free(0)  # makes CUDA's context, which takes a while, without Python's lock
+        self._device: int = self._runtime.getDevice()
+        self._current_stream: Callable[[], int] = lambda: cupy.cuda.get_current_stream().ptr
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+        try:
+            self._refuse_shared_devices(deadline)
+            unique_id = np.zeros(_UNIQUE_ID_BYTES, np.uint8)
+            if self.rank == 0:
+                unique_id[:] = np.frombuffer(nccl.get_unique_id(), np.uint8)
+            self._control.broadcast(unique_id, timeout_s=deadline.left_s)
+            # Made before it is begun: what its constructor raised would have the destructor wait for it.
+            self._nccl = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
+            _begin(self._nccl.__init__, self.size, unique_id.tobytes(), self.rank)
+            self._until(self._is_settled, deadline, "the start")
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def _refuse_shared_devices(self, deadline: Deadline) -> None:
+        mine = np.frombuffer(device_uuid(self._device), np.uint8)
+        ranks: dict[bytes, int] = {}
+        for rank, theirs in enumerate(self._control.allgather(mine, timeout_s=deadline.left_s)):
+            first = ranks.setdefault(theirs.tobytes(), rank)
+            if first != rank:
+                raise ClusterError(
+                    f"ranks {first} and {rank} have the same GPU: give each worker its own by CUDA_VISIBLE_DEVICES"
+                )
+
+    def _drop(self, *, broken: bool) -> None:
+        """Give NCCL's memory and threads back. A broken communicator is aborted: destroying it would wait."""
+        nccl, self._nccl = self._nccl, None
+        if nccl is None:
+            return
+        if not broken:
+            nccl.destroy()
+            return
+        nccl.abort()
+        patience = Deadline(_GRACE_SECONDS)
+        with suppress(self._runtime.CUDARuntimeError):
+            self._after.record(self._stream)
+            while not self._is_done() and patience.left_s:  # its kernels leave as soon as they see the abort
+                time.sleep(_LOOK_SECONDS)
+
+    # Waiting
+
+    @contextmanager
+    def _collected(self, name: str, arrays: Sequence[Array], deadline: Deadline) -> Iterator[tuple[Any, int]]:
+        """NCCL and the stream for a call that is begun inside; it is done when the context ends."""
+        if self._nccl is None:
+            self._join(deadline)
+        for array in arrays:
+            if array.device.id != self._device:
+                raise ValueError(f"the array is on cuda:{array.device.id}, this rank's device is cuda:{self._device}")
+        try:
+            self._follow_the_caller()
+            yield self._nccl, self._stream.ptr
+            self._until(self._is_settled, deadline, name)
+            self._after.record(self._stream)
+            self._until(self._is_done, deadline, name)
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def _follow_the_caller(self) -> None:
+        """What is begun next comes after all that the caller has queued on the current stream."""
+        current = self._current_stream()
+        if self._runtime.streamQuery(current) != 0:
+            self._before.record()
+            self._stream.wait_event(self._before)
+
+    def _end(self, error: BaseException) -> None:
+        """End NCCL's kernels and threads before an error is told; raise what lies behind one of NCCL's or CUDA's."""
+        foreign = isinstance(error, (self._library.NcclError, self._runtime.CUDARuntimeError))
+        cause = self._cause(error) if foreign else None
+        self._drop(broken=True)
+        if cause is not None:
+            raise cause from error
+
+    def _until(self, condition: Callable[[], bool], deadline: Deadline, what: str) -> None:
+        began = time.monotonic()
+        look = began + _LOOK_SECONDS
+        while not condition():
+            if self._given_up is not None:
+                raise Aborted(str(self._given_up))
+            now = time.monotonic()
+            if now >= look:
+                self._control.check()
+                self._is_settled()  # raises what its own threads have found
+                deadline.check(f"{what} over NCCL")
+                look = now + _LOOK_SECONDS
+            if now - began >= _SPIN_SECONDS:
+                time.sleep(min(_PAUSES * (now - began), _LONGEST_PAUSE_SECONDS))
+
+    def _is_settled(self) -> bool:
+        """Whether NCCL has finished on the host what it was asked to begin."""
+        try:
+            self._nccl.check_async_error()
+        except KeyError as error:
+            _refuse_unless_in_progress(error)
+            return False
+        return True
+
+    def _is_done(self) -> bool:
+        status: int = self._runtime.eventQuery(self._after.ptr)
+        if status not in (0, _NOT_READY):
+            raise self._runtime.CUDARuntimeError(status)
+        return status == 0
+
+    def _cause(self, error: BaseException) -> CommunicatorError:
+        """What lies behind an error of NCCL or CUDA: a lost rank, as soon as that shows, or the error itself."""
+        patience = Deadline(_GRACE_SECONDS)
+        try:
+            while patience.left_s:
+                self._control.check()
+                time.sleep(_LOOK_SECONDS)
+        except CommunicatorError as cause:
+            return cause
+        return CommunicatorError(f"rank {self.rank} of {self.size}, cuda:{self._device}: {error}")
+
+
+def _reals(array: Array) -> tuple[int, int]:
+    """How many numbers of which of NCCL's types."""
+    numbers, code = _NUMBERS[array.dtype]
+    return numbers * array.size, code
+
+
+def _begin(call: Callable[..., None], *arguments: Any) -> None:
+    """Make a call that NCCL may go on with by itself."""
+    try:
+        call(*arguments)
+    except KeyError as error:
+        _refuse_unless_in_progress(error)
+
+
+def _refuse_unless_in_progress(error: KeyError) -> None:
+    if error.args != (_IN_PROGRESS,):
+        raise CommunicatorError(f"NCCL returned the code {error}, which CuPy does not know") from error

@@ -1,0 +1,180 @@
+"""Ranks that are processes, joined by TCP: reductions go up a fixed pairwise tree and results down again.
+
+Plain sockets of the gang's own thread, rather than Dask's connections: those live on the worker's event loop, which
+must answer its scheduler, and have no deadline or abort of ours. Arrays leave and arrive in their own memory, in
+blocks, so that the levels of the tree work at the same time and no rank holds a second whole array.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from pipeline.cluster.communicators.base import COLLECTIVE_SECONDS, Array, Communicator, Deadline, Op, combine
+from pipeline.cluster.communicators.mesh import Membership, Mesh, connect
+from pipeline.errors import CommunicatorError
+
+CONNECT_SECONDS = 10.0
+# On one host, larger blocks leave the cache and smaller ones cost system calls.
+BLOCK_BYTES = 1 << 18
+
+# Number of the call, its name, op, dtype, root, and bytes: what must be the same on every rank.
+_CALL = struct.Struct("<Q12s4s4siQ")
+
+
+class TcpCommunicator(Communicator):
+    """A rank among processes. Arrays are NumPy's.
+
+    Rank r combines its array with those of r + 1, r + 2, r + 4, … up to the lowest bit set in r, in this order, and
+    passes the result to r without that bit. Whatever the root of a `reduce`, the bits are those of `allreduce`.
+    """
+
+    def __init__(self, mesh: Mesh, rank: int, size: int, *, epoch: int, timeout_s: float = COLLECTIVE_SECONDS) -> None:
+        super().__init__(rank, size, epoch=epoch, timeout_s=timeout_s)
+        self._mesh = mesh
+        self._calls = 0
+
+    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
+        self._agree("allreduce", op, array, 0, deadline)
+        self._reduce_to_first(array, op, out, deadline)
+        self._spread(out, 0, deadline)
+
+    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
+        self._agree("reduce", op, array, root, deadline)
+        total = np.empty_like(array) if out is None else out
+        self._reduce_to_first(array, op, total, deadline)
+        if root != 0 and self.rank == 0:
+            self._mesh.send(root, _flat(total), deadline, "reduce")
+        elif root != 0 and self.rank == root:
+            self._mesh.receive(0, _flat(total), deadline, "reduce")
+
+    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
+        self._agree("broadcast", "", array, root, deadline)
+        self._spread(array, root, deadline)
+
+    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
+        self._agree("allgather", "", array, 0, deadline)
+        out[self.rank] = array
+        for root in range(self.size):
+            self._spread(out[root : root + 1], root, deadline)
+
+    def _barrier(self, deadline: Deadline) -> None:
+        token = np.zeros(1, np.uint8)
+        self._agree("barrier", "", token, 0, deadline)
+        self._spread(token, 0, deadline)
+
+    def _check(self) -> None:
+        self._mesh.check()
+
+    def _abort(self) -> None:
+        self._mesh.wake()
+
+    def _close(self) -> None:
+        self._mesh.close()
+
+    # The tree
+
+    def _agree(self, name: str, op: str, array: Array, root: int, deadline: Deadline) -> None:
+        """Every rank's call goes up to the one that receives from it and compares: who differs would wait in vain."""
+        self._calls += 1
+        header = _CALL.pack(self._calls, name.encode(), op.encode(), array.dtype.str.encode(), root, array.nbytes)
+        parent, children = _neighbours(self.rank, self.size)
+        theirs = bytearray(_CALL.size)
+        for child in children:
+            self._mesh.receive(child, theirs, deadline, name)
+            if theirs != header:
+                raise CommunicatorError(
+                    f"rank {self.rank} is in {_words(header)}, rank {child} in {_words(bytes(theirs))}: every rank "
+                    "must make the same calls"
+                )
+        if parent is not None:
+            self._mesh.send(parent, header, deadline, name)
+
+    def _reduce_to_first(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
+        """Rank 0's `out` gets the result; that of the others serves as working memory."""
+        parent, children = _neighbours(self.rank, self.size)
+        given, total = array.reshape(-1), out.reshape(-1)
+        received = np.empty(min(total.size, _block(total)), total.dtype)
+        what = f"{op} over the ranks"
+        for block in _blocks(total):
+            own = given[block]
+            for child in children:
+                theirs = received[: own.size]
+                self._mesh.receive(child, theirs.view(np.uint8), deadline, what)
+                combine(op, own, theirs, total[block])
+                own = total[block]
+            if parent is not None:
+                self._mesh.send(parent, own.view(np.uint8), deadline, what)
+            elif not children:
+                total[block] = own
+
+    def _spread(self, array: Array, root: int, deadline: Deadline) -> None:
+        """Every rank's array gets what the root's holds."""
+        place = (self.rank - root) % self.size
+        parent, children = _neighbours(place, self.size)
+        below = [(child + root) % self.size for child in reversed(children)]  # the largest subtree first
+        above = None if parent is None else (parent + root) % self.size
+        given = array.reshape(-1)
+        for block in _blocks(given):
+            part = given[block].view(np.uint8)
+            if above is not None:
+                self._mesh.receive(above, part, deadline, "broadcast")
+            for child in below:
+                self._mesh.send(child, part, deadline, "broadcast")
+
+
+def connect_tcp(
+    listener: socket.socket,
+    member: Membership,
+    *,
+    timeout_s: float = COLLECTIVE_SECONDS,
+    connect_s: float = CONNECT_SECONDS,
+    given_up: threading.Event | None = None,
+) -> TcpCommunicator:
+    """This rank's communicator, once it is connected to every other; the listener stays the caller's.
+
+    timeout_s : of each collective
+    connect_s : for all connections together
+    given_up  : set by another thread to end the waiting
+
+    Raises RankLost, DeadlineExceeded or Aborted.
+    """
+    mesh = connect(listener, member, Deadline(connect_s), given_up or threading.Event())
+    return TcpCommunicator(mesh, member.rank, len(member.endpoints), epoch=member.epoch, timeout_s=timeout_s)
+
+
+def _neighbours(place: int, size: int) -> tuple[int | None, list[int]]:
+    """The parent of a place in the pairwise tree, None for the first, and its children in the order of combining."""
+    children = []
+    bit = 1
+    while not place & bit and place + bit < size:
+        children.append(place + bit)
+        bit <<= 1
+    return (place & (place - 1) if place else None), children
+
+
+def _block(array: Array) -> int:
+    elements: int = max(1, BLOCK_BYTES // array.itemsize)
+    return elements
+
+
+def _blocks(array: Array) -> Iterator[slice]:
+    step = _block(array)
+    for start in range(0, array.size, step):
+        yield slice(start, start + step)
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _words(header: bytes) -> str:
+    number, name, op, dtype, root, nbytes = _CALL.unpack(header)
+    return (
+        f"call {number}, {name.rstrip(bytes(1)).decode()} {op.rstrip(bytes(1)).decode()} of {nbytes} bytes "
+        f"{dtype.rstrip(bytes(1)).decode()}, root {root}"
+    )

@@ -1,0 +1,165 @@
+"""A job's segments as Dask tasks: handed out to whichever worker has room, tried again where a worker died."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from distributed import Client, Future, KilledWorker, Reschedule, Status, get_worker
+
+from pipeline.cluster.dask.connection import scheduler_lost, submit
+from pipeline.cluster.segments import (
+    ClusterJob,
+    Segment,
+    SegmentReceipt,
+    close_job,
+    job_was_ended,
+    leaving,
+    run_segment,
+)
+from pipeline.errors import ClusterError, MillraceError
+
+LIVENESS_SECONDS = 0.5
+# A job that is stopped leaves chunks in hand so long to be finished; whoever stops it waits a little longer.
+FINISH_SECONDS = 4.0
+CLOSE_SECONDS = 5.0
+# A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
+MOST_ATTEMPTS = 4
+# Dask's topic under which workers tell how far segments have come; the scheduler keeps the newest such words.
+STAGES_TOPIC = "millrace-stages"
+
+
+class SegmentTasks:
+    """One pass of a job's segments over the workers."""
+
+    def __init__(self, client: Client, job: ClusterJob, where: str, check: Callable[[], None]) -> None:
+        self._client = client
+        self._job = job
+        self._where = where
+        self._check = check
+        self._finished: queue.SimpleQueue[Future] = queue.SimpleQueue()
+        self._running: dict[Future, Segment] = {}
+        self._attempts: Counter[Segment] = Counter()
+
+    def receipts(self, segments: Sequence[Segment]) -> Iterator[SegmentReceipt]:
+        """What each segment tells when it is done, in the order in which they finish."""
+        try:
+            for segment in segments:
+                self._submit(segment)
+            while self._running:
+                future = self._next_finished()
+                segment = self._running.pop(future)
+                receipt = self._outcome(future, segment)
+                if receipt is None:
+                    self._submit(segment)
+                else:
+                    yield receipt
+        finally:
+            self._end()
+
+    def _submit(self, segment: Segment) -> None:
+        self._attempts[segment] += 1
+        future = submit(
+            self._client,
+            self._where,
+            _run_segment,
+            self._job,
+            segment,
+            # One group of tasks: the scheduler hands them out as workers have room instead of all at once.
+            key=(f"segment-{self._job.name}", segment.chunks[0], self._attempts[segment]),
+            pure=False,
+            retries=0,
+        )
+        self._running[future] = segment
+        future.add_done_callback(self._finished.put)
+
+    def _next_finished(self) -> Future:
+        while True:
+            self._check()
+            with suppress(queue.Empty):
+                future = self._finished.get(timeout=LIVENESS_SECONDS)
+                if future in self._running:
+                    return future
+            if self._client.status != "running":
+                raise scheduler_lost(self._where)
+
+    def _outcome(self, future: Future, segment: Segment) -> SegmentReceipt | None:
+        """The receipt; None where the segment shall run again because its worker died."""
+        if self._client.status != "running":
+            raise scheduler_lost(self._where)
+        chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
+        try:
+            error = future.exception()
+            if error is None:
+                receipt: SegmentReceipt = future.result()
+                return receipt
+            worker_died = isinstance(error, KilledWorker)
+        except MillraceError:  # its worker died before it could tell what it had, and another one failed
+            raise
+        except Exception as lost:
+            # What it told is gone, with its worker or with the scheduler; what it did is in the ledger.
+            error, worker_died = lost, True
+        if self._client.status != "running":
+            raise scheduler_lost(self._where) from error
+        if isinstance(error, MillraceError):
+            raise error
+        if not worker_died:
+            raise ClusterError(
+                f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
+            ) from error
+        if self._attempts[segment] == MOST_ATTEMPTS:
+            raise ClusterError(
+                f"{chunks} took down one worker after another of {self._where}: see their logs"
+            ) from error
+        return None
+
+    def _end(self) -> None:
+        """Cancel what is left, and let the workers give back what they hold for the job.
+
+        Where segments are under way, until their chunks in hand are in the ledger, but not for long.
+        """
+        stopped = bool(self._running)
+
+        def close() -> None:
+            with suppress(Exception):  # a cluster that is gone holds nothing
+                if self._client.status == "running":
+                    self._client.cancel(list(self._running), force=True)
+                    self._client.run(_close_job, self._job.name, stopped, on_error="ignore")
+
+        closing = threading.Thread(target=close, name="close-job", daemon=True)
+        closing.start()
+        if stopped:
+            closing.join(CLOSE_SECONDS)
+
+
+async def _close_job(name: str, wait: bool) -> None:
+    """On a thread of its own: a worker's event loop must not wait."""
+    closing = asyncio.get_running_loop().run_in_executor(None, close_job, name, FINISH_SECONDS)
+    if wait:
+        await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
+
+
+def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def check() -> None:
+        """A worker that stood still while the job was ended may never have been told so, but its task is cancelled."""
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == "cancelled" or worker.status in (Status.closing, Status.closed):
+            raise job_was_ended()
+
+    try:
+        if leaving.is_set():
+            raise ClusterError("this worker leaves")
+        return run_segment(
+            job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages)), check
+        )
+    except MillraceError:
+        if not leaving.is_set() and worker.status not in (Status.closing, Status.closed):
+            raise
+        raise Reschedule from None  # another worker finds in the ledger what was done here

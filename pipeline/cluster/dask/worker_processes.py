@@ -1,0 +1,343 @@
+"""Worker processes under Dask: started here for one job or a service, found at a scheduler, or served to one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import dask
+from distributed import Client, Nanny, Scheduler, SpecCluster, Status
+from distributed.comm import connect
+from distributed.security import Security
+from distributed.utils import get_ip, get_ip_interface
+
+from pipeline import metrics
+from pipeline.cluster.dask import fork_server, worker_states
+from pipeline.cluster.dask import scheduler as scheduler_setup
+from pipeline.cluster.dask.certificates import self_signed
+from pipeline.cluster.dask.connection import Connection
+from pipeline.cluster.dask.worker_specs import WorkerSpec
+from pipeline.cluster.dask.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
+from pipeline.cluster.segments import WorkerDevice, leave
+from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
+
+# Two segments at a time on each worker: while one is written, the next is read.
+TASKS_A_WORKER = 2
+LOOPBACK = "127.0.0.1"
+LOOK_SECONDS = 2.0  # within which a scheduler answers that is still there
+END_SECONDS = 10.0  # until workers that were told to end are killed
+# Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
+LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+_CONFIG = {
+    "distributed.worker.daemon": False,
+    "distributed.worker.multiprocessing-method": fork_server.METHOD,
+    # A worker's memory is the ring, which the job's plan bounds.
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+    "distributed.admin.tick.limit": "30s",
+    # Its nanny brings a worker back however long that takes; Dask would end the nanny, and so the worker, for good.
+    "distributed.deploy.lost-worker-timeout": "1h",
+    "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
+    "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
+    # What Dask remembers for who looks for a fault in it: little, since a service runs for months.
+    "distributed.admin.log-length": 100,
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.diagnostics.computations.max-history": 10,
+    "distributed.admin.system-monitor.log-length": 10,
+    "distributed.admin.system-monitor.disk": False,
+    "distributed.worker.profile.enabled": False,
+    # How often Dask looks whether its event loop is late; the default is fifty times a second, in each process.
+    "distributed.admin.tick.interval": "1s",
+}
+
+# Dask's reasons for a worker's end that are no wish of anybody's.
+_SCHEDULER_LOST = ("worker-handle-scheduler-connection-broken", "scheduler-close")
+
+
+class _Nanny(Nanny):  # type: ignore[misc]
+    """Counts how often it has had to start its worker anew, and knows whether the scheduler was lost."""
+
+    starts = 0
+    lost_scheduler = False
+    tells_worker = False  # where nobody asks this process for its metrics: the worker's then say it
+
+    async def instantiate(self) -> Any:
+        if self.starts > 0:
+            metrics.worker_restarts.inc()
+            if self.tells_worker:
+                self.env[worker_states.RESTARTS] = str(self.starts)
+        self.starts += 1
+        return await super().instantiate()
+
+    def close_gracefully(self, reason: str = "nanny-close-gracefully") -> None:
+        """Also called by its worker, which says why it ends."""
+        self.lost_scheduler = reason in _SCHEDULER_LOST
+        super().close_gracefully(reason)
+
+
+@contextmanager
+def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
+    """Worker processes on this machine for as long as the context lasts, each with a nanny that restarts it.
+
+    They talk over loopback under certificates made for the occasion: no other user of the machine can send them code.
+    """
+    _quiet_dask()
+    security = _security()
+    common = {
+        "nthreads": TASKS_A_WORKER,
+        "memory_limit": 0,
+        "host": LOOPBACK,
+        "protocol": "tls",
+        "security": security,
+        "dashboard": False,
+        "dashboard_address": f"{LOOPBACK}:0",  # where Prometheus finds a worker's metrics
+        "preload": [worker_states.__name__],
+        "silence_logs": logging.CRITICAL,
+    }
+    workers = {
+        number: {"cls": _Nanny, "options": common | {"env": spec.environment, "name": f"millrace-{number}"}}
+        for number, spec in enumerate(specs)
+    }
+    scheduler = {
+        "cls": Scheduler,
+        "options": {
+            "host": LOOPBACK, "port": 0, "protocol": "tls", "security": security,
+            "dashboard": False, "dashboard_address": f"{LOOPBACK}:0", "preload": [scheduler_setup.__name__],
+        },
+    }  # fmt: skip
+    with dask.config.set(_CONFIG):
+        fork_server.begin()
+        try:
+            cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
+        except Exception as error:
+            raise ClusterError(f"the local workers do not start: {_reason(error)}") from error
+        where = "the local cluster"
+        connect = partial(Client, cluster, security=security, set_as_default=False)
+        with _closed_in_the_end(cluster), closing(Connection(connect, where)) as connection:
+            try:
+                connection.client.wait_for_workers(len(specs), timeout=START_SECONDS)
+            except TimeoutError as error:
+                raise ClusterError(f"the local workers do not start: {error}") from error
+            yield DaskWorkers(connection, specs[0].device, where)
+
+
+def _security() -> Security:
+    """As Dask's `Security.temporary`, whose certificate is valid for a year from now on alone."""
+    key, certificate = self_signed()
+    keys = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
+    certificates = {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
+    return Security(require_encryption=True, tls_ca_file=certificate, **keys, **certificates)
+
+
+def _reason(error: BaseException) -> str:
+    """What lies behind an error of Dask's, which says only that something failed, and the way out if there is one."""
+    while (behind := error.__cause__ or error.__context__) is not None:
+        error = behind
+    return "; ".join(filter(None, (f"{type(error).__name__}: {error}", too_many_files(error))))
+
+
+@contextmanager
+def _closed_in_the_end(cluster: SpecCluster) -> Iterator[None]:
+    nannies = list(cluster.workers.values())
+    try:
+        yield
+    finally:
+        # What goes wrong with ending workers (one dies as it is told to end, or takes longer than Dask waits) takes
+        # nothing from what they have done. For one that hangs as it starts, Dask would wait for ever, and Python too at
+        # this process's end.
+        processes = [nanny.process for nanny in nannies]  # which a nanny may leave as they are
+        with suppress(Exception):
+            cluster.close(timeout=END_SECONDS)
+        for process in processes:
+            with suppress(Exception):  # it has ended, and has no number any more
+                os.kill(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def workers_of(address: str, device: str, threads: int | None) -> Iterator[DaskWorkers]:
+    """The workers of a Dask scheduler that is already there. DeviceUnavailable where none answers."""
+    _quiet_dask()
+    where = f"the scheduler {address}"
+
+    def connect() -> Client:
+        asyncio.run(_greet(address, CONNECT_SECONDS))  # a client would wait for ever for one that says nothing
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+
+    try:
+        connection = Connection(connect, where)
+    except Exception as error:  # whatever Dask makes of the answer of another server
+        raise DeviceUnavailable(
+            f"--scheduler {address}: no Dask scheduler answers there ({_told_by(error)}); start one with "
+            "`dask scheduler`, or leave --scheduler out"
+        ) from error
+    with closing(connection):
+        with suppress(TimeoutError):  # those that have just been started
+            connection.client.wait_for_workers(1, timeout=CONNECT_SECONDS)
+        yield DaskWorkers(connection, WorkerDevice(device=device, threads=threads), where)
+
+
+def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, metrics_port: int | None = None) -> None:
+    """Worker processes of this machine for a scheduler elsewhere, each with a nanny, until it or a signal ends them.
+
+    metrics_port : where the first serves its metrics, the second on the next port, and so on; None: on any free ones.
+                   They are on the interface that leads to the scheduler.
+
+    SIGTERM and SIGUSR1 drain: no more tasks, and the chunks in hand are finished and kept, within `drain_s`; a second
+    one ends the workers at once. DeviceUnavailable where no scheduler answers, ClusterError where it goes away.
+    """
+
+    async def serve() -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                await _greet(address, CONNECT_SECONDS)  # it is there: what fails from now on takes longer
+            except Exception as error:  # whatever Dask makes of the answer of another server
+                raise _no_scheduler(address, error) from error
+            told = asyncio.create_task(_told_to_leave())
+            await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
+            for number, spec in enumerate(specs):
+                nanny = _Nanny(
+                    address,
+                    nthreads=TASKS_A_WORKER,
+                    memory_limit=0,
+                    interface=spec.interface,
+                    env=spec.environment,
+                    dashboard=False,
+                    dashboard_address=endpoints[number],
+                    preload=[worker_states.__name__],
+                    death_timeout=START_SECONDS,
+                )
+                nanny.tells_worker = True
+                nannies.append(await stack.enter_async_context(nanny))
+            finished = asyncio.gather(*(nanny.finished() for nanny in nannies))
+            ends: list[asyncio.Future[Any]] = [finished, told]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                await _drain(address, nannies, drain_s)
+            else:
+                told.cancel()
+                await finished
+                await _check_scheduler(address)
+                if any(nanny.lost_scheduler for nanny in nannies):  # else it has let the workers go
+                    raise ClusterError(f"{address}: the scheduler went away, and is back; start this again")
+
+    endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
+    nannies: list[Any] = []
+    with dask.config.set(_CONFIG):
+        with _leave_signals_ignored():
+            fork_server.begin()
+        try:
+            asyncio.run(serve())
+        except (OSError, TimeoutError, ValueError) as error:
+            raise _no_scheduler(address, error) from error
+        except RuntimeError as error:
+            asyncio.run(_check_scheduler(address))
+            raise ClusterError(f"the workers do not start: {error}: {error.__cause__}") from error
+
+
+def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: int) -> str | None:
+    """Where a worker serves its metrics, HOST:PORT. ParameterError where the port is taken: Dask would take another."""
+    if first_port is None:
+        return None
+    host = get_ip_interface(spec.interface) if spec.interface else get_ip(urlsplit(address).hostname)
+    metrics.check_port(host, first_port + number)
+    return f"{host}:{first_port + number}"
+
+
+async def _greet(address: str, within_s: float) -> None:
+    """Any exception where no scheduler answers: Dask takes what another server says for lengths of messages."""
+    async with asyncio.timeout(within_s + 1):  # the other is for connecting alone
+        comm = await connect(address, timeout=within_s, **Security().get_connection_args("worker"))
+        await comm.close()
+
+
+def _no_scheduler(address: str, error: Exception) -> DeviceUnavailable:
+    return DeviceUnavailable(f"{address}: no Dask scheduler answers there: {_told_by(error)}; is it running?")
+
+
+def _told_by(error: Exception) -> str:
+    if isinstance(error, OSError | ValueError | KeyError):
+        return f"{type(error).__name__}: {error}" if str(error) else "it says nothing"
+    return "another server is there"  # what it said was taken for lengths of messages, which tell nobody anything
+
+
+async def _check_scheduler(address: str) -> None:
+    try:
+        await _greet(address, LOOK_SECONDS)
+    except Exception as error:
+        raise ClusterError(f"{address}: the scheduler went away; start it, then this again") from error
+
+
+@contextmanager
+def _leave_signals_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores them too, its children also: they may be sent to every process of a task or of
+    a session, and this one decides."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in LEAVE_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+async def _told_to_leave() -> None:
+    """Returns at the first of `LEAVE_SIGNALS`; the next does what it did before."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    handlers = {number: signal.getsignal(number) for number in LEAVE_SIGNALS}
+    for number in LEAVE_SIGNALS:
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+async def _drain(address: str, nannies: Sequence[Nanny], drain_s: float) -> None:
+    """Returns when their workers have nothing in hand, or time is up, or the scheduler is gone."""
+    for nanny in nannies:
+        nanny.close_gracefully()  # it starts no other worker in place of one that dies
+    processes = [nanny.process for nanny in nannies if nanny.process is not None]
+    at_work = [process for process in processes if process.status == Status.running]
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(drain_s), Client(address, asynchronous=True, set_as_default=False) as client:
+            await asyncio.gather(*(_until_left(client, process) for process in at_work))
+
+
+async def _until_left(client: Client, process: Any) -> None:
+    """Returns when a nanny's worker has nothing in hand, or its process has ended: the scheduler would go on calling
+    one that died for half a minute."""
+    left = asyncio.ensure_future(client.run(_leave, workers=[process.worker_address], on_error="ignore"))
+    ended = asyncio.ensure_future(process.stopped.wait())
+    try:
+        await asyncio.wait((left, ended), return_when=asyncio.FIRST_COMPLETED)
+        if left.done():
+            left.result()
+    finally:
+        left.cancel()
+        ended.cancel()
+
+
+async def _leave(dask_worker: Any) -> None:
+    """On a worker: the scheduler gives its tasks to others from now on."""
+    dask_worker.status = Status.paused
+    await asyncio.get_running_loop().run_in_executor(None, leave)
+    while dask_worker.state.executing:
+        await asyncio.sleep(0.05)
+
+
+def _quiet_dask() -> None:
+    """Dask's own words about lost connections would stand among ours, which say what they mean for the job."""
+    if not os.environ.get("MILLRACE_DEBUG"):
+        for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
+            logging.getLogger(name).setLevel(logging.CRITICAL)

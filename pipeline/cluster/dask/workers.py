@@ -1,0 +1,311 @@
+"""The workers of a Dask cluster, one process for each GPU, as one device.
+
+Dask moves tasks and results of a few hundred bytes. The samples go from the workers' own reads to their own writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as ThreadFuture
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from distributed import Client, Future, KilledWorker, Semaphore, get_worker
+
+from pipeline import __version__, metrics
+from pipeline.cluster.communicators.base import Deadline
+from pipeline.cluster.dask.connection import Connection, listen, scheduler_lost, submit
+from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
+from pipeline.cluster.gang.gang_lock import one_at_a_time
+from pipeline.cluster.gang.gang_stream import Shares
+from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
+from pipeline.engine.device import good_chunk_bytes
+from pipeline.engine.ledger import Ledger
+from pipeline.engine.planned import PlannedJob
+from pipeline.engine.run import RunEvents
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
+from pipeline.workloads import Chunk, Plan, Workload
+
+CONNECT_SECONDS = 10.0
+START_SECONDS = 60.0
+
+
+class DaskWorkers:
+    """The workers of a Dask cluster as one device: what planning asks of it, and `stream` for the engine."""
+
+    def __init__(self, connection: Connection, worker_device: WorkerDevice, where: str) -> None:
+        """ClusterError or DeviceUnavailable where a worker is not fit for the job; `where`: the cluster in words."""
+        self._connection = connection
+        self._address = str(connection.client.scheduler.address)
+        self._worker_device = worker_device
+        self._where = where
+        # Whether this process counts in its metrics what its workers do: where nobody asks them for theirs.
+        self.gathers_metrics = False
+        found = self._checked_profiles()
+        self._profiles = list(found.values())
+        names = {address: str(worker["name"]) for address, worker in self.identities().items()}
+        self.devices: dict[str, Mapping[str, Any]] = {
+            names.get(address, address): each.description for address, each in found.items()
+        }
+        hosts = Counter(each.host for each in self._profiles)
+        self._ring_depth = max(each.ring_depth for each in self._profiles)
+        kind = self._profiles[0].description["name"].partition(":")[0]
+        self.name = f"{len(self._profiles)} × {kind}"
+        # The memory that a user allows is a host's, and its workers share it.
+        self.ring_depth = self._ring_depth * max(hosts.values())
+        self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # of the jobs that are under way
+
+    def _hear(self, event: tuple[float, Any]) -> None:
+        """A segment under way tells what its stages have done."""
+        job, segment, stages = event[1]
+        record = self._records.get(job)
+        if record is not None:
+            record.under_way[segment] = stages
+
+    def target_bytes(self, job_bytes: int) -> int:
+        """Bytes of input and output together that make a good chunk of a worker's share of such a job."""
+        share = job_bytes // len(self._profiles)
+        return min(good_chunk_bytes(share, each.chunk_range) for each in self._profiles)
+
+    def describe(self) -> dict[str, Any]:
+        """What the receipt says of it."""
+        descriptions = [dict(each.description) | {"host": each.host} for each in self._profiles]
+        return {"name": self.name, "model": descriptions[0]["model"], "cluster": self._where, "workers": descriptions}
+
+    def stream(self, job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
+        """The plan's chunks, segment by segment, on whichever worker has room. The workers keep the ledger.
+
+        Raises the first error that is the job's own; ClusterError where the scheduler went away, or where a segment
+        takes down one worker after another.
+        """
+        client = self._connection.client
+        if not ledger.exists:
+            ledger.create()
+        cluster_job = ClusterJob(
+            name=f"{job.spec.workload}-{secrets.token_hex(8)}",
+            spec=replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output)),
+            cut=job.cut,
+            held_bytes=job.workload.hold_at_most(job.cut.budget_bytes),
+            ledger_identity=ledger.identity,
+            worker_device=self._worker_device,
+        )
+        record = self._new_record()
+        if self.gathers_metrics:
+            events = _counting(job.workload, events)
+        events.on_begun(record)
+        ring_bytes = job.cut.budget_bytes * self.ring_depth
+        shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
+        if shares.are_better:
+            shares.stream(plan, ledger, events, record)
+            return record
+        listen(client, self._where, STAGES_TOPIC, self._hear)  # a scheduler that was started again knows of none
+        run = SegmentTasks(client, cluster_job, self._where, events.check)
+        by_index = {chunk.index: chunk for chunk in plan.chunks}
+        self._records[cluster_job.name] = record
+        with record.timed():
+            for receipt in run.receipts(cut_segments(plan, len(self._profiles))):
+                record.under_way.pop(receipt.segment.chunks[0], None)
+                record.include(receipt.stages)
+                for notes in receipt.notes:
+                    job.workload.add_audit_notes(notes)
+                for index in receipt.segment.chunks:
+                    events.on_written(by_index[index])
+        return record
+
+    # For gangs
+
+    @contextmanager
+    def turn(self, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
+        """No other gang has a turn on these workers meanwhile, whichever process it is of. As `one_at_a_time`."""
+        client = self._connection.client
+        semaphore = Semaphore(name="millrace-gang", scheduler_rpc=client.scheduler, loop=client.loop)
+        with (
+            closing(_SchedulersLock(semaphore, partial(self._ask, client))) as lock,
+            one_at_a_time(self._address, turn_s, check, lock),
+        ):
+            yield
+
+    def last_heard(self) -> Mapping[str, float]:
+        """The workers that are there now, by address, and when the scheduler last heard of each, by its clock."""
+        return {address: worker["last_seen"] for address, worker in self.identities().items()}
+
+    def identities(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the scheduler knows of each worker, by address."""
+        # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
+        client = self._connection.client
+        identity: Mapping[str, Any] = self._ask(client, lambda: client.scheduler.identity(n_workers=-1))
+        return dict(identity["workers"])
+
+    def _ask(self, client: Client, question: Callable[[], Awaitable[Any]]) -> Any:
+        """What the scheduler answers to a call from the client's event loop. ClusterError where it does not."""
+        if client.status != "running":
+            raise scheduler_lost(self._where)
+        try:
+            return client.sync(question, callback_timeout=CONNECT_SECONDS)
+        except OSError as error:  # which names a connection of Dask's
+            raise scheduler_lost(self._where) from error
+        except Exception as error:  # whatever a client raises that is being closed
+            raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
+
+    def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
+        """Run a function on one worker, on a thread of its own. RankLost comes out of it where that worker is gone.
+
+        A task bound to a worker would wait for ever for one that has died: it may run elsewhere, and refuses to.
+        """
+        client = self._connection.client
+        future = submit(
+            client, self._where, _on_gang_thread, address, function, args,
+            workers=[address], allow_other_workers=True, pure=False, retries=0, priority=1,
+        )  # fmt: skip
+        future.add_done_callback(lambda _: on_done())
+        return GangCall(client, future, self._where)
+
+    def tell(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> None:
+        """Run `function(*args, address)`, which must not wait, on workers' event loops, as far as they are there.
+
+        wait_s : until they have heard, but no longer
+        """
+
+        def tell_one(address: str) -> None:
+            with suppress(Exception):  # one that is gone needs no telling
+                self._connection.client.run(function, *args, address, workers=[address], on_error="ignore")
+
+        tellers = [
+            threading.Thread(target=tell_one, args=(address,), name="gang-tell", daemon=True) for address in addresses
+        ]
+        for teller in tellers:
+            teller.start()
+        deadline = Deadline(wait_s)
+        for teller in tellers:
+            teller.join(deadline.left_s)
+
+    def _new_record(self) -> StageRecord:
+        record = StageRecord(gathers=self.gathers_metrics)
+        for stage, totals in record.totals.items():
+            totals.lanes = sum(each.lanes.get(stage, 1) for each in self._profiles)
+        return record
+
+    def _checked_profiles(self) -> dict[str, DeviceProfile]:
+        workers = list(self.last_heard())
+        if not workers:
+            raise DeviceUnavailable(f"{self._where} has no workers: start some, then run again")
+        for address, version in self._on_each(workers, _version).items():
+            if version != __version__:
+                raise DeviceUnavailable(
+                    f"the worker {address} of {self._where} runs Millrace {version}, this is {__version__}: "
+                    "install the same on both"
+                )
+        return self._on_each(workers, profile, self._worker_device)
+
+    def _on_each(self, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """What a function says on every worker. Its own errors come back as they are."""
+        client = self._connection.client
+        futures = {
+            address: submit(client, self._where, function, *args, workers=[address], pure=False, retries=0)
+            for address in workers
+        }
+        try:
+            return {address: future.result(timeout=START_SECONDS) for address, future in futures.items()}
+        except MillraceError:
+            raise
+        except ImportError as error:
+            raise DeviceUnavailable(f"a worker of {self._where} lacks Millrace or what it needs: {error}") from error
+        except Exception as error:
+            raise ClusterError(f"a worker of {self._where} does not answer: {type(error).__name__}: {error}") from error
+
+
+class _SchedulersLock:
+    """A lock between processes. Who holds it renews it; after its holder's death it ends by itself in half a minute.
+
+    If the holder's event loop stands still for so long, it ends too soon, and the workers refuse the second gang.
+    """
+
+    def __init__(self, semaphore: Semaphore, ask: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
+        self._semaphore = semaphore
+        self._ask = ask
+
+    def acquire(self, *, timeout: float) -> bool:
+        return bool(self._ask(lambda: self._semaphore.acquire(timeout=timeout)))
+
+    def release(self) -> None:
+        with suppress(ClusterError):  # a scheduler that is gone holds no locks
+            self._ask(self._semaphore.release)
+
+    def close(self) -> None:
+        """No more renewals: Dask itself would go on with them."""
+        renewals = getattr(self._semaphore, "refresh_callback", None)  # none where locks are set to last for ever
+        if renewals is not None:
+            self._semaphore.loop.add_callback(renewals.stop)
+
+
+class GangCall:
+    """A function under way on one worker."""
+
+    def __init__(self, client: Client, future: Future, where: str) -> None:
+        self._client = client
+        self._future = future
+        self._where = where
+
+    def result(self) -> Any:
+        """What the function returned or raised; RankLost where its worker is gone. Only once it is done."""
+        if self._future.cancelled() or self._client.status != "running":
+            raise scheduler_lost(self._where)
+        try:
+            return self._future.result()
+        except MillraceError:
+            raise
+        except (OSError, CancelledError) as error:
+            raise scheduler_lost(self._where) from error
+        except KilledWorker as error:
+            raise RankLost(f"a worker of {self._where} died") from error
+        except Exception as error:
+            raise ClusterError(f"a worker of {self._where} failed: {type(error).__name__}: {error}") from error
+
+
+async def _on_gang_thread(address: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Neither the event loop nor the threads of Dask's tasks wait for a gang; what never ends holds up no exit."""
+    if get_worker().address != address:
+        raise RankLost(f"the worker {address} is gone")
+    outcome: ThreadFuture[Any] = ThreadFuture()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except Exception as error:
+            outcome.set_exception(error)
+        except BaseException as error:
+            outcome.set_exception(ClusterError(f"a gang's function ended its thread: {error!r}"))
+
+    threading.Thread(target=work, name="gang", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+def _counting(workload: Workload, events: RunEvents) -> RunEvents:
+    """The same events, with the chunks that workers write counted in this process's metrics."""
+    count = metrics.work_of(workload.name, workload.unit)
+
+    def written(chunk: Chunk) -> None:
+        count.read(chunk.input_bytes)
+        count.written(chunk.output_bytes, chunk.work)
+        events.on_written(chunk)
+
+    return replace(events, on_written=written)
+
+
+def _version() -> str:
+    return __version__
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - a symbolic link stays one: its target may change with the host

@@ -1,0 +1,86 @@
+"""Where a job runs, as the settings say: the one device of this process, or workers of a Dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask.worker_specs import WorkerSpec, cpu_workers, gpu_workers
+from pipeline.config import Settings
+from pipeline.engine.discovery import all_gpus, usable_gpus
+from pipeline.engine.planned import PlannedDevice
+from pipeline.engine.run import Stream, open_device, stream_on_device, watch
+from pipeline.errors import ParameterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """What planning asks, and what the engine streams through."""
+
+    device: PlannedDevice
+    stream: Stream
+
+
+@contextmanager
+def open_executor(settings: Settings, modules: Sequence[str] = ()) -> Iterator[Executor]:
+    """The place that the settings name, for as long as the context lasts.
+
+    modules : what worker processes that are started here will need, for them to have when they start
+
+    Dask is started where it is asked for: by `scheduler`, by `workers`, or by the device `all` on a machine with
+    several GPUs. ParameterError where settings contradict each other, DeviceUnavailable where there is no such place.
+    """
+    _refuse_contradictions(settings)
+    if settings.scheduler is not None:
+        from pipeline.cluster.dask.worker_processes import workers_of
+
+        with workers_of(settings.scheduler, settings.device, settings.threads) as workers:
+            workers.gathers_metrics = settings.metrics_port is not None
+            yield Executor(device=workers, stream=workers.stream)
+        return
+    if settings.device == "all" or settings.workers is not None:
+        fork_server.begin(modules)  # before GPUs are looked for, and Dask is imported here, too
+    several_gpus = settings.device == "all" and len(all_gpus()) > 1
+    if several_gpus or settings.workers is not None:
+        from pipeline.cluster.dask.worker_processes import local_workers
+
+        with local_workers(worker_specs(settings)) as workers:
+            workers.gathers_metrics = settings.metrics_port is not None
+            yield Executor(device=workers, stream=workers.stream)
+        return
+    name = "auto" if settings.device == "all" else settings.device
+    device = open_device(name, settings.threads, settings.overlap)
+    if settings.metrics_port is not None:
+        watch(device)
+    yield Executor(device=device, stream=stream_on_device)
+
+
+def worker_specs(settings: Settings) -> list[WorkerSpec]:
+    """One worker process for each GPU that the settings name, or as many as they say on the CPU."""
+    if settings.device == "all":
+        gpus = all_gpus()
+    elif settings.device == "auto":
+        gpus = usable_gpus() if settings.workers is None else []
+    else:
+        device = open_device(settings.device, settings.threads)
+        gpus = [] if device.name == "cpu" else [int(device.name.removeprefix("cuda:"))]
+    return gpu_workers(gpus) if gpus else cpu_workers(settings.workers or 1, settings.threads)
+
+
+def _refuse_contradictions(settings: Settings) -> None:
+    clustered = settings.scheduler is not None or settings.workers is not None or settings.device == "all"
+    if settings.scheduler is not None and settings.workers is not None:
+        raise ParameterError("--workers starts processes here, --scheduler uses those of a cluster: give one of them")
+    if settings.scheduler is not None and settings.device not in ("auto", "cpu", "cuda"):
+        raise ParameterError(f"--device {settings.device} is of this machine; with --scheduler: auto, cpu or cuda")
+    if settings.workers is not None and settings.device not in ("auto", "cpu"):
+        raise ParameterError(
+            f"--workers are processes on the CPU, and --device {settings.device} means GPUs: give one of them "
+            "(--device all has a process for each GPU)"
+        )
+    if settings.workers is not None and settings.device == "auto" and usable_gpus():
+        raise ParameterError("--workers are processes on the CPU and this machine has a GPU: add --device cpu")
+    if clustered and settings.overlap != 5:
+        raise ParameterError("--overlap is for one device: leave it out, or leave out --workers, --scheduler and all")

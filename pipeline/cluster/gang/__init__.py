@@ -1,0 +1,1 @@
+"""Gangs: one function on every rank at once."""

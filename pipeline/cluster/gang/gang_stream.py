@@ -1,0 +1,324 @@
+"""Jobs whose ranks share the work of every output: a gang for each run of chunks.
+
+Of a `SharedWorkload` each rank computes the shards that it answers for, over the whole run of chunks; the partial
+results are put together in an order that the shards alone decide; then every rank writes some of the chunks. Of a
+`JointWorkload` the ranks make one chunk after another, with all-reduces on the way, and rank 0 writes it. What is
+written is durable and in the ledger before the next run of chunks begins.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pipeline import metrics
+from pipeline.cluster.gang.gang import GangLimits, GangResult, GangWorkers, run_gang
+from pipeline.cluster.gang.member import Member
+from pipeline.cluster.gang.rank_device import RankDevice
+from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input, refuse_other_run
+from pipeline.engine.device import Device
+from pipeline.engine.ledger import Entry, Ledger
+from pipeline.engine.planned import PlannedJob
+from pipeline.engine.run import RunEvents
+from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.errors import OutOfDeviceMemory
+from pipeline.formats.image.base import Region
+from pipeline.storage.partial import Opening
+from pipeline.workloads import Chunk, Plan, Workload, workload_named
+from pipeline.workloads.gang_protocols import JointWorkload, SharedWorkload
+
+# Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
+COLLECTIVE_SECONDS = 24 * 3600.0
+LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, turn_s=None)
+SHARDS_A_RANK = 2
+# How often a rank is asked how far it has come.
+ASK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Consecutive chunks of the plan whose regions together are one region."""
+
+    chunks: tuple[Chunk, ...]
+    region: Region
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.region.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank tells of a run: the chunks it wrote, notes for the audit, what its stages did."""
+
+    chunks: tuple[int, ...]
+    notes: Mapping[str, Any]
+    share_notes: Mapping[str, Any]
+    stages: StagesTold
+    device: str
+
+
+class Shares:
+    """A job of a `SharedWorkload` or a `JointWorkload` over the workers of a cluster."""
+
+    def __init__(
+        self, workers: GangWorkers, cluster_job: ClusterJob, job: PlannedJob, *, ranks: int, memory_bytes: int
+    ) -> None:
+        """`memory_bytes`: of a host, which all ranks may be on."""
+        self._workers = workers
+        self._cluster_job = cluster_job
+        self._job = job
+        self._ranks = ranks
+        self._memory_bytes = memory_bytes
+
+    @property
+    def are_better(self) -> bool:
+        """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
+        workload = self._job.workload
+        if isinstance(workload, JointWorkload):
+            return workload.joint_parts(self._job.plan.chunks, self._ranks) > 0
+        if not isinstance(workload, SharedWorkload) or workload.shards < max(2, SHARDS_A_RANK * self._ranks):
+            return False
+        largest = max(math.prod(chunk.region.shape) for chunk in self._job.plan.chunks)
+        return largest <= self._most_samples(workload)
+
+    def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
+        """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
+        for totals in record.totals.values():
+            totals.lanes = self._ranks  # all threads of a rank compute the same frame, and one reads
+        with record.timed():
+            self._stream(plan, ledger, events, record)
+
+    def _stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
+        workload = self._job.workload
+        try:
+            if isinstance(workload, JointWorkload):
+                self._stream_jointly(workload, plan, ledger, events, record)
+                return
+            assert isinstance(workload, SharedWorkload)
+            for run in cut_runs(plan.chunks, self._most_samples(workload)):
+                events.check()
+                arguments = (self._cluster_job, workload.facts(), run)
+                found = run_gang(
+                    self._workers, compute_run, workload.shards, *arguments, limits=LIMITS, check=events.check
+                )
+                _take_in(found, workload, ledger, record)
+                for chunk in run.chunks:
+                    events.on_written(chunk)
+        finally:
+            with suppress(Exception):  # workers that are gone hold nothing
+                self._workers.tell(list(self._workers.last_heard()), _close_soon, self._cluster_job.name)
+
+    def _stream_jointly(
+        self, workload: JointWorkload, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord
+    ) -> None:
+        parts = workload.joint_parts(self._job.plan.chunks, self._ranks)
+        with self._followed(workload):
+            for chunk in plan.chunks:
+                events.check()
+                arguments = (self._cluster_job, chunk.index)
+                found = run_gang(self._workers, compute_jointly, parts, *arguments, limits=LIMITS, check=events.check)
+                _take_in(found, workload, ledger, record)
+                events.on_written(chunk)
+
+    @contextmanager
+    def _followed(self, workload: JointWorkload) -> Iterator[None]:
+        """Meanwhile the workload hears how far a rank has come: all of them are at the same iteration."""
+        ended = threading.Event()
+
+        def ask() -> None:
+            while not ended.wait(ASK_SECONDS):
+                with suppress(Exception):  # what is wrong with a worker, the gang says
+                    answered = threading.Event()
+                    there = sorted(self._workers.last_heard())[0]
+                    call = self._workers.start_on(there, progress_of, self._cluster_job.name, on_done=answered.set)
+                    if answered.wait(ASK_SECONDS):
+                        workload.take_progress(call.result())
+
+        asking = threading.Thread(target=ask, name="gang-progress", daemon=True)
+        asking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            asking.join(2 * ASK_SECONDS)
+
+    def _most_samples(self, workload: SharedWorkload) -> int:
+        """Of a run, so that what all ranks hold of it fits the memory."""
+        held = -(-workload.shards // self._ranks)
+        return self._memory_bytes // self._ranks // workload.share_bytes(held)
+
+
+def cut_runs(chunks: Sequence[Chunk], most_samples: int) -> list[Run]:
+    """The chunks in runs that are boxes along x, each as long as the memory allows."""
+    runs: list[Run] = []
+    for chunk in chunks:
+        last = runs[-1] if runs else None
+        joined = _joined(last.region, chunk.region) if last is not None else None
+        if last is not None and joined is not None and math.prod(joined.shape) <= most_samples:
+            runs[-1] = Run(chunks=(*last.chunks, chunk), region=joined)
+        else:
+            runs.append(Run(chunks=(chunk,), region=chunk.region))
+    return runs
+
+
+def _joined(first: Region, second: Region) -> Region | None:
+    """Both as one region, where they follow each other along the first axis."""
+    alike = (first.start[1:], first.stop[1:]) == (second.start[1:], second.stop[1:])
+    return Region(first.start, second.stop) if alike and first.stop[0] == second.start[0] else None
+
+
+def _take_in(found: GangResult, workload: Workload, ledger: Ledger, record: StageRecord) -> None:
+    """What the ranks tell; into the ledger only once all is there."""
+    for report in found.values:
+        record.include(report.stages)
+        workload.add_audit_notes(report.notes)
+        if isinstance(workload, SharedWorkload):
+            workload.add_share_notes(report.share_notes)
+    for report in found.values:
+        if report.chunks:
+            ledger.add(Entry(chunks=report.chunks, notes=report.notes, device=report.device))
+
+
+# What runs on a worker
+
+
+_at_work = metrics.AtWork({})
+
+
+@_at_work
+def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
+    """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
+    device = own_device(job.worker_device)
+    device.enter()
+    workload, rank = _opened(job, facts, device), RankDevice(device, member)
+    assert isinstance(workload, SharedWorkload)
+    try:
+        member.compute(lambda shard: workload.share(run.region, shard, rank))
+        total = member.reduce(workload.reduction, deterministic=True)
+        member.communicator.confirm()  # what is written is noted for the audit, whoever writes it in another try
+        mine = run.chunks[member.rank :: member.size]
+        if mine:
+            _write(workload, mine, run.region, total, rank.record)
+    except MemoryError as error:  # CuPy's too is one
+        raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
+    _count(workload, rank.record, mine)
+    return RankReport(
+        chunks=tuple(chunk.index for chunk in mine),
+        notes=workload.audit_notes(),
+        share_notes=workload.share_notes(),
+        stages=rank.record.told(),
+        device=device.name,
+    )
+
+
+def _write(workload: SharedWorkload, chunks: Sequence[Chunk], region: Region, total: Any, record: StageRecord) -> None:
+    """What of the result falls to this rank, from the device to the disk."""
+    began = time.perf_counter()
+    values = workload.whole(region, total)
+    brought = time.perf_counter()
+    for chunk in chunks:
+        workload.write(chunk, [_part(values, region, chunk.region)])
+    workload.flush()
+    nbytes = sum(chunk.output_bytes for chunk in chunks)
+    record.add("download", chunks[0].index, began, brought, nbytes)
+    record.add("write", chunks[0].index, brought, time.perf_counter(), nbytes)
+
+
+@_at_work
+def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
+    """This rank's part in one chunk that all make together; rank 0 makes it durable."""
+    device = own_device(job.worker_device)
+    device.enter()
+    workload, rank = _opened(job, None, device), RankDevice(device, member)
+    assert isinstance(workload, JointWorkload)
+    record, began = rank.record, time.perf_counter()
+    try:
+        chunk = workload.plan(job.cut.budget_bytes, job.cut.target_bytes).chunks[number]
+        outputs = workload.compute_jointly(chunk, member, rank)
+    except MemoryError as error:  # CuPy's too is one
+        raise OutOfDeviceMemory(f"{device.name}: {error}; split the coils over more workers") from error
+    computed = time.perf_counter()
+    mine = (chunk,) if outputs is not None else ()
+    nbytes = chunk.output_bytes * len(mine)
+    # It reads on this thread.
+    record.add("compute", number, began + record.totals["read"].seconds, computed, nbytes)
+    if outputs is not None:
+        workload.write(chunk, outputs)
+        workload.flush()
+        record.add("write", number, computed, time.perf_counter(), nbytes)
+    _count(workload, record, mine)
+    return RankReport(
+        chunks=tuple(chunk.index for chunk in mine),
+        notes=workload.audit_notes() if mine else {},
+        share_notes={},
+        stages=record.told(),
+        device=device.name,
+    )
+
+
+def _count(workload: Workload, record: StageRecord, chunks: Sequence[Chunk]) -> None:
+    """In the metrics of this process: the bytes that it read, and the chunks that it wrote."""
+    count = metrics.work_of(workload.name, workload.unit)
+    count.read(record.totals["read"].nbytes)
+    for chunk in chunks:
+        count.written(chunk.output_bytes, chunk.work)
+
+
+def progress_of(name: str) -> str:
+    """How far this process has come with a job."""
+    with _opening:
+        found = _open.get(name)
+    return "" if found is None else found.progress_note()
+
+
+def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
+    bounds = zip(part.start, part.stop, region.start, strict=True)
+    return values[tuple(slice(start - first, stop - first) for start, stop, first in bounds)]
+
+
+_open: dict[str, Workload] = {}
+_ended = EndedJobs()
+_opening = threading.Lock()
+
+
+def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
+    """The job as this process has it open; any other is closed first. MillraceError where it has been ended."""
+    with _opening:
+        _ended.refuse(job.name)
+        found = _open.get(job.name)
+        if found is None:
+            for name in list(_open):
+                _open.pop(name).discard()
+            refuse_other_input(job)
+            kind = workload_named(job.spec.workload)
+            found = kind.joining(job.spec, facts) if issubclass(kind, SharedWorkload) else kind(job.spec)
+            try:
+                found.hold_at_most(job.held_bytes)
+                found.start(Opening.JOIN)
+                refuse_other_run(job)
+            except BaseException:
+                found.discard()
+                raise
+            _open[job.name] = found
+        return found
+
+
+def _close(name: str) -> None:
+    with _opening:
+        _ended.add(name)
+        found = _open.pop(name, None)
+    if found is not None:
+        found.discard()
+
+
+def _close_soon(name: str, address: str) -> None:
+    """On a thread of its own: the worker's event loop must not wait. Several workers may be threads of one process."""
+    threading.Thread(target=_close, args=(name,), name="close-job", daemon=True).start()

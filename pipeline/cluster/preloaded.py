@@ -1,7 +1,0 @@
-"""What every worker process needs. Imported once, by the process that workers are forked from."""
-
-import kernels.compiled  # noqa: F401 - Numba, for workers on the CPU
-import pipeline.cluster.worker_processes  # noqa: F401 - imported for those that are forked
-from pipeline.workloads import workloads
-
-workloads()

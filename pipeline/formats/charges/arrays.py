@@ -1,0 +1,118 @@
+"""Point charges from NumPy's files: `.npy` of n × 4 numbers (x, y, z, q), `.npz` of x, y, z, q or of xyz and q.
+
+An `.npz` may hold the periodic cell under `cell`: 3 lengths, 3 lengths and 3 angles, or 3 × 3 vectors as rows. Lengths
+are in angstrom, charges in elementary charges. Nothing pickled is ever loaded.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InputError, MillraceError, counted
+from pipeline.formats.charges.base import Array, Molecule, cell_from, require_finite
+from pipeline.storage.positional import first_bytes, reading
+
+_COLUMNS = ("x", "y", "z", "q")
+_LONGEST_DETAIL = 120
+_LAYOUTS = "x, y, z and q, or xyz and q"
+_UNNAMED = re.compile(r"arr_\d+")  # np.savez(file, array)
+
+
+def read_charge_array(path: Path) -> Molecule:
+    """InputError where the file is damaged, or holds something else than finite numbers in one of these layouts."""
+    if first_bytes(path, 2) != b"PK":  # no archive
+        with _loading(path):
+            # Mapped, so that a header that promises more than the file holds asks for no memory.
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        return _molecule(path, _table(path, mapped), None)
+    with _loading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+        names = list(archive.files)
+        arrays = {name: archive[name] for name in names if name in (*_COLUMNS, "xyz", "cell")}
+    return _molecule(path, _stacked(path, arrays, names), _cell(path, arrays))
+
+
+def _table(path: Path, array: Any) -> Any:
+    if array.ndim != 2 or array.shape[1] != 4:
+        raise InputError(f"{path}: has the shape {array.shape}; n × 4 is needed, a row an atom: x, y, z, charge")
+    return _real(path, "", array)
+
+
+def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Array:
+    """`names`: of all arrays in the file."""
+    if "xyz" in arrays and "q" in arrays:
+        xyz, q = _numbers(path, "xyz", arrays["xyz"]), _numbers(path, "q", arrays["q"])
+        if xyz.ndim != 2 or xyz.shape[1] != 3 or q.shape != xyz.shape[:1]:
+            raise InputError(f"{path}: xyz has the shape {xyz.shape} and q {q.shape}; (n, 3) and (n,) are needed")
+        return np.column_stack([xyz, q])
+    missing = [name for name in _COLUMNS if name not in arrays]
+    if missing:
+        found = ", ".join(names) or "no arrays"
+        if len(found) > _LONGEST_DETAIL:
+            found = counted(len(names), "array")
+        if any(_UNNAMED.fullmatch(name) for name in names):
+            found += ", saved without a name of their own"
+        raise InputError(
+            f"{path}: holds {found}; it needs arrays named {_LAYOUTS} (and may have cell), as "
+            "np.savez(file, xyz=positions, q=charges) makes them"
+        )
+    columns = [_numbers(path, name, arrays[name]) for name in _COLUMNS]
+    if columns[0].ndim != 1 or any(column.shape != columns[0].shape for column in columns):
+        shapes = ", ".join(f"{name} {column.shape}" for name, column in zip(_COLUMNS, columns, strict=True))
+        raise InputError(f"{path}: x, y, z and q must be of one length: {shapes}")
+    return np.column_stack(columns)
+
+
+def _cell(path: Path, arrays: Mapping[str, Any]) -> Array | None:
+    if "cell" not in arrays:
+        return None
+    try:
+        return cell_from(_numbers(path, "cell", arrays["cell"]))
+    except ValueError as exc:
+        raise InputError(f"{path}: cell: {exc}") from exc
+
+
+def _numbers(path: Path, name: str, array: Any) -> Array:
+    with np.errstate(over="ignore"):  # what only a longer type holds becomes infinite, and is refused as such
+        return np.array(_real(path, name, array), np.float64)
+
+
+def _real(path: Path, name: str, array: Any) -> Any:
+    if array.dtype.kind not in "iuf":
+        what = f"{name} holds" if name else "holds"
+        raise InputError(f"{path}: {what} {array.dtype}, not real numbers; convert it with .astype(float)")
+    return array
+
+
+def _molecule(path: Path, table: Any, cell: Array | None) -> Molecule:
+    if len(table) == 0:
+        raise InputError(f"{path}: holds no atoms")
+    with np.errstate(over="ignore"):
+        coordinates, charges = np.array(table[:, :3], np.float64, order="C"), np.array(table[:, 3], np.float64)
+    require_finite(path, "position", coordinates, "row")
+    require_finite(path, "charge", charges, "row")
+    return Molecule(coordinates=coordinates, charges=charges, cell=cell)
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    try:
+        with reading(path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, damaged or old as it may be
+            yield
+    except MemoryError as exc:
+        raise InputError(f"{path}: promises more numbers than there is memory for; save it again") from exc
+    except MillraceError:
+        raise
+    except Exception as exc:  # whatever evaluating a damaged header, or inflating a damaged archive, comes to
+        said = " ".join(str(exc).split())
+        detail = f" ({said})" if 0 < len(said) <= _LONGEST_DETAIL and "pickle" not in said else ""
+        raise InputError(
+            f"{path}: is no .npy or .npz file of plain numbers, or is damaged{detail}; save it again"
+        ) from exc

@@ -1,0 +1,189 @@
+"""PQR: a PDB file whose last two columns hold charge and radius.
+
+Source: https://apbs.readthedocs.io/en/latest/formats/pqr.html. Fields are parted by spaces, yet many programs write
+them in the PDB's fixed columns, where wide numbers touch (-67.825-100.826). Each line is read by its spaces first, and
+by columns where that fails.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from codecs import BOM_UTF8
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import InputError, counted
+from pipeline.formats.charges.base import Array, Molecule, cell_vectors
+from pipeline.storage.positional import PositionalFile
+
+_NAMES = ("x coordinate", "y coordinate", "z coordinate", "charge", "radius")
+# The residue's number, perhaps with a chain letter before it or an insertion code behind it.
+_RESIDUE = re.compile(r"[A-Za-z]?-?\d+[A-Za-z]?")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# x, y and z as %8.3f from column 31; charge and radius behind them.
+_COORDINATE_COLUMNS = ((30, 38), (38, 46), (46, 54))
+_COORDINATE = re.compile(r" *-?\d*\.\d{3}")
+_CHARGE_COLUMN = 54
+# PDB2PQR writes the charge as %8.4f and the radius as %7.4f: "-0.834010.0000" where they touch.
+_TOUCHING = re.compile(r" *(-?\d*\.\d{4})(\d+\.\d{4})(?= |$)")
+# As many programs take them: indented, or in small letters.
+_LOOSE_ATOM = re.compile(r"\s*(ATOM|HETATM)\s", re.IGNORECASE)
+_CELL = re.compile(r"\s*CRYST1", re.IGNORECASE)
+_END, _MODEL = re.compile(r"END|(?i:\s*(END|ENDMDL)\b)"), re.compile(r"MODEL|(?i:\s*MODEL\b)")
+_LONGEST_QUOTE = 40
+
+Five = tuple[float, float, float, float, float]
+
+
+def read_pqr(path: Path) -> Molecule:
+    """Every ATOM and HETATM of the file, and the cell where a CRYST1 line states one.
+
+    Raises InputError, with the number of the line, where a line cannot be read or a value is not finite; and where
+    there are no atoms, or several models, or the file is no text.
+    """
+    file = PositionalFile(path)
+    try:
+        data = file.head(file.size)
+    finally:
+        file.close()
+    values, cell = _Lines(path).read(_text(path, data))
+    if len(values) == 0:
+        raise InputError(f"{path}: has no ATOM or HETATM line; a PQR file has one for each atom")
+    table = np.array(values, np.float64).reshape(-1, 5)
+    return Molecule(
+        coordinates=np.ascontiguousarray(table[:, :3]),
+        cell=cell,
+        charges=np.ascontiguousarray(table[:, 3]),
+        radii=np.ascontiguousarray(table[:, 4]),
+    )
+
+
+def stated_cell(path: Path, data: bytes) -> Array | None:
+    """The cell alone, of the content of a PQR file. InputError where its line cannot be read."""
+    lines = (line if _CELL.match(line) else "" for line in _text(path, data).split("\n"))
+    return _Lines(path).read("\n".join(lines))[1]
+
+
+def _text(path: Path, data: bytes) -> str:
+    """Its lines, each ended by a line feed. Every byte is a character of Latin-1; the fields that matter are ASCII."""
+    if b"\0" in data:
+        raise InputError(f"{path}: holds NUL bytes: is it compressed, in UTF-16 or damaged? Save it as plain text")
+    text = data.removeprefix(BOM_UTF8).decode("latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class _Lines:
+    """Goes through the lines once; what stands beside atoms, cell and ends of models is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._cell: Array | None = None
+        self._ended: tuple[int, str] | None = None
+
+    def read(self, text: str) -> tuple[array[float], Array | None]:
+        """x, y, z, charge and radius of each atom, one after another; the cell."""
+        values = array("d")
+        append, finite = values.extend, math.isfinite
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.startswith(("ATOM", "HETATM")) or _LOOSE_ATOM.match(line):
+                if self._ended is not None:
+                    raise self._second_model(number)
+                five = _by_spaces(line) or _by_spaces(line.rstrip().rpartition(" ")[0])
+                five = five or self._by_columns(number, line)
+                if not finite(sum(five)):
+                    self._refuse_values(number, five)
+                append(five)
+            elif _CELL.match(line):
+                self._note_cell(number, self._cell_of(number, line.lstrip()))
+            elif self._ended is None and (_END.match(line) or (values and _MODEL.match(line))):
+                self._ended = number, _quoted(line.split()[0])
+        return values, self._cell
+
+    def _by_columns(self, number: int, line: str) -> Five:
+        cut = [line[start:stop] for start, stop in _COORDINATE_COLUMNS]
+        if not all(map(_COORDINATE.fullmatch, cut)):
+            raise self._malformed(number, line)
+        rest = line[_CHARGE_COLUMN:]
+        touching = _TOUCHING.match(rest)
+        two = list(touching.groups()) if touching else rest.split()[:2]
+        if len(two) < 2 or not all(map(_NUMBER.fullmatch, two)):
+            missing = "no charge and radius" if not two else "no radius" if len(two) < 2 else "no number for each"
+            raise self._fault(number, f"{missing} behind the coordinates (column 55 on); a PQR line ends with both")
+        x, y, z, q, r = (float(text) for text in (*cut, *two))
+        return x, y, z, q, r
+
+    def _cell_of(self, number: int, line: str) -> Array | None:
+        name, *fields = line.split()[:7]
+        fields = fields if len(name) == len("CRYST1") else []  # "CRYST1100.000": a length touches it
+        columns = ((6, 15), (15, 24), (24, 33), (33, 40), (40, 47), (47, 54))
+        for six in (fields, [line[start:stop].strip() for start, stop in columns]):
+            if len(six) == 6 and all(map(_NUMBER.fullmatch, six)):
+                try:
+                    return cell_vectors(np.array(six[:3], np.float64), np.array(six[3:], np.float64))
+                except ValueError as exc:
+                    raise self._fault(number, f"CRYST1: {exc}; mend the line or remove it") from exc
+        raise self._fault(number, "CRYST1 needs three lengths and three angles; mend the line or remove it")
+
+    def _note_cell(self, number: int, cell: Array | None) -> None:
+        if cell is None:
+            return
+        if self._cell is not None and not np.array_equal(cell, self._cell):
+            raise self._fault(number, "CRYST1 states another cell than one before it; keep one of them")
+        self._cell = cell
+
+    def _second_model(self, number: int) -> InputError:
+        assert self._ended is not None
+        line, word = self._ended
+        return self._fault(
+            number, f"an atom behind the {word} of line {line:,}: a second model or file; keep one, or remove that line"
+        )
+
+    def _malformed(self, number: int, line: str) -> InputError:
+        """What is wrong with a line that neither its spaces nor its columns make sense of."""
+        fields = line.split()
+        if len(fields) < 10:
+            return self._fault(number, f"has {counted(len(fields), 'field')}; {_layout()}")
+        for name, field in zip(_NAMES, fields[-5:], strict=True):
+            if not _NUMBER.fullmatch(field):
+                return self._fault(number, f"'{_quoted(field)}' stands for the {name}; {_layout()}")
+        return self._fault(
+            number,
+            f"'{_quoted(fields[-6])}' stands where the residue's number is due, so a field is missing; {_layout()}",
+        )
+
+    def _refuse_values(self, number: int, five: Five) -> None:
+        for name, value in zip(_NAMES, five, strict=True):
+            if not math.isfinite(value):
+                raise self._fault(number, f"the {name} is {value}; it must be a finite number")
+        raise self._fault(number, "its numbers are beyond all reason; check the line")
+
+    def _fault(self, number: int, what: str) -> InputError:
+        return InputError(f"{self._path}:{number}: {what}")
+
+
+def _by_spaces(line: str) -> Five | None:
+    """The last five fields, where they are numbers and a residue's number stands before them."""
+    try:
+        before, residue, x, y, z, charge, radius = fields = line.rsplit(None, 6)
+        found = float(x), float(y), float(z), float(charge), float(radius)
+    except ValueError:
+        return None
+    # A residue's name or a chain there means that a field is missing. float() takes 1_000 for a thousand.
+    names = before.split()
+    if not (residue.isdigit() or _RESIDUE.fullmatch(residue)) or len(names) < 3:
+        return None
+    if len(names) > 5 and names[-1].isdigit():  # that is the residue's number, and x a whole one: a column follows
+        return None
+    return None if "_" in line and any("_" in field for field in fields[2:]) else found
+
+
+def _layout() -> str:
+    return "an atom's line is: ATOM serial name residue [chain] number x y z charge radius"
+
+
+def _quoted(field: str) -> str:
+    text = field.encode("ascii", "backslashreplace").decode("ascii")
+    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "…"

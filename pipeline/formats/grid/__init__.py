@@ -1,0 +1,59 @@
+"""Maps out to files: the registry of formats, chosen by the output's suffix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import OutputError
+from pipeline.formats.grid.base import GridFormat, GridHeader
+from pipeline.formats.grid.cube import Cube
+from pipeline.formats.grid.mrc import Mrc
+from pipeline.formats.grid.opendx import OpenDx
+from pipeline.formats.grid.zarr import ZarrMap
+from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.npy import Npy
+from pipeline.storage.partial import Opening
+
+
+class NpyMap(GridFormat):
+    """The bare array [x, y, z]: an .npy file has no room for origin, steps and units, which the receipt keeps."""
+
+    name = "NPY"
+    suffixes = (".npy",)
+
+    def refusal(self, header: GridHeader, path: Path) -> str | None:
+        return None
+
+    def file_bytes(self, header: GridHeader) -> int:
+        return header.nbytes
+
+    def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return Npy().create(path, header.image, opening)
+
+
+GRID_FORMATS: tuple[GridFormat, ...] = (OpenDx(), Mrc(), Cube(), ZarrMap(), NpyMap())
+
+
+def map_format_for_output(path: Path) -> GridFormat:
+    """The format that a name's suffix stands for. OutputError where there is none."""
+    name = path.name.lower()
+    for form in GRID_FORMATS:
+        if name.endswith(form.suffixes):
+            return form
+    named = f"the suffix {path.suffix} is of no map format" if path.suffix else "the name has no suffix"
+    known = ", ".join(suffix for form in GRID_FORMATS for suffix in form.suffixes)
+    raise OutputError(f"{path}: {named}; end it with {known}")
+
+
+def create_map(path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+    """Start writing a map beside `path`, or go on with one: see `Opening`.
+
+    The writer takes regions [x, y, z] of float32 in any order, from several threads at once.
+    OutputError where the format cannot hold the map or the folder not take it; StorageError, saying how many bytes are
+    needed and how many are free, where the disk has no room.
+    """
+    form = map_format_for_output(path)
+    refusal = form.refusal(header, path)
+    if refusal is not None:
+        raise OutputError(refusal)
+    return form.create(path, header, opening)

@@ -1,0 +1,69 @@
+"""Gaussian cube (.cube, .cub): lengths in bohr; x slowest, z fastest, six values a line, a new line for each row of z.
+
+Source: https://gaussian.com/cubegen. The values keep the map's units, which the second line states; they are no
+atomic units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.formats.grid.base import GridFormat, GridHeader
+from pipeline.formats.grid.fixed_decimals import NumberStyle
+from pipeline.formats.grid.text import TextGridWriter, TextLayout
+from pipeline.formats.image.base import ImageWriter
+from pipeline.storage.partial import Opening
+
+BOHR_ANGSTROM = 0.529177210903  # CODATA 2018
+# The count has five columns; a file of more atoms is for other formats, and the map needs none of them.
+MOST_ATOMS = 99_999
+
+_STYLE = NumberStyle(decimals=6, letter="E", per_line=6)
+_LONGEST_TITLE = 78
+
+
+class Cube(GridFormat):
+    """Any three steps that span a volume. Up to 99,999 atoms are written with their charges, as of unknown element.
+
+    Where there are more, or none, one such atom without charge stands at the origin: VMD takes a cube without atoms for
+    a set of orbitals.
+    """
+
+    name = "cube"
+    suffixes = (".cube", ".cub")
+    shows_atoms = True
+
+    def refusal(self, header: GridHeader, path: Path) -> str | None:
+        return None
+
+    def file_bytes(self, header: GridHeader) -> int:
+        return _layout(header).nbytes
+
+    def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return TextGridWriter(path, header.image, opening, _layout(header))
+
+
+def _layout(header: GridHeader) -> TextLayout:
+    return TextLayout(head=_head(header), tail=b"", style=_STYLE, row_length=header.shape[2], values=header.points)
+
+
+def _head(header: GridHeader) -> bytes:
+    atoms = header.atoms
+    if atoms is None or not 0 < len(atoms) <= MOST_ATOMS:
+        atoms = np.array([[*header.origin, 0.0]])
+    lines = [
+        header.line(_LONGEST_TITLE),
+        f"Values in {header.units.encode('ascii', 'replace').decode('ascii')}; lengths in bohr",
+        f"{len(atoms):5d} {_bohr(header.origin)}",
+        *(f"{count:5d} {_bohr(step)}" for count, step in zip(header.shape, header.vectors, strict=True)),
+        *(f"{0:5d} {charge:12.6f} {_bohr(place)}" for *place, charge in atoms),
+    ]
+    return "".join(f"{line}\n" for line in lines).encode("ascii")
+
+
+def _bohr(lengths: Sequence[float]) -> str:
+    """To 10 decimals, not Gaussian's 6: over a thousand steps those would shift the far end by 3·10^-4 Å."""
+    return " ".join(f"{length / BOHR_ANGSTROM:16.10f}" for length in lengths)

@@ -1,0 +1,158 @@
+"""Maps as text, every number of one width: each value's place is known, so regions are written in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs.deflate import gzipped_bands
+from pipeline.errors import OutputError
+from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
+from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
+from pipeline.formats.image.spooled_writer import GatheredWriter
+from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told
+
+# Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
+_BLOCK_VALUES = 32 << 10
+_BAND_VALUES = 256 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextLayout:
+    """A file of `head`, the values in C order, and `tail`; `row_length` values after which a line ends in any case."""
+
+    head: bytes
+    tail: bytes
+    style: NumberStyle
+    row_length: int
+    values: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.place(self.values) + len(self.tail)
+
+    def place(self, index: int) -> int:
+        """The byte at which a value's text begins."""
+        return len(self.head) + index * self.style.width
+
+    def encode(self, path: Path, header: ImageHeader, values: NDArray[np.float32], first: int) -> memoryview:
+        """The text of `values`, the first of which is the map's value `first`; overwritten by this thread's next.
+
+        OutputError where one of them is not finite.
+        """
+        text = _scratch(len(values) * self.style.width)
+        infinite = encode(values, text, self.style, first=first, row_length=self.row_length)
+        if infinite is not None:
+            raise _has_no_text(path, np.unravel_index(first + infinite, header.shape), values[infinite])
+        return text.data
+
+
+class TextGridWriter(ImageWriter):
+    """Regions are turned into text by the calling thread and go straight to their place."""
+
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
+        self.path = path
+        self.header = header
+        self._layout = layout
+        self._file = PartialFile(behind_link(path), layout.nbytes, opening)
+        if opening is Opening.NEW:
+            try:
+                self._file.write_at(0, layout.head)
+                self._file.write_at(layout.place(layout.values), layout.tail)
+            except BaseException:
+                self._file.discard()
+                raise
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        if samples.size:
+            self._file.write_runs(self._pieces(region, samples.reshape(-1)))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def publish(self, sealed: Sealed = not_told) -> None:
+        self._file.publish(sealed)
+
+    def keep(self) -> None:
+        self._file.keep()
+
+    def discard(self) -> None:
+        self._file.discard()
+
+    def _pieces(self, region: Region, values: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
+        """Place and text of each piece, one at a time."""
+        done = 0
+        for first, length in _runs(self.header.shape, region):
+            for start in range(0, length, _BLOCK_VALUES):
+                stop = min(start + _BLOCK_VALUES, length)
+                text = self._layout.encode(self.path, self.header, values[done + start : done + stop], first + start)
+                yield self._layout.place(first + start), text
+            done += length
+
+
+class GzipTextWriter(GatheredWriter):
+    """Values are turned into text and compressed, first to last."""
+
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
+        super().__init__(path, header, opening)
+        self._layout = layout
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        finite = np.isfinite(samples)
+        if not finite.all():
+            within = np.unravel_index(np.argmin(finite), samples.shape)
+            raise _has_no_text(self.path, np.add(region.start, within), samples[within])
+        super().write(region, samples)
+
+    def _encoded(self) -> Iterator[bytes]:
+        starts = range(0, self._layout.values, _BAND_VALUES)
+        return gzipped_bands(self._text, [(first, min(first + _BAND_VALUES, self._layout.values)) for first in starts])
+
+    def _text(self, first: int, stop: int) -> bytes:
+        values = np.empty(stop - first, self.header.dtype)
+        self._scratch.read_at(first * values.itemsize, values.view(np.uint8).data)
+        text = bytes(self._layout.encode(self.path, self.header, values, first))
+        before = self._layout.head if first == 0 else b""
+        return before + text + (self._layout.tail if stop == self._layout.values else b"")
+
+
+def _has_no_text(path: Path, point: Iterable[Any], value: Any) -> OutputError:
+    place = ", ".join(str(int(index)) for index in point)
+    return OutputError(
+        f"{path}: the value at grid point ({place}) is {value}; text maps hold finite numbers alone: "
+        "choose .npy, .zarr or .mrc"
+    )
+
+
+def _runs(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, int]]:
+    """The values of the region that lie together in the map: the first one's number, and how many; in order."""
+    (x0, y0, z0), (x1, y1, z1) = region.start, region.stop
+    _, ny, nz = shape
+    if (y0, y1, z0, z1) == (0, ny, 0, nz):
+        yield x0 * ny * nz, (x1 - x0) * ny * nz
+        return
+    for x in range(x0, x1):
+        if (z0, z1) == (0, nz):
+            yield (x * ny + y0) * nz, (y1 - y0) * nz
+        else:
+            for y in range(y0, y1):
+                yield (x * ny + y) * nz + z0, z1 - z0
+
+
+_of_thread = threading.local()
+
+
+def _scratch(nbytes: int) -> NDArray[np.uint8]:
+    """This thread's room for text, `nbytes` of it."""
+    room: NDArray[np.uint8] | None = getattr(_of_thread, "room", None)
+    if room is None or len(room) < nbytes:
+        room = _of_thread.room = np.empty(nbytes, np.uint8)
+    return room[:nbytes]

@@ -1,0 +1,88 @@
+"""Images in and out of files: the registry of formats.
+
+Opening goes by a file's own first bytes, creating by the suffix. The libraries behind the formats (tifffile, zarr,
+imagecodecs) are imported on first use only: a PGM job starts without them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import InputError, OutputError
+from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
+from pipeline.formats.image.npy import Npy
+from pipeline.formats.image.png import Png
+from pipeline.formats.image.pnm import Pnm
+from pipeline.formats.image.tiff import Tiff
+from pipeline.formats.image.zarr import Zarr
+from pipeline.storage.partial import Opening
+from pipeline.storage.positional import first_bytes, reading
+
+__all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region"]
+__all__ += ["create_image", "format_for_output", "open_image"]
+
+FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
+
+_FIRST_BYTES = 64
+_BEYOND_ANY_FILE_BYTES = 1 << 62
+
+
+def open_image(path: Path) -> ImageReader:
+    """Read an image's header; close the reader after use. InputError where there is no image that Millrace reads."""
+    form = _format_of(path)
+    if form is None:
+        raise InputError(f"{path}: is of no image format known here; Millrace reads {_supported()}")
+    reader = form.open(path)
+    if reader.header.nbytes >= _BEYOND_ANY_FILE_BYTES:  # what is not stored may be of any size: a TIFF's strips, chunks
+        shape = " × ".join(map(str, reader.header.shape))
+        reader.close()
+        raise InputError(f"{path}: declares an image of {shape}, which is beyond any file; export it again")
+    return reader
+
+
+def format_for_output(path: Path) -> ImageFormat:
+    """The format that a name's suffix stands for. OutputError where there is none."""
+    form = _by_suffix(path)
+    if form is None:
+        named = f"the suffix {path.suffix} is of no image format" if path.suffix else "the name has no suffix"
+        raise OutputError(f"{path}: {named}; end it with {', '.join(_suffixes())}")
+    return form
+
+
+def create_image(path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+    """Start writing an image beside `path`, or go on with one: see `Opening`.
+
+    OutputError where the format cannot hold it or the folder not take it.
+    """
+    form = format_for_output(path)
+    refusal = form.refusal(header, path)
+    if refusal is not None:
+        raise OutputError(refusal)
+    return form.create(path, header, opening)
+
+
+def _format_of(path: Path) -> ImageFormat | None:
+    with reading(path):
+        path.stat()
+        is_folder = path.is_dir()
+    beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES)
+    for form in FORMATS:
+        if form.recognises(path, beginning):
+            return form
+    if is_folder:
+        raise InputError(f"{path}: is a folder and no Zarr array; name an image file in it")
+    # By its suffix the format can say what is wrong with the file's start.
+    return _by_suffix(path)
+
+
+def _by_suffix(path: Path) -> ImageFormat | None:
+    suffix = path.suffix.lower()
+    return next((form for form in FORMATS if suffix in form.suffixes), None)
+
+
+def _suffixes() -> list[str]:
+    return [suffix for form in FORMATS for suffix in form.suffixes]
+
+
+def _supported() -> str:
+    return ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS)

@@ -1,0 +1,236 @@
+"""PNG: 8 and 16 bits a sample, one to four channels. Decoded by libpng (imagecodecs), encoded in bands of rows.
+
+Source: https://www.w3.org/TR/png-3/. A PNG is one compressed stream: reading decodes the whole image once, and writing
+gathers the samples in a file beside the output, which `publish` encodes on all cores in bounded memory.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs import silence_loggers
+from pipeline.codecs.deflate import deflated_bands
+from pipeline.errors import InputError, counted
+from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
+from pipeline.formats.image.spooled_writer import GatheredWriter
+from pipeline.formats.image.whole_image_reader import DecodedReader
+from pipeline.storage.partial import Opening
+from pipeline.storage.positional import PositionalFile, memory_of
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_IHDR = struct.Struct(">IIBBBBB")
+_LONGEST_SIDE = 1_000_000  # what libpng decodes as commonly built; the format itself allows 2**31 - 1
+_LONGEST_CARRIED = 4 << 20
+# What says how samples are to be shown is carried over to a new PNG: colour space, gamma, luminance, resolution, and
+# Exif's orientation.
+_CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHYs", b"eXIf")
+_ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # besides any number of IDAT, what can make up samples
+_COLOUR_AT = 25  # the byte of the file that names the colour type
+_GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
+_CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 3, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
+_DEPTHS = {_GRAY: (1, 2, 4, 8, 16), _RGB: (8, 16), _PALETTE: (1, 2, 4, 8), _GRAY_ALPHA: (8, 16), _RGB_ALPHA: (8, 16)}
+_COLOUR_OF = {1: _GRAY, 2: _GRAY_ALPHA, 3: _RGB, 4: _RGB_ALPHA}
+# No deflate stream grows more than this much: a header that promises more lies.
+_LARGEST_EXPANSION = 1032
+_BAND_BYTES = 1 << 20
+_FILTER_UP = 2
+
+
+class Png(ImageFormat):
+    """Palettes come out as RGB, transparency as an alpha channel, 1, 2 and 4 bits stretched to 8."""
+
+    name = "PNG"
+    suffixes = (".png",)
+
+    def recognises(self, path: Path, first_bytes: bytes) -> bool:
+        return first_bytes.startswith(_SIGNATURE)
+
+    def open(self, path: Path) -> ImageReader:
+        file = PositionalFile(path)
+        try:
+            header = _read_header(file)
+        except BaseException:
+            file.close()
+            raise
+        return DecodedReader(file, header, lambda: _decode(file, header))
+
+    def refusal(self, header: ImageHeader, path: Path) -> str | None:
+        others = "; choose .tif, .npy or .zarr"
+        if header.misread_elsewhere is not None:
+            return f"{path}: PNG would show {header.misread_elsewhere}; choose .tif"
+        if header.axes not in ("YX", "YXC") or (header.axes == "YXC" and header.shape[2] > 4):
+            kind = f"axes {header.axes}" if "Z" in header.axes else f"{header.shape[-1]} channels"
+            return f"{path}: PNG holds one image of rows and columns with up to 4 channels, not {kind}{others}"
+        if header.dtype not in (np.dtype(np.uint8), np.dtype(np.uint16)):
+            return f"{path}: PNG holds uint8 and uint16 samples, not {header.dtype}{others}"
+        if max(header.shape) > _LONGEST_SIDE:
+            return f"{path}: PNG readers take up to {_LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
+        return None
+
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        return PngWriter(path, header, opening)
+
+
+class PngWriter(GatheredWriter):
+    """Encoded in bands of rows, from the first to the last."""
+
+    def _encoded(self) -> Iterator[bytes]:
+        height, width, channels = (*self.header.shape, 1)[:3]
+        depth = 8 * self.header.dtype.itemsize
+        yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
+        carried = dict(self.header.metadata.get("png_chunks", ()))
+        yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
+        rows = max(1, _BAND_BYTES // (self.header.nbytes // height))
+        bands = [(first, min(first + rows, height)) for first in range(0, height, rows)]
+        for compressed in deflated_bands(self._filtered_rows, bands):
+            yield _chunk(b"IDAT", compressed)
+        yield _chunk(b"IEND", b"")
+
+    def _filtered_rows(self, first: int, stop: int) -> memoryview:
+        """Rows `first` to `stop` as PNG stores them: the filter's number, then the difference to the row above."""
+        above = max(first - 1, 0)
+        shape = (stop - above, *self.header.shape[1:])
+        region = Region((above, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
+        rows = np.empty(shape, self.header.dtype)
+        self._samples.read(self._scratch, region, rows)
+        stored = rows.astype(rows.dtype.newbyteorder(">"), copy=False).reshape(len(rows), -1).view(np.uint8)
+        filtered = np.empty((stop - first, 1 + stored.shape[1]), np.uint8)
+        filtered[:, 0] = _FILTER_UP
+        if first == 0:
+            filtered[0, 1:] = stored[0]
+            np.subtract(stored[1:], stored[:-1], out=filtered[1:, 1:])
+        else:
+            np.subtract(stored[1:], stored[:-1], out=filtered[:, 1:])
+        return memory_of(filtered)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    kind: bytes
+    offset: int  # of its data; four bytes of length and four of kind stand before
+    length: int
+
+
+def _chunk(kind: bytes, data: bytes | bytearray) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
+
+
+def _chunks(file: PositionalFile) -> Iterator[_Chunk]:
+    """The chunks from the first to IEND, without their data; InputError where the file ends earlier."""
+    offset, size = len(_SIGNATURE), file.size
+    while True:
+        head = file.head(8, offset)
+        length = int.from_bytes(head[:4], "big")
+        if len(head) < 8 or offset + 12 + length > size:
+            raise InputError(
+                f"{file.path}: truncated: a chunk at byte {offset:,} is cut short; copy or export it again"
+            )
+        chunk = _Chunk(head[4:], offset + 8, length)
+        yield chunk
+        if chunk.kind == b"IEND":
+            return
+        offset += 12 + length
+
+
+def _data_of(file: PositionalFile, chunk: _Chunk) -> bytearray:
+    """The chunk's data, its sum checked."""
+    stored = bytearray(chunk.length + 4)
+    file.read_at(chunk.offset, memoryview(stored))
+    data = stored[:-4]
+    if zlib.crc32(data, zlib.crc32(chunk.kind)) != int.from_bytes(stored[-4:], "big"):
+        raise InputError(
+            f"{file.path}: corrupt: the chunk at byte {chunk.offset - 8:,} fails its check; export it again"
+        )
+    return data
+
+
+def _read_header(file: PositionalFile) -> ImageHeader:
+    """From IHDR and what stands before the samples; nothing is decoded."""
+    if file.head(len(_SIGNATURE)) != _SIGNATURE:
+        raise InputError(f"{file.path}: is no PNG file, or is cut short; copy or export it again")
+    chunks = _chunks(file)
+    first = next(chunks)
+    if first.kind != b"IHDR" or first.length != _IHDR.size:
+        raise InputError(f"{file.path}: corrupt: a PNG starts with its IHDR chunk; copy or export it again")
+    width, height, depth, colour, *methods = _IHDR.unpack(_data_of(file, first))
+    if not (0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE):
+        raise InputError(
+            f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {_LONGEST_SIDE:,} a side can be read; "
+            "export it as .tif"
+        )
+    if depth not in _DEPTHS.get(colour, ()):
+        raise InputError(
+            f"{file.path}: its header names colour type {colour} of {counted(depth, 'bit')}, which PNG lacks; "
+            "export it again"
+        )
+    if methods[:2] != [0, 0] or methods[2] > 1:
+        raise InputError(
+            f"{file.path}: its header names methods (compression {methods[0]}, filter {methods[1]}, interlace "
+            f"{methods[2]}) that PNG lacks; export it again"
+        )
+    row_bytes = (width * depth * (1 if colour == _PALETTE else _CHANNELS[colour]) + 7) // 8
+    if row_bytes * height > _LARGEST_EXPANSION * file.size:
+        raise InputError(
+            f"{file.path}: truncated: its header promises {row_bytes * height:,} bytes of samples, "
+            f"which {file.size:,} bytes cannot hold; copy or export it again"
+        )
+    transparent, carried = False, []
+    for chunk in chunks:
+        if chunk.kind in (b"IDAT", b"IEND"):
+            break
+        transparent = transparent or (chunk.kind == b"tRNS" and b"tRNS" in _wanted(colour))
+        if chunk.kind in _CARRIED and chunk.length <= _LONGEST_CARRIED:
+            carried.append((chunk.kind, bytes(_data_of(file, chunk))))
+    channels = _CHANNELS[colour] + transparent
+    return ImageHeader(
+        shape=(height, width) if channels == 1 else (height, width, channels),
+        axes="YX" if channels == 1 else "YXC",
+        dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
+        metadata={"png_chunks": tuple(carried)} if carried else {},
+    )
+
+
+def _wanted(colour: int) -> frozenset[bytes]:
+    """The chunks besides IDAT that can make up samples of this colour type: of each counts the first, before IDAT."""
+    idle = (() if colour == _PALETTE else (b"PLTE",)) + (() if colour in (_GRAY, _RGB, _PALETTE) else (b"tRNS",))
+    return _ONCE.difference(idle)
+
+
+def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
+    """The whole image. Every chunk is checked first; only those that make up samples reach the decoder."""
+    import imagecodecs
+
+    silence_loggers()
+    stream, wanted, samples = bytearray(_SIGNATURE), _wanted(file.head(1, _COLOUR_AT)[0]), False
+    for chunk in _chunks(file):
+        data = _data_of(file, chunk)
+        if chunk.kind == b"IDAT":
+            samples, wanted = True, frozenset({b"IEND"})
+        elif chunk.kind not in wanted:
+            # A capital letter: the image cannot be understood without it.
+            if not chunk.kind[0] & 0x20 and chunk.kind not in _ONCE:
+                raise InputError(f"{file.path}: holds a chunk {chunk.kind!r} that PNG lacks; export it again")
+            continue
+        stream += _chunk(chunk.kind, data)
+        wanted = wanted - {chunk.kind}
+    if not samples:
+        raise InputError(f"{file.path}: corrupt: holds no samples (no IDAT chunk); copy or export it again")
+    try:
+        image: NDArray[Any] = imagecodecs.png_decode(stream)
+    except (imagecodecs.PngError, ValueError, RuntimeError) as exc:
+        words = str(exc) or type(exc).__name__
+        raise InputError(f"{file.path}: corrupt: its samples cannot be decoded ({words}); export it again") from exc
+    if image.shape != header.shape or image.dtype != header.dtype:
+        raise InputError(
+            f"{file.path}: decoded to {image.dtype} {image.shape}, not {header.dtype} {header.shape} as its header "
+            "says; export it again"
+        )
+    return image

@@ -1,0 +1,137 @@
+"""A small 8-bit PNG of a result, to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.formats import image as images
+from pipeline.formats.image.base import INKS, STRAIGHT_ALPHA, WHITE_IS_ZERO, ImageHeader, ImageReader, Region
+
+LONGEST_SIDE = 1024
+# What is worked on at a time, 8 MiB of float64, and what of decoded blocks stays in memory besides.
+TILE_SAMPLES = 1 << 20
+BLOCKS_BYTES = 32 << 20
+
+Span = tuple[int, int]  # start, stop
+
+
+def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) -> None:
+    """Average the image (of a volume the middle plane) down to at most `longest_side` pixels and write it as PNG.
+
+    8-bit samples keep their values; all others are stretched so that the darkest pixel is black and the brightest
+    white, alpha (a second or fourth channel) excepted. More than four channels: the first is shown.
+    """
+    with images.open_image(image) as reader:
+        reader.hold_at_most(BLOCKS_BYTES)
+        small = _as_light(_averaged(reader, longest_side), reader.header)
+        pixels = _as_bytes(small, reader.header)
+    write_pixels(preview, pixels)
+
+
+def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
+    """Rows × columns (× channels) as a PNG."""
+    axes = "YXC" if pixels.ndim == 3 else "YX"
+    header = ImageHeader(shape=pixels.shape, axes=axes, dtype=np.dtype(np.uint8))
+    writer = images.create_image(preview, header)
+    try:
+        writer.write(Region.whole(pixels.shape), np.ascontiguousarray(pixels))
+        writer.publish()
+    finally:
+        writer.discard()
+
+
+def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
+    """Rows × columns (× channels): the mean of each `step` × `step` block, NaN left out."""
+    header = reader.header
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    step = math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
+    # Of more channels than a PNG has, the first alone is looked at.
+    channels = sizes.get("C", 1) if sizes.get("C", 1) <= 4 else 1
+    sums = np.zeros((-(-sizes["Y"] // step), -(-sizes["X"] // step), channels))
+    counts = np.zeros_like(sums)
+    for rows, columns in _tiles(reader, sizes["Y"], sizes["X"], channels):
+        samples = _tile(reader, rows, columns, channels)
+        present = ~np.isnan(samples)
+        blocks = tuple(slice(start // step, -(-stop // step)) for start, stop in (rows, columns))
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums[blocks] += _block_sums(np.where(present, samples, 0.0), rows, columns, step)
+            counts[blocks] += _block_sums(present, rows, columns, step)
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = sums / counts
+    return means if "C" in header.axes else means[..., 0]
+
+
+def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Iterator[tuple[Span, Span]]:
+    """The plane in pieces of `TILE_SAMPLES` or fewer: bands of whole blocks of the file, from left to right."""
+    at_once = TILE_SAMPLES // channels
+    block_rows = 1 if reader.block_shape is None else reader.block_shape[reader.header.axes.index("Y")]
+    width = min(columns, max(1, at_once // block_rows))
+    height = max(1, at_once // width // block_rows * block_rows)
+    for top in range(0, rows, height):
+        for left in range(0, columns, width):
+            yield (top, min(top + height, rows)), (left, min(left + width, columns))
+
+
+def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int) -> NDArray[np.float64]:
+    """Rows × columns × channels of the image, or of a volume's middle plane."""
+    depth = reader.header.shape[0] if "Z" in reader.header.axes else 1
+    spans = {"Z": (depth // 2, depth // 2 + 1), "Y": rows, "X": columns, "C": (0, channels)}
+    region = Region(*zip(*(spans[letter] for letter in reader.header.axes), strict=True))
+    samples = np.empty(region.shape, reader.header.dtype)
+    reader.read(region, samples)
+    return samples.astype(np.float64).reshape(rows[1] - rows[0], columns[1] - columns[0], channels)
+
+
+def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDArray[np.float64]:
+    """The sum of what the tile has of each block; blocks begin at the image's multiples of `step`."""
+    sums = tile
+    for axis, (start, stop) in enumerate((rows, columns)):
+        edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
+        sums = np.add.reduceat(sums, edges, axis, dtype=np.float64)
+    return sums
+
+
+def _as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.float64]:
+    """In gray or RGB, where 0 is black, with straight alpha or none, whatever a TIFF says that its samples are."""
+    photometric, extra = header.metadata.get("photometric"), header.metadata.get("extra_samples", ())
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    opaque = _opaque(header)
+    if photometric == INKS and channels == 4:
+        light = 1 - pixels / opaque
+        pixels = opaque * light[..., :3] * light[..., 3:]
+    elif extra and channels in (2, 4) and extra[-1] != STRAIGHT_ALPHA:
+        pixels = pixels[..., :-1]
+    if photometric == WHITE_IS_ZERO:
+        gray = pixels if pixels.ndim == 2 else pixels[..., 0]
+        np.subtract(opaque, gray, out=gray)
+    return pixels
+
+
+def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.uint8]:
+    if header.dtype == np.uint8 and header.maxval in (None, 255):
+        return np.rint(pixels).astype(np.uint8)
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    colours = pixels if channels in (1, 3) else pixels[..., :-1]
+    shown = colours[np.isfinite(colours)]
+    low, high = (shown.min(), shown.max()) if shown.size else (0.0, 1.0)
+    stretched = _stretched(pixels, low, high)
+    if channels in (2, 4):
+        stretched[..., -1] = _stretched(pixels[..., -1], 0, _opaque(header))
+    return stretched
+
+
+def _opaque(header: ImageHeader) -> float:
+    return header.maxval or (1.0 if header.dtype.kind == "f" else float(np.iinfo(header.dtype).max))
+
+
+def _stretched(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
+    largest = max(abs(low), abs(high)) or 1.0  # in its units no difference overflows, nor is one lost below the normal
+    low, high = low / largest, high / largest
+    shown = np.nan_to_num(values / largest, nan=low, posinf=high, neginf=low)
+    return np.rint(np.clip((shown - low) * (255 / ((high - low) or 1)), 0, 255)).astype(np.uint8)

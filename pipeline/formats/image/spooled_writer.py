@@ -1,0 +1,63 @@
+"""Files that can only be encoded from first to last: samples gather beside the output until all are there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
+from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told, samples_path
+
+
+class GatheredWriter(ImageWriter):
+    """Takes regions in any order; `publish` writes what `_encoded` makes of the whole."""
+
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
+        self.path = path
+        self.header = header
+        # Encoded anew by whoever publishes, however far an interrupted run had come.
+        final = behind_link(path)
+        self._file = None if opening is Opening.JOIN else PartialFile(final)
+        try:
+            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, serves=final)
+        except BaseException:
+            if self._file is not None:
+                self._file.discard()
+            raise
+        self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
+
+    @abstractmethod
+    def _encoded(self) -> Iterator[bytes]:
+        """The finished file, piece by piece."""
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        self._samples.write(self._scratch, region, samples)
+
+    def flush(self) -> None:
+        self._scratch.flush()
+
+    def publish(self, sealed: Sealed = not_told) -> None:
+        if self._file is None:
+            raise ValueError(f"{self.path}: is another process's to publish")
+        position = 0
+        for piece in self._encoded():
+            self._file.write_at(position, piece)
+            position += len(piece)
+        self._file.publish(sealed)
+        self._scratch.discard()
+
+    def keep(self) -> None:
+        self._scratch.keep()
+        if self._file is not None:
+            self._file.discard()
+
+    def discard(self) -> None:
+        self._scratch.discard()
+        if self._file is not None:
+            self._file.discard()

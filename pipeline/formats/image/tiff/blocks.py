@@ -1,0 +1,126 @@
+"""Strips and tiles of a TIFF that must be decoded: compressed, or with the bits of a byte in reverse order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs import silence_loggers
+from pipeline.codecs.block_cache import BlockCache
+from pipeline.errors import InputError
+from pipeline.formats.image.tiff.page import COMPRESSIONS, LERC, Page
+from pipeline.storage.positional import PositionalFile
+
+
+class DecodedBlocks:
+    """Decodes in the calling thread, and keeps the latest within a bound of bytes."""
+
+    def __init__(self, file: PositionalFile, pages: Iterable[Page]) -> None:
+        """InputError where tifffile cannot make sense of a compressed page."""
+        self._file = file
+        encoded = {_coding(page): page for page in pages if not page.raw}
+        self._decoders = _decoders(file.path, encoded)
+        blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
+        self._cache = BlockCache(
+            row_bytes=max((across * nbytes for across, nbytes in blocks), default=0),
+            block_bytes=max((nbytes for _, nbytes in blocks), default=0),
+        )
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Bound the decoded bytes kept between calls; returns the bound in force."""
+        return self._cache.hold_at_most(budget_bytes)
+
+    def take(self, page: Page, place: tuple[int, int, int], *, wait: bool) -> NDArray[Any] | None:
+        """The samples (rows, columns, samples; not to be written to) of the block at `place` (plane, down, across).
+
+        None where another thread is decoding it and `wait` is False. InputError where it does not decode.
+        """
+        return self._cache.take((page.index, *place), lambda: self._decode(page, *place), wait=wait)
+
+    def _decode(self, page: Page, plane: int, down: int, across: int) -> NDArray[Any]:
+        grid = page.offsets.shape
+        segment = (plane * grid[1] + down) * grid[2] + across
+        start, nbytes = int(page.offsets[plane, down, across]), int(page.byte_counts[plane, down, across])
+        where = f"{self._file.path}: page {page.index}, {'tile' if page.tiled else 'strip'} {segment}"
+        data = self._file.head(nbytes, start)
+        if len(data) < nbytes:
+            raise InputError(f"{where} is cut off; the file shrank while it was read, run again")
+        tables = {} if page.jpeg_tables is None else {"jpegtables": page.jpeg_tables}
+        try:
+            decoded, corner, _ = self._decoders[_coding(page)](data, segment, **tables)
+            valid = _valid(page, data)
+        except Exception as exc:
+            # The codecs raise errors of their own, without a common ancestor; a damaged size may end as MemoryError.
+            how = COMPRESSIONS[page.compression]
+            raise InputError(
+                f"{where} does not decode ({how}: {_words(exc)}); damaged: copy or export it again"
+            ) from exc
+        block: NDArray[Any] = decoded[0]
+        rows = min(page.block[0], page.shape[0] - down * page.block[0])
+        columns = min(page.block[1], page.shape[1] - across * page.block[1])
+        if (
+            tuple(corner[2:4]) != (down * page.block[0], across * page.block[1])
+            or block.dtype != page.dtype
+            or block.shape[0] < rows
+            or block.shape[1] < columns
+            or block.shape[2] != page.block_samples
+        ):
+            raise InputError(f"{where} decodes to {block.shape} {block.dtype}; damaged: copy or export it again")
+        # What the edge pads, and more rows than the image has, would only fill the memory.
+        block = np.ascontiguousarray(block[:rows, :columns])
+        if _hides_missing(page, block):
+            raise InputError(
+                f"{where} holds {np.finfo(block.dtype).min:.8g}, which LERC puts where only some samples of a pixel "
+                "are NaN: store the samples in planes of their own, or compress the file otherwise"
+            )
+        return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
+
+
+def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:
+    """Where a block of floats has samples (rows, columns, 1 or samples); None: everywhere. LERC keeps NaN as a mask
+    beside zeros, and tifffile leaves the mask out."""
+    if page.compression != LERC or page.dtype.kind != "f":
+        return None
+    import imagecodecs
+
+    mask = imagecodecs.lerc_decode(data, masks=True)[1]
+    return None if mask is None else np.asarray(mask, bool).reshape(*mask.shape[:2], -1)
+
+
+def _hides_missing(page: Page, block: NDArray[Any]) -> bool:
+    """LERC's mask is of whole pixels: NaN in some samples of one becomes the type's least number, and nothing tells."""
+    if page.compression != LERC or page.dtype.kind != "f" or page.block_samples == 1:
+        return False
+    return bool((block == np.finfo(block.dtype).min).any())
+
+
+def _coding(page: Page) -> tuple[object, ...]:
+    """Pages that agree in this share a decoder."""
+    storage = (page.separate, page.tiled, page.block, page.compression, page.predictor, page.fill_order)
+    return (page.shape, page.stored_dtype, page.photometric, *storage)
+
+
+def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple[object, ...], Callable[..., Any]]:
+    """tifffile's decoding function for each kind of page: a closure over the page's tags, safe in several threads."""
+    if not encoded:
+        return {}
+    import tifffile
+
+    silence_loggers()
+    try:
+        with tifffile.TiffFile(path, _multifile=False) as tiff:
+            return {coding: tiff.pages[page.index].decode for coding, page in encoded.items()}
+    except MemoryError:
+        raise
+    except Exception as exc:
+        # tifffile documents TiffFileError, but damaged tags raise whatever Python meets first.
+        raise InputError(f"{path}: its compressed pages cannot be read ({_words(exc)}); export the file again") from exc
+
+
+def _words(exc: Exception) -> str:
+    """A foreign error's text on one short line."""
+    return " ".join(f"{type(exc).__name__} {exc}".split())[:160]

@@ -1,0 +1,200 @@
+"""Regions of a TIFF: raw samples straight from the file into the caller's memory, others by strip or tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region, require_fit
+from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.formats.image.tiff.blocks import DecodedBlocks
+from pipeline.formats.image.tiff.ifd import Directory, Tag, read_directories
+from pipeline.formats.image.tiff.page import Page
+from pipeline.formats.image.tiff.stack import Stack, arrange
+from pipeline.storage.positional import PositionalFile
+
+Span = tuple[int, int]  # start, stop
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is wanted of a page."""
+
+    rows: Span
+    columns: Span
+    channels: Span
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in (self.rows, self.columns, self.channels))
+
+    @property
+    def region(self) -> Region:
+        return Region(*zip(self.rows, self.columns, self.channels, strict=True))
+
+    @property
+    def of_one_channel(self) -> _Piece:
+        return _Piece(self.rows, self.columns, (0, 1))
+
+
+class TiffReader(ImageReader):
+    """A TIFF or BigTIFF: one image, or pages of one shape and dtype as Z."""
+
+    def __init__(self, path: Path) -> None:
+        """InputError where a tag lies, a page differs, or the samples are of a kind that we do not take."""
+        self.path = path
+        self._file = PositionalFile(path)
+        try:
+            self._stack = arrange(read_directories(self._file))
+            self._blocks = DecodedBlocks(self._file, [page for planes in self._stack.pages for page in planes])
+            first = self._stack.pages[0][0]
+            metadata = _metadata(self._stack.first, first)
+        except BaseException:
+            self._file.close()
+            raise
+        self.header = ImageHeader(shape=self._stack.shape, axes=self._stack.axes, dtype=first.dtype, metadata=metadata)
+        self.block_shape = _block_shape(self._stack)
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        require_fit(self.header, region, out)
+        if out.size == 0:
+            return
+        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
+        planes = spans.get("Z", (0, 1))
+        whole = _Piece(spans["Y"], spans["X"], spans.get("C", (0, 1)))
+        targets = out.reshape(planes[1] - planes[0], *whole.shape)
+        for target, pages in zip(targets, self._stack.pages[slice(*planes)], strict=True):
+            if len(pages) == 1:
+                self._read_page(pages[0], whole, target)
+                continue
+            for place, page in enumerate(pages[slice(*whole.channels)]):
+                self._read_page(page, whole.of_one_channel, target[..., place : place + 1])
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._blocks.hold_at_most(budget_bytes)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read_page(self, page: Page, piece: _Piece, target: NDArray[Any]) -> None:
+        """Fill `target` (rows, columns, channels; any strides) from one page."""
+        if not page.separate:
+            self._read_plane(page, 0, piece, target)
+            return
+        for place, plane in enumerate(range(*piece.channels)):
+            self._read_plane(page, plane, piece.of_one_channel, target[..., place : place + 1])
+
+    def _read_plane(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
+        """The same from one of a page's planes: all of its samples, or a single one where they are kept apart."""
+        if page.raw and not page.tiled:
+            self._read_strips(page, plane, piece, target)
+            return
+        busy = []
+        for place in _blocks_under(page, piece):
+            if not self._copy_block(page, (plane, *place), piece, target, wait=False):
+                busy.append(place)
+        for place in busy:
+            self._copy_block(page, (plane, *place), piece, target, wait=True)
+
+    def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
+        """Straight into `target`, unless its samples stand apart: channels that the file keeps in several places."""
+        into = target if target.flags.c_contiguous else np.empty(piece.shape, page.dtype)
+        for start, stop, offset in _runs(page, plane, piece.rows):
+            rows = into[start - piece.rows[0] : stop - piece.rows[0]]
+            if offset is None:
+                rows[...] = 0
+            else:
+                self._read_run(page, offset, _Piece((0, stop - start), piece.columns, piece.channels), rows)
+        if into is not target:
+            target[...] = into
+
+    def _read_run(self, page: Page, offset: int, piece: _Piece, target: NDArray[Any]) -> None:
+        """Fill contiguous `target` from rows of strips or of a tile that lie one after another from `offset`."""
+        shape = (piece.rows[1], page.block[1], page.block_samples)
+        samples = ContiguousSamples(shape=shape, dtype=page.stored_dtype, offset=offset)
+        samples.read(self._file, piece.region, target)
+
+    def _copy_block(
+        self, page: Page, block: tuple[int, int, int], piece: _Piece, target: NDArray[Any], *, wait: bool
+    ) -> bool:
+        """Copy what the strip or tile `block` (plane, down, across) has of the piece.
+
+        False where another thread is decoding it and `wait` is False.
+        """
+        rows, columns = piece.rows, piece.columns
+        top, left = block[1] * page.block[0], block[2] * page.block[1]
+        first, last = max(rows[0], top), min(rows[1], top + page.block[0])
+        begin, end = max(columns[0], left), min(columns[1], left + page.block[1])
+        into = target[first - rows[0] : last - rows[0], begin - columns[0] : end - columns[0]]
+        offset = int(page.offsets[block])
+        if not offset:
+            into[...] = 0
+        elif page.raw:
+            within = _Piece((first - top, last - top), (begin - left, end - left), piece.channels)
+            stored = np.empty(within.shape, page.dtype)
+            self._read_run(page, offset, within, stored)
+            into[...] = stored
+        else:
+            decoded = self._blocks.take(page, block, wait=wait)
+            if decoded is None:
+                return False
+            into[...] = decoded[first - top : last - top, begin - left : end - left, slice(*piece.channels)]
+        return True
+
+
+def _blocks_under(page: Page, piece: _Piece) -> Iterator[tuple[int, int]]:
+    for down in range(piece.rows[0] // page.block[0], -(-piece.rows[1] // page.block[0])):
+        for across in range(piece.columns[0] // page.block[1], -(-piece.columns[1] // page.block[1])):
+            yield down, across
+
+
+def _runs(page: Page, plane: int, rows: Span) -> Iterator[tuple[int, int, int | None]]:
+    """Rows that lie one after another in the file: first, last + 1, and where; None where they are not stored."""
+    height = page.block[0]
+    first, last = rows[0] // height, (rows[1] - 1) // height
+    offsets = page.offsets[plane, first : last + 1, 0]
+    breaks = np.flatnonzero(np.diff(offsets) != height * page.block_row_bytes) + 1
+    for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True):
+        start, stop = max(rows[0], (first + begin) * height), min(rows[1], (first + end) * height)
+        offset = int(offsets[begin])
+        # No stored strip begins at byte 0: that is the file's own header.
+        yield start, stop, offset + (start - (first + begin) * height) * page.block_row_bytes if offset else None
+
+
+def _block_shape(stack: Stack) -> tuple[int, ...] | None:
+    """The strips or tiles in the image's axes; None where every region costs the same."""
+    first = stack.pages[0][0]
+    if first.raw and not first.tiled:
+        return None
+    sizes = {
+        "Z": 1,
+        "Y": first.block[0],
+        "X": first.block[1],
+        "C": 1 if len(stack.pages[0]) > 1 else first.block_samples,
+    }
+    return tuple(min(sizes[axis], size) for axis, size in zip(stack.axes, stack.shape, strict=True))
+
+
+def _metadata(directory: Directory, page: Page) -> dict[str, Any]:
+    """What a new TIFF can carry over, as its tags hold it; values that TIFF 6.0 does not know are left behind."""
+    found: dict[str, Any] = {"photometric": page.photometric}
+    extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
+    if extra and max(extra) <= 2:
+        found["extra_samples"] = extra
+    orientation = directory.number(Tag.ORIENTATION, 1)
+    if 2 <= orientation <= 8:
+        found["orientation"] = orientation
+    resolution = (directory.rational(Tag.X_RESOLUTION), directory.rational(Tag.Y_RESOLUTION))
+    unit = directory.number(Tag.RESOLUTION_UNIT, 2)
+    if None not in resolution and 1 <= unit <= 3:
+        found["resolution"] = resolution
+        found["resolution_unit"] = unit
+    profile = directory.blob(Tag.ICC_PROFILE)
+    if profile:
+        found["icc_profile"] = profile
+    return found

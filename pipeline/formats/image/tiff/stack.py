@@ -1,0 +1,249 @@
+"""Which of a TIFF's pages make up the image, and along which axes: plain stacks, ImageJ, OME-TIFF and tifffile's own.
+
+The pages are the truth; a description only says what they are (planes, channels, time points). Where the two
+contradict each other the file is refused: a truncated stack must not pass for a single image.
+
+Sources: ImageJ's TiffDecoder; OME-TIFF specification (TiffData); tifffile's "shaped" JSON description.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from pipeline.errors import InputError, counted
+from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
+from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The image: its shape and axes (of Z, Y, X, C), and the page that holds plane z, channel c: `pages[z][c]`.
+
+    Where channels are the samples of one page, `pages[z]` has that page alone.
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    pages: tuple[tuple[Page, ...], ...]
+    first: Directory
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """What a description says of the pages: axis letters and sizes, slowest first; whose word; page of each plane."""
+
+    axes: str
+    sizes: tuple[int, ...]
+    by: str
+    page_of_plane: tuple[int, ...] | None = None
+
+
+def arrange(directories: Sequence[Directory]) -> Stack:
+    """Read every page and order them. InputError where pages differ, or hold more axes than Z and C."""
+    # Smaller copies and masks are left out; SubIFDs, where newer files keep them, are not in the chain at all.
+    kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
+    pages = [read_page(directory) for directory in kept]
+    first, path = pages[0], kept[0].file.path
+    for page in pages[1:]:
+        if (page.shape, page.dtype) != (first.shape, first.dtype):
+            raise InputError(
+                f"{path}: page {page.index} is {_brief(page)}, but page {first.index} is {_brief(first)}; "
+                "split the file into images of one kind"
+            )
+    declared = _described(kept[0], first, len(pages)) or _Declared("Z", (len(pages),), "")
+    if declared.page_of_plane is not None:
+        by_index = {page.index: page for page in pages}
+        pages = [_numbered(by_index, index, path) for index in declared.page_of_plane]
+    count = math.prod(declared.sizes)
+    if len(pages) == 1 < count:
+        pages = _beyond_the_first(kept[0], first, declared, count)
+    if len(pages) != count:
+        raise InputError(
+            f"{path}: its {declared.by} description declares {counted(count, 'plane')}, but the file has "
+            f"{counted(len(pages), 'page')}; copy it again, or remove the description (tag 270)"
+            f"{_perhaps_turned(len(pages), first, count)}"
+        )
+    return _ordered(kept[0], pages, declared)
+
+
+def _brief(page: Page) -> str:
+    rows, columns, samples = page.shape
+    return f"{columns} × {rows} × {samples} {page.dtype.name}"
+
+
+def _numbered(by_index: dict[int, Page], index: int, path: Path) -> Page:
+    if index not in by_index:
+        raise InputError(f"{path}: its OME-XML description names page {index}, which is not there; copy the file again")
+    return by_index[index]
+
+
+def _beyond_the_first(directory: Directory, page: Page, declared: _Declared, count: int) -> list[Page]:
+    """ImageJ (past 4 GiB) and tifffile write one directory alone, the further planes right behind the first."""
+    end = int(page.offsets[0, 0, 0]) + count * page.plane_bytes
+    if count > MAX_PAGES or not page.one_run or end > directory.file_bytes:
+        raise InputError(
+            f"{directory.file.path}: its {declared.by} description declares {count:,} planes, but the file holds one; "
+            "it is truncated (copy it again) or a page of a larger stack (remove the description, tag 270)"
+            f"{_perhaps_turned(1, page, count)}"
+        )
+    return [page.moved(plane) for plane in range(count)]
+
+
+def _perhaps_turned(page_count: int, page: Page, planes: int) -> str:
+    """What else may be behind missing planes: tifffile's ImageJ files of one column have a row for each of them."""
+    if page_count * page.shape[0] != planes:
+        return ""
+    return "; if these are images of one column, tifffile has turned them: save them as .npy or .zarr"
+
+
+def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> Stack:
+    """Pages in the order of their axes → planes by Z and C."""
+    path, first = directory.file.path, pages[0]
+    long = [(letter, size) for letter, size in zip(declared.axes, declared.sizes, strict=True) if size > 1]
+    letters = "".join(letter for letter, _ in long)
+    if sorted(letters) not in ([], ["Z"], ["C"], ["C", "Z"]):
+        sizes = " × ".join(f"{letter}={size}" for letter, size in long)
+        raise InputError(f"{path}: pages along {sizes}; only Z and C are taken: extract one time point or series first")
+    if "C" in letters and first.shape[2] > 1:
+        raise InputError(
+            f"{path}: pages are channels, and each has {first.shape[2]} samples a pixel; store one kind of channel"
+        )
+    table = np.arange(len(pages)).reshape([size for _, size in long] or [1])
+    if letters == "CZ":
+        table = table.T
+    planes = table.reshape(-1, 1) if "C" not in letters else table.reshape(-1, dict(long)["C"])
+    depth, channels = len(planes), planes.shape[1] if "C" in letters else first.shape[2]
+    sized = (
+        [("Z", depth)] * (depth > 1)
+        + [("Y", first.shape[0]), ("X", first.shape[1])]
+        + [("C", channels)] * (channels > 1)
+    )
+    return Stack(
+        shape=tuple(size for _, size in sized),
+        axes="".join(letter for letter, _ in sized),
+        pages=tuple(tuple(pages[index] for index in row) for row in planes.tolist()),
+        first=directory,
+    )
+
+
+def _described(directory: Directory, page: Page, page_count: int) -> _Declared | None:
+    """What the first page's ImageDescription declares, in one of the three dialects; None where it is free text."""
+    description = directory.text(Tag.IMAGE_DESCRIPTION)
+    if description.startswith("ImageJ="):
+        return _imagej(description, page, page_count)
+    if description.endswith("OME>"):
+        return _ome(directory, description, page, page_count)
+    if description.startswith("{") and '"shape":' in description:
+        return _shaped(directory.file.path, description, page, page_count)
+    return None
+
+
+def _imagej(description: str, page: Page, page_count: int) -> _Declared | None:
+    fields = dict(line.split("=", 1) for line in description.splitlines() if "=" in line)
+
+    def size(key: str) -> int:
+        text = fields.get(key, "1").strip()
+        return int(text) if text.isdecimal() and len(text) < 10 else 1
+
+    sizes = {"T": size("frames"), "Z": size("slices"), "C": size("channels")}
+    if sizes["C"] == page.shape[2] > 1:  # written by Bio-Formats: the page's own samples
+        sizes["C"] = 1
+    if math.prod(sizes.values()) == 1:  # a plain stack, or none; `images` alone is often stale
+        return _Declared("Z", (size("images"),), "ImageJ") if page_count == 1 else None
+    # 'czt': channels change from one page to the next, time points last.
+    order = fields.get("order", "czt").strip().upper()
+    axes = order[::-1] if sorted(order) == ["C", "T", "Z"] else "TZC"
+    return _Declared(axes, tuple(sizes[letter] for letter in axes), "ImageJ")
+
+
+def _shaped(path: Path, description: str, page: Page, page_count: int) -> _Declared | None:
+    try:
+        fields = json.loads(description)
+        shape = [int(size) for size in fields["shape"]]
+        axes = str(fields.get("axes", ""))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None  # free text after all
+    planes, rest = divmod(math.prod(shape), math.prod(page.shape))
+    if rest == 0 and len(axes) == len(shape) and axes.endswith("X") and shape[-1] == 1 < page.shape[1]:
+        # tifffile drops a last axis of length one: such pages have rows where the image has columns.
+        raise InputError(
+            f"{path}: its tifffile description declares axes {axes} = {' × '.join(map(str, shape))}, but each page is "
+            f"{_brief(page)}: tifffile turns images of one column; save it as .npy or .zarr"
+        )
+    if rest or planes <= 1 or min(shape) < 1:
+        return None  # each page was written by itself
+    lead = next((n for n in range(1, len(shape)) if math.prod(shape[:n]) == planes), None)
+    if lead is None:
+        return None
+    letters = axes[:lead] if len(axes) == len(shape) else "?" * lead
+    if "Z" not in letters:
+        # An axis without a known name is a stack; a second one stays unknown, and is refused.
+        unnamed = next((n for n in range(lead) if letters[n] in "?QI" and shape[n] > 1), None)
+        if unnamed is not None:
+            letters = letters[:unnamed] + "Z" + letters[unnamed + 1 :]
+    if page_count > planes and page_count % planes == 0 and sum(size > 1 for size in shape[:lead]) == 1:
+        return None  # several series of one kind, one after another: one stack
+    return _Declared(letters, tuple(shape[:lead]), "tifffile")
+
+
+def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declared:
+    path = directory.file.path
+    try:
+        root = ElementTree.fromstring(xml)
+        images = root.findall("{*}Image")
+        if len(images) != 1:
+            raise InputError(f"{path}: OME-TIFF with {len(images)} images; extract the one you want first")
+        pixels = images[0].find("{*}Pixels")
+        if pixels is None:
+            raise ValueError("no Pixels element")
+        sizes = {letter: int(pixels.get(f"Size{letter}", "1")) for letter in "TZC"}
+        axes = pixels.get("DimensionOrder", "XYCZT")[:1:-1]
+        if sorted(axes) != ["C", "T", "Z"] or min(sizes.values()) < 1:
+            raise ValueError("DimensionOrder or sizes make no sense")
+        if sizes["C"] % page.shape[2] == 0:  # OME counts the samples of a page as channels
+            sizes["C"] //= page.shape[2]
+        count = math.prod(sizes.values())
+        if count > page_count:
+            raise InputError(
+                f"{path}: OME-XML declares {counted(count, 'plane')}, but the file has {counted(page_count, 'page')}; "
+                "it is truncated or one of several files: join them first"
+            )
+        shape = tuple(sizes[letter] for letter in axes)
+        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path))
+    except (ElementTree.ParseError, ValueError, RecursionError) as exc:
+        raise InputError(
+            f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "
+            "or remove the description (tag 270)"
+        ) from exc
+
+
+def _ome_pages(
+    root: ElementTree.Element, pixels: ElementTree.Element, axes: str, shape: tuple[int, ...], path: Path
+) -> tuple[int, ...]:
+    """The page of every plane, planes in the order of `axes`, slowest first."""
+    count = math.prod(shape)
+    places = pixels.findall("{*}TiffData") or [ElementTree.Element("TiffData")]
+    pages = [-1] * count
+    for place in places:
+        uuid = place.find("{*}UUID")
+        if uuid is not None and (uuid.text or "").strip() != root.get("UUID"):
+            name = uuid.get("FileName")
+            if name is not None and name != path.name:
+                raise InputError(f"{path}: OME-XML keeps planes in another file, {name}; join the files first")
+        start = 0
+        for letter, size in zip(axes, shape, strict=True):
+            start = start * size + min(int(place.get(f"First{letter}", "0")), size)
+        planes = int(place.get("PlaneCount", "1" if "IFD" in place.attrib else str(count)))
+        page = int(place.get("IFD", "0"))
+        for plane in range(max(start, 0), min(start + planes, count)):
+            pages[plane] = page + plane - start
+    if -1 in pages:
+        raise InputError(f"{path}: OME-XML leaves plane {pages.index(-1)} without a page; export the file again")
+    return tuple(pages)

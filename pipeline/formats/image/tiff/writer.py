@@ -1,0 +1,198 @@
+"""A TIFF in the making: uncompressed strips, every directory before the samples.
+
+All places are fixed when the file is created, so regions are stored in any order, by any thread, each once. The few
+bytes of directories are written here rather than by tifffile, which keeps the directories of later pages behind the
+samples of earlier ones and learns its strips only as it writes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.formats.image.positional_writer import PositionalWriter
+from pipeline.formats.image.tiff.ifd import Tag
+from pipeline.formats.image.tiff.page import RGB
+from pipeline.storage.partial import Opening
+
+BIG_SUFFIXES = (".btf", ".tf8")
+_CLASSIC_LIMIT_BYTES = (1 << 32) - 1
+# Other readers load whole strips: short enough for their caches, long enough that the tables of places stay small.
+_STRIP_BYTES = 128 << 10
+_ALIGNMENT_BYTES = 4096
+_SOFTWARE = b"Millrace\0"
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
+_COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples that the meaning itself needs
+_UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
+_SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
+_SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
+_FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
+
+
+class TiffWriter(PositionalWriter):
+    """Strips of a TIFF or, past 4 GiB or under a name ending in .btf or .tf8, a BigTIFF."""
+
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
+        layout = _Layout.of(header, path)
+        samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
+        super().__init__(path, header, opening, samples=samples, head=layout.head())
+
+
+@dataclass(frozen=True)
+class _Field:
+    """One tag of a directory; `value` as it stands in the file."""
+
+    tag: Tag
+    kind: int
+    count: int
+    value: bytes
+
+
+class _Layout:
+    """Where everything stands: start and shared values, one directory and table of strips a plane, the samples."""
+
+    def __init__(self, header: ImageHeader, *, big: bool) -> None:
+        sizes = dict(zip(header.axes, header.shape, strict=True))
+        self.big = big
+        self.depth, self.channels = sizes.get("Z", 1), sizes.get("C", 1)
+        self.rows, self.columns = sizes["Y"], sizes["X"]
+        self._row_bytes = self.columns * self.channels * header.dtype.itemsize
+        self._strip_rows = min(self.rows, max(1, _STRIP_BYTES // self._row_bytes))
+        self._strips = -(-self.rows // self._strip_rows)
+        self._inline_bytes = 8 if big else 4
+        self._shared = bytearray()
+        self._shared_at = 16 if big else 8
+        # The same for every plane, so stored once: longer values are shared by all directories.
+        self._fields = [self._field(field) for field in self._described(header)]
+        self._shared += bytes(-len(self._shared) % 8)
+        self._directories_at = self._shared_at + len(self._shared)
+        entries = (8 + 20 * (len(self._fields) + 1) + 8) if big else (2 + 12 * (len(self._fields) + 1) + 4)
+        self._table_at = entries + -entries % 8
+        table = self._strips * self._inline_bytes if self._strips > 1 else 0
+        self._stride = self._table_at + table + -table % 8
+        end = self._directories_at + self.depth * self._stride
+        self._samples_at = end + -end % _ALIGNMENT_BYTES
+        self._end = self._samples_at + self.depth * self.rows * self._row_bytes
+
+    @classmethod
+    def of(cls, header: ImageHeader, path: Path) -> _Layout:
+        classic = cls(header, big=False)
+        if classic._end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
+            return cls(header, big=True)
+        return classic
+
+    def offset(self, plane: int) -> int:
+        """The byte at which a plane's samples begin; planes follow one another."""
+        return self._samples_at + plane * self.rows * self._row_bytes
+
+    def head(self) -> Iterator[bytes]:
+        """Everything before the samples."""
+        yield self._start()
+        for plane in range(self.depth):
+            yield self._directory(plane)
+
+    def _start(self) -> bytes:
+        """The file's first bytes, up to the first directory."""
+        if self.big:
+            return struct.pack("<2sHHHQ", b"II", 43, 8, 0, self._directories_at) + self._shared
+        return struct.pack("<2sHI", b"II", 42, self._directories_at) + self._shared
+
+    def _directory(self, plane: int) -> bytes:
+        """One plane's directory, then its table of strips."""
+        here = self._directories_at + plane * self._stride
+        following = here + self._stride if plane + 1 < self.depth else 0
+        firsts = np.arange(self._strips, dtype=np.uint64) * np.uint64(self._strip_rows * self._row_bytes)
+        table = (firsts + np.uint64(self.offset(plane))).astype("<u8" if self.big else "<u4").tobytes()
+        inline = table if self._strips == 1 else self._pointer(here + self._table_at)
+        strips = _Field(Tag.STRIP_OFFSETS, _LONG8 if self.big else _LONG, self._strips, inline)
+        fields = sorted([*self._fields, strips], key=lambda field: field.tag)
+        form = "<HHQ8s" if self.big else "<HHI4s"
+        packed = [struct.pack(form, field.tag, field.kind, field.count, field.value) for field in fields]
+        head, tail = ("<Q", "<Q") if self.big else ("<H", "<I")
+        entries = struct.pack(head, len(fields)) + b"".join(packed) + struct.pack(tail, following)
+        whole = entries.ljust(self._table_at, b"\0") + (table if self._strips > 1 else b"")
+        return whole.ljust(self._stride, b"\0")
+
+    def _pointer(self, offset: int) -> bytes:
+        return struct.pack("<Q" if self.big else "<I", offset)
+
+    def _field(self, field: _Field) -> _Field:
+        """The field with its value in place, or moved to the shared values."""
+        if len(field.value) <= self._inline_bytes:
+            return field
+        self._shared += bytes(-len(self._shared) % 8)
+        offset = self._shared_at + len(self._shared)
+        self._shared += field.value
+        return _Field(field.tag, field.kind, field.count, self._pointer(offset))
+
+    def _described(self, header: ImageHeader) -> list[_Field]:
+        """Every tag but the strips' places."""
+        photometric, extra = _colour(header.metadata, self.channels, header.dtype)
+        last_rows = self.rows - (self._strips - 1) * self._strip_rows
+        counts = np.full(self._strips, self._strip_rows * self._row_bytes, np.int64)
+        counts[-1] = last_rows * self._row_bytes
+        # A single row may be past 4 GiB.
+        count_kind = _LONG if counts.max() < 1 << 32 else _LONG8
+        described = [
+            _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
+            _numbers(Tag.IMAGE_LENGTH, _LONG, self.rows),
+            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[8 * header.dtype.itemsize] * self.channels),
+            _numbers(Tag.COMPRESSION, _SHORT, 1),
+            _numbers(Tag.PHOTOMETRIC_INTERPRETATION, _SHORT, photometric),
+            _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.channels),
+            _numbers(Tag.ROWS_PER_STRIP, _LONG, self._strip_rows),
+            _Field(
+                Tag.STRIP_BYTE_COUNTS,
+                count_kind,
+                self._strips,
+                counts.astype("<u4" if count_kind == _LONG else "<u8").tobytes(),
+            ),
+            _numbers(Tag.PLANAR_CONFIGURATION, _SHORT, 1),
+            _Field(Tag.SOFTWARE, _ASCII, len(_SOFTWARE), _SOFTWARE),
+            _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self.channels),
+        ]
+        if extra:
+            described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
+        return described + _carried(header.metadata)
+
+
+def _numbers(tag: Tag, kind: int, *values: int) -> _Field:
+    return _Field(tag, kind, len(values), struct.pack(f"<{len(values)}{_FORMATS[kind]}", *values))
+
+
+def _colour(metadata: Mapping[str, Any], channels: int, dtype: np.dtype[Any]) -> tuple[int, tuple[int, ...]]:
+    """PhotometricInterpretation and ExtraSamples: the input's where they fit, else what viewers expect of the channels.
+
+    Grey + alpha and RGB + alpha are taken for granted in 8 and 16 bits alone; elsewhere further channels are just that.
+    """
+    carried, extra = metadata.get("photometric"), tuple(metadata.get("extra_samples", ()))
+    if carried in _COLOURS and _COLOURS[carried] + len(extra) == channels:
+        return int(carried), extra
+    colours = 3 if channels in (3, 4) else 1
+    alpha = channels - colours == 1 and dtype.kind == "u"
+    if channels == 4 and not alpha:
+        colours = 1
+    further = (_STRAIGHT_ALPHA,) if alpha else (_UNSPECIFIED,) * (channels - colours)
+    return RGB if colours == 3 else _BLACK_IS_ZERO, further
+
+
+def _carried(metadata: Mapping[str, Any]) -> list[_Field]:
+    """Orientation, resolution and colour profile of the input."""
+    fields = []
+    if "orientation" in metadata:
+        fields.append(_numbers(Tag.ORIENTATION, _SHORT, metadata["orientation"]))
+    if "resolution" in metadata:
+        for tag, fraction in zip((Tag.X_RESOLUTION, Tag.Y_RESOLUTION), metadata["resolution"], strict=True):
+            fields.append(_Field(tag, _RATIONAL, 1, struct.pack("<II", *fraction)))
+        fields.append(_numbers(Tag.RESOLUTION_UNIT, _SHORT, metadata.get("resolution_unit", 2)))
+    if "icc_profile" in metadata:
+        profile = metadata["icc_profile"]
+        fields.append(_Field(Tag.ICC_PROFILE, _UNDEFINED, len(profile), profile))
+    return fields

@@ -1,0 +1,49 @@
+"""How smoothed images are stored as OME-Zarr 0.5: channels before the spatial axes, in chunks of 2 MiB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
+from pipeline.storage.partial import Opening
+
+_STORED_ORDER = "CZYX"
+# Low chunks: the bands of rows in which wide images are worked on shall hold whole ones. 2 MiB each; of a narrow image
+# as many rows as make a file worth its while.
+_CHUNK_ROWS = 256
+_CHUNK_BYTES = 2 << 20
+_SMALLEST_BYTES = 64 << 10
+_TYPES = {"C": "channel", "Z": "space", "Y": "space", "X": "space"}
+
+
+def image_writer(path: Path, header: ImageHeader, opening: Opening) -> ZarrWriter:
+    """Sizes, places and units as the input had them."""
+    stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
+    attributes = {"ome": _metadata(path, header, stored)}
+    return ZarrWriter(path, header, opening, stored=stored, chunk=chunk_shape(header), attributes=attributes)
+
+
+def chunk_shape(header: ImageHeader) -> tuple[int, ...]:
+    """The chunks of such an image, in the image's axes."""
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
+    rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))
+    chunk = {"C": 1, "Z": 1, "Y": min(rows, sizes["Y"]), "X": columns}
+    return tuple(chunk[letter] for letter in header.axes)
+
+
+def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
+    scale, first, unit = (header.metadata.get(name, {}) for name in ("scale", "translation", "unit"))
+    axes = [
+        {"name": letter.lower(), "type": _TYPES[letter]} | ({"unit": unit[letter]} if letter in unit else {})
+        for letter in stored
+    ]
+    steps = [{"type": "scale", "scale": [float(scale.get(letter, 1.0)) for letter in stored]}]
+    if first:
+        steps.append({"type": "translation", "translation": [float(first.get(letter, 0.0)) for letter in stored]})
+    described = ome_metadata(path, axes, steps)
+    if "omero" in header.metadata:
+        described["omero"] = header.metadata["omero"]
+    return described

@@ -1,0 +1,110 @@
+"""The XML header of ISMRMRD: what of it decides an image's grid.
+
+Source: "ismrmrd.xsd", https://ismrmrd.readthedocs.io.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
+
+from pipeline.errors import InputError
+from pipeline.formats.kspace.base import LONGEST_FOV_MM, SHORTEST_FOV_MM, TrajectoryUnits
+
+Matrix = tuple[int, int, int]
+Lengths = tuple[float, float, float]
+_LARGEST = 1 << 16
+# The schema has no element for the trajectory's units; who writes them, writes a user parameter.
+_UNITS = ("traj_units", "trajectory_units", "units")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """One encoding space: pixels and millimetres, encoded and as the image is to be. `centre_2`: the step of the second
+    phase encoding that is the centre of k-space."""
+
+    encoded_matrix: Matrix
+    encoded_fov_mm: Lengths
+    recon_matrix: Matrix
+    recon_fov_mm: Lengths
+    centre_2: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class XmlHeader:
+    """What the header says. `trajectory`: of the first encoding, such as radial; `units`: of its values, where told."""
+
+    encodings: tuple[Encoding, ...]
+    trajectory: str
+    units: TrajectoryUnits | None = None
+
+    def encoding(self, number: int) -> Encoding | None:
+        return self.encodings[number] if number < len(self.encodings) else None
+
+
+def read_xml(path: Path, text: bytes) -> XmlHeader:
+    """InputError where it is no XML, or a matrix or field of view is missing or makes no sense."""
+    try:
+        root = ElementTree.fromstring(text.strip(b"\0 \r\n\t"))
+    except (ElementTree.ParseError, LookupError, ValueError) as exc:  # the last two of an encoding that it knows not
+        raise InputError(f"{path}: its XML header is damaged: {exc}") from exc
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]  # the name space tells nothing here
+    encodings = root.findall("encoding")
+    found = tuple(_encoding(path, each, number) for number, each in enumerate(encodings))
+    trajectory = (root.findtext("encoding/trajectory") or "nothing").strip()
+    return XmlHeader(encodings=found, trajectory=trajectory, units=_units(path, root))
+
+
+def _units(path: Path, root: ElementTree.Element) -> TrajectoryUnits | None:
+    """InputError where they are none that there are."""
+    for place in ("encoding/trajectoryDescription", "userParameters"):
+        for parameter in root.findall(f"{place}/userParameterString"):
+            if (parameter.findtext("name") or "").strip().lower() not in _UNITS:
+                continue
+            told = (parameter.findtext("value") or "").strip()
+            for known in get_args(TrajectoryUnits):
+                if told == known:
+                    return known  # type: ignore[no-any-return]
+            raise InputError(
+                f"{path}: its XML header has {told!r} as the trajectory's units; "
+                f"{', '.join(get_args(TrajectoryUnits))} are known"
+            )
+    return None
+
+
+def _encoding(path: Path, element: ElementTree.Element, number: int) -> Encoding:
+    where = f"{path}: encoding {number} of its XML header"
+    encoded_matrix = _matrix(where, element, "encodedSpace")
+    centre = element.findtext("encodingLimits/kspace_encoding_step_2/center")
+    return Encoding(
+        encoded_matrix=encoded_matrix,
+        encoded_fov_mm=_lengths(where, element, "encodedSpace"),
+        recon_matrix=_matrix(where, element, "reconSpace"),
+        recon_fov_mm=_lengths(where, element, "reconSpace"),
+        centre_2=int(centre) if centre is not None and centre.strip().isdecimal() else None,
+    )
+
+
+def _matrix(where: str, element: ElementTree.Element, space: str) -> Matrix:
+    x, y, z = (_number(where, element, f"{space}/matrixSize/{axis}") for axis in "xyz")
+    if not all(1 <= number <= _LARGEST and number == int(number) for number in (x, y, z)):  # in this order: NaN
+        raise InputError(f"{where}: the matrix {x:g} × {y:g} × {z:g} of {space} makes no image")
+    return int(x), int(y), int(z)
+
+
+def _lengths(where: str, element: ElementTree.Element, space: str) -> Lengths:
+    x, y, z = (_number(where, element, f"{space}/fieldOfView_mm/{axis}") for axis in "xyz")
+    if not all(SHORTEST_FOV_MM <= number <= LONGEST_FOV_MM for number in (x, y, z)):  # in this order: NaN
+        raise InputError(f"{where}: the field of view {x:g} × {y:g} × {z:g} mm of {space} makes no image")
+    return x, y, z
+
+
+def _number(where: str, element: ElementTree.Element, name: str) -> float:
+    text = element.findtext(name)
+    try:
+        return float(text or "")
+    except ValueError as exc:
+        raise InputError(f"{where} has {'no ' + name if text is None else f'{text!r} as {name}'}") from exc

@@ -1,0 +1,24 @@
+"""Series of images out to files: the formats, chosen by the suffix, each imported on first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import OutputError
+from pipeline.formats.series.base import SeriesFormat
+
+
+def series_format_for_output(path: Path) -> SeriesFormat:
+    """The format that a name's suffix stands for. OutputError where there is none."""
+    from pipeline.formats.series.bart import BartSeries
+    from pipeline.formats.series.nifti import Nifti
+    from pipeline.formats.series.npy import NpySeries
+    from pipeline.formats.series.zarr import ZarrSeries
+
+    formats: tuple[SeriesFormat, ...] = (Nifti(), BartSeries(), NpySeries(), ZarrSeries())
+    for form in formats:
+        if path.name.lower().endswith(form.suffixes):
+            return form
+    named = f"the suffix {path.suffix} is of no format for MRI images" if path.suffix else "the name has no suffix"
+    known = ", ".join(suffix for form in formats for suffix in form.suffixes)
+    raise OutputError(f"{path}: {named}; end it with {known}")

@@ -1,0 +1,69 @@
+"""Series of images out to files: slices or a volume, at one time or several; the formats, chosen by the suffix."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.formats.image.base import ImageHeader, ImageWriter
+from pipeline.storage.partial import Opening
+
+AXES = "TZYX"  # time changes slowest, x fastest
+DTYPES = (np.dtype(np.float32), np.dtype(np.complex64))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeriesHeader:
+    """What a series is, before there is any of it.
+
+    shape     : times, slices (or the volume's z), y and x
+    dtype     : float32 or complex64
+    is_volume : z is an axis of one volume, not a number of slices
+    voxel_mm  : along x, y and z; from one slice to the next where they are slices
+    affine    : (4, 4), from indices (x, y, z, 1) to mm, axes right, anterior, superior as NIfTI has them; None: unknown
+    title     : one line of text
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype[Any]
+    is_volume: bool
+    voxel_mm: tuple[float, float, float] | None = None
+    affine: NDArray[np.float64] | None = None
+    title: str = ""
+
+    @property
+    def image(self) -> ImageHeader:
+        """The series as the writers' regions see it."""
+        return ImageHeader(shape=self.shape, axes=AXES, dtype=self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class SeriesFormat(ABC):
+    """One format for series. Instances carry no state."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def refusal(self, header: SeriesHeader, path: Path) -> str | None:
+        """Why such a series cannot be stored in this format, and what could; None where it can."""
+
+    def also_written(self, path: Path) -> tuple[Path, ...]:
+        """Further files that belong to the one named."""
+        return ()
+
+    @abstractmethod
+    def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        """Start a new file beside `path`, or as `opening` says go on with one of the same header.
+
+        The writer takes regions [time, z, y, x] in any order, from several threads and, joined, several processes.
+        """

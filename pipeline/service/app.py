@@ -1,0 +1,33 @@
+"""The ASGI application of a service: the HTTP API and the pages behind one gate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from pipeline import __version__
+from pipeline.service.http.access import Gate
+from pipeline.service.http.api import probes, v1
+from pipeline.service.http.app_state import Service
+from pipeline.service.http.problems import MEDIA_TYPE, Problem, install
+from pipeline.service.web.pages import add_pages
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "content": {MEDIA_TYPE: {}}} for status in (400, 401, 403, 404, 409, 413, 415, 422, 503)
+}
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application of one service."""
+    app = FastAPI(
+        title="Millrace", version=__version__, description="Batch jobs on every GPU of a node.",
+        responses=_PROBLEMS, docs_url=None, redoc_url=None,
+    )  # fmt: skip
+    install(app)
+    app.add_middleware(Gate, loopback_alone=service.settings.on_loopback and service.settings.tokens_file is None)
+    app.state.service = service
+    app.include_router(v1)
+    app.include_router(probes)
+    add_pages(app, service)
+    return app

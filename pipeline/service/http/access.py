@@ -1,0 +1,155 @@
+"""What the service lets in: sizes, content types, hosts and tokens, before any request is looked at more closely."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.errors import printable
+from pipeline.service.http.app_state import Service
+from pipeline.service.http.problems import problem
+from pipeline.service.settings import LOOPBACKS
+
+LOG = logging.getLogger("millrace.service")
+MOST_BODY_BYTES = 1 << 20
+LOCAL_OWNER = "local"
+COOKIE = "millrace_token"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class _HeadIsOut(Exception):
+    """All that HEAD asks for has been sent."""
+
+
+class Gate:
+    """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made.
+    HEAD gets what GET would, without the body, of which nothing is made either."""
+
+    def __init__(self, app: ASGIApp, *, loopback_alone: bool) -> None:
+        self._app = app
+        self._loopback_alone = loopback_alone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(Request(scope))
+        if refusal is not None:
+            await problem(*refusal)(scope, receive, send)
+            return
+        taken, begun, head = 0, False, scope["method"] == "HEAD"
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > MOST_BODY_BYTES:  # whatever its headers said
+                raise HTTPException(413, _TOO_LARGE)
+            return message
+
+        async def guarded(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+            if head:
+                raise _HeadIsOut
+
+        try:
+            await self._app({**scope, "method": "GET"} if head else scope, counted, guarded)
+        except _HeadIsOut:
+            await send({"type": "http.response.body"})
+        except RuntimeError as error:
+            # Starlette's and uvicorn's, where a file fails or shrinks while it is sent: the connection is closed, and
+            # by that the reader knows.
+            if not begun:
+                raise
+            LOG.error("%s: broken off: %s", printable(scope["path"]), printable(str(error.__cause__ or error)))
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        headers = request.headers
+        if self._loopback_alone and _host(headers.get("host", "")) not in LOOPBACKS:
+            # A page elsewhere may have had its own name point here (DNS rebinding).
+            return 421, "this service answers only under a loopback name, such as 127.0.0.1"
+        if request.method in _SAFE:
+            return None
+        origin = headers.get("origin")
+        if origin is not None and _netloc(origin) != headers.get("host"):
+            return 403, f"the page at {origin} may not send requests to this service"
+        if headers.get("sec-fetch-site") == "cross-site":
+            return 403, "pages of other sites may not send requests to this service"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal():
+            return 400, "Content-Length is no number"
+        if int(length) > MOST_BODY_BYTES:
+            return 413, _TOO_LARGE
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_body = int(length) > 0 or "transfer-encoding" in headers
+        if has_body and kind != "application/json":
+            return 415, "send JSON, with Content-Type: application/json"
+        return None
+
+
+# No answer is taken for another kind of file, or shown within a page of another site.
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_TOO_LARGE = f"a request's body may have {MOST_BODY_BYTES:,} bytes at most"
+
+
+# Only described by it: a token may also come in the cookie of who has signed in to the pages.
+_BEARER = HTTPBearer(
+    bearerFormat="a token that `millrace token` made", auto_error=False, scheme_name="token",
+    description="Needed wherever the service has a tokens_file.",
+)  # fmt: skip
+
+
+async def owner_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
+    """Who makes a request; 401 where that cannot be known. It never waits long."""
+    service: Service = request.app.state.service
+    known = service.tokens()
+    if known is None:
+        return LOCAL_OWNER
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    found = known.owner(token) if token else None
+    if found is None:
+        detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
+        raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
+    return found
+
+
+Owner = Annotated[str, Depends(owner_of)]
+
+
+async def is_let_in(request: Request) -> bool:
+    """Whether who makes a request is still known: an answer may last longer than the right to it."""
+    try:
+        await owner_of(request)
+    except HTTPException:
+        return False
+    return True
+
+
+def _netloc(origin: str) -> str | None:
+    """The host and port of an origin; None for `null`, which stands for pages that have none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def _host(value: str) -> str:
+    """The host of a Host header, as names are compared: in small letters."""
+    if value.startswith("["):
+        return value[1:].partition("]")[0].lower()
+    return (value.rpartition(":")[0] if ":" in value else value).lower()

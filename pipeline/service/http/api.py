@@ -1,0 +1,271 @@
+"""The HTTP API: JSON over /v1, server-sent events, probes and metrics. OpenAPI describes it at /openapi.json."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from pipeline.errors import OutputError
+from pipeline.service.http.access import Owner, is_let_in, owner_of
+from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
+from pipeline.service.http.views import (
+    Accepted,
+    EventView,
+    JobPage,
+    JobView,
+    ProgressView,
+    Submission,
+    WorkerView,
+    WorkloadView,
+)
+from pipeline.service.jobs import TERMINAL, CancelRequested, State
+from pipeline.service.parameters import parameters_of
+from pipeline.service.roots import DataRoots
+from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
+from pipeline.storage import archive
+from pipeline.workloads import workloads
+from pipeline.workloads.base import refuse_long_name
+
+EVENTS_POLL_S = 0.25
+HEARTBEAT_S = 15.0
+MOST_LISTED = 10_000
+MOST_EVENTS = 1000
+
+
+v1 = APIRouter(dependencies=[Depends(owner_of)])
+probes = APIRouter(tags=["probes"])
+
+
+@v1.post("/v1/jobs", status_code=201, tags=["jobs"], response_model=Accepted)
+def submit(
+    service: ThisService,
+    owner: Owner,
+    request: Submission,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Response:
+    """Accept a job, or an array of them. They are on disk when this answers.
+
+    With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
+    """
+    if service.stopping.is_set():
+        raise HTTPException(503, "the service is stopping; submit the job again when it is back")
+    new = [_checked(each, service.roots) for each in request.jobs(owner, secrets.token_hex(6))]
+    body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
+    ids = service.store.accept(
+        new, now=time.time(), key=idempotency_key, body_sha256=body,
+        most_of_an_owner=service.settings.jobs_waiting_of_an_owner,
+    )  # fmt: skip
+    service.runner.wake()
+    views = [JobView.of(service.store.job(each)) for each in ids]
+    accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
+    return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
+
+
+@v1.get("/v1/jobs", tags=["jobs"], response_model=JobPage)
+def list_jobs(
+    service: ThisService,
+    state: State | None = None,
+    owner: Annotated[str | None, Query(max_length=64)] = None,
+    workload: Annotated[str | None, Query(max_length=64)] = None,
+    array: Annotated[str | None, Query(max_length=64)] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
+) -> Response:
+    """Jobs that fit, the newest first."""
+    wanted = JobFilter(state=state, owner=owner, workload=workload, array_id=array, before=before)
+    jobs, following = service.store.list_json(wanted, limit=limit)
+    return Response(f'{{"jobs":{jobs},"next":{json.dumps(following)}}}', media_type="application/json")
+
+
+@v1.get("/v1/jobs/{job}", tags=["jobs"])
+def show(service: ThisService, job: str) -> JobView:
+    """One job."""
+    return JobView.of(service.store.job(job))
+
+
+@v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
+def cancel(service: ThisService, owner: Owner, job: str) -> JobView:
+    """Stop a job and remove what it has written so far. One that has been cancelled stays so."""
+    _refuse_others(service.store.job(job), owner)
+    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
+    service.runner.act(job, actions)
+    return JobView.of(service.store.job(job))
+
+
+@v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
+def retry(service: ThisService, owner: Owner, job: str) -> JobView:
+    """Queue a failed or cancelled job again; chunks that are finished are kept."""
+    _refuse_others(service.store.job(job), owner)
+    _, actions = service.store.retry(job, now=time.time())
+    service.runner.act(job, actions)
+    return JobView.of(service.store.job(job))
+
+
+@v1.get("/v1/jobs/{job}/log", tags=["jobs"])
+def log(
+    service: ThisService,
+    job: str,
+    after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = MOST_EVENTS,
+) -> list[EventView]:
+    """What happened to a job since the event numbered `after`."""
+    service.store.job(job)
+    return [EventView.of(each) for each in service.store.events(job, after=after, limit=limit)]
+
+
+@v1.get(
+    "/v1/jobs/{job}/events", tags=["jobs"], response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)  # fmt: skip
+async def events(
+    service: ThisService, job: str, request: Request, last_event_id: Annotated[int, Header(ge=0, le=2**62)] = 0
+) -> StreamingResponse:
+    """Server-sent events until the job is over: `state`, `log` and `progress`, each with JSON as its data."""
+    await run_in_threadpool(service.store.job, job)
+    stream = _events(service, job, last_event_id, request)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+@v1.get("/v1/workloads", tags=["workloads"])
+def list_workloads() -> list[WorkloadView]:
+    """What can be submitted."""
+    return [
+        WorkloadView(name=name, summary=kind.summary, parameters=kind.Parameters.model_json_schema())
+        for name, kind in workloads().items()
+    ]
+
+
+@v1.get("/v1/workers", tags=["workers"])
+def list_workers(service: ThisService) -> list[WorkerView]:
+    """What jobs run on."""
+    return [WorkerView.model_validate(each) for each in service.workers()]
+
+
+@v1.get("/v1/jobs/{job}/receipt", tags=["results"], response_class=JSONResponse)
+def receipt(service: ThisService, job: str) -> Response:
+    """What was made, from what, how fast and how right."""
+    found = json.dumps(_succeeded(service.store, job).receipt)  # in ASCII: a path in it may be no text
+    return Response(found, media_type="application/json")
+
+
+@v1.get(
+    "/v1/jobs/{job}/result", tags=["results"], response_class=FileResponse,
+    responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
+)  # fmt: skip
+def result(service: ThisService, job: str) -> Response:
+    """The output itself; one that is a folder, as a tar archive."""
+    output = service.roots.within(_succeeded(service.store, job).asked.output)
+    if output.is_dir():
+        disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
+        return StreamingResponse(
+            archive.packed(output), media_type=archive.MEDIA_TYPE, headers={"Content-Disposition": disposition}
+        )
+    if not output.is_file():
+        raise HTTPException(409, f"{output.name} is no more where job {job} put it")
+    return FileResponse(output, filename=output.name, media_type="application/octet-stream")
+
+
+@v1.get(
+    "/v1/jobs/{job}/preview", tags=["results"], response_class=FileResponse,
+    responses={200: {"content": {"image/png": {}}}},
+)  # fmt: skip
+def preview(service: ThisService, job: str) -> FileResponse:
+    """A small picture of the result."""
+    picture = service.previews / f"{_succeeded(service.store, job).job.id}.png"
+    if not picture.is_file():
+        raise HTTPException(404, f"job {job} has no preview")
+    return FileResponse(picture, media_type="image/png")
+
+
+@probes.get("/livez", response_class=PlainTextResponse)
+async def livez() -> str:
+    """The process answers, however many others wait for the store."""
+    return "ok\n"
+
+
+@probes.get("/readyz", response_class=PlainTextResponse)
+def readyz(service: ThisService) -> str:
+    """Jobs can be accepted and run: the store can be written, and there is a worker."""
+    missing = service.ready()
+    if missing is not None:
+        raise HTTPException(503, missing)
+    return "ok\n"
+
+
+@probes.get("/metrics", response_class=PlainTextResponse)
+def metrics(service: ThisService) -> Response:
+    """For Prometheus."""
+    return Response(exposition(service.store, service.workers), media_type=CONTENT_TYPE_LATEST)
+
+
+@probes.get("/metrics/targets")
+def targets(service: ThisService) -> list[TargetGroup]:
+    """Where the workers serve their metrics, for Prometheus' HTTP service discovery."""
+    return target_groups(service.workers())
+
+
+async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
+    store, said, quiet = service.store, None, time.monotonic()
+    with store.news.of(job) as news:
+        while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
+            news.clear()
+            stored = await run_in_threadpool(store.job, job)
+            page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
+            for event in page:
+                after, quiet = event.number, time.monotonic()
+                yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
+            progress = ProgressView.of(stored, service.runner.under_way(job))
+            if progress != said:
+                said, quiet = progress, time.monotonic()
+                yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"
+            if len(page) == MOST_EVENTS:
+                continue
+            if stored.job.state in TERMINAL:
+                return
+            if time.monotonic() - quiet > HEARTBEAT_S:
+                quiet = time.monotonic()
+                yield ": still there\n\n"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), EVENTS_POLL_S)
+
+
+def _checked(new: NewJob, roots: DataRoots) -> NewJob:
+    """Refuses what could never run, and says where it writes. The input itself may still be on its way."""
+    parameters_of(new, roots)
+    read, written = roots.within(new.input), roots.writable(new.output)
+    if read == written:
+        raise OutputError(f"{new.output} is the input itself: name another output")
+    workloads()[new.workload].refuse_output(Path(new.output))
+    refuse_long_name(written)
+    # A link may lead to a folder whose name is no text.
+    return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))
+
+
+def _refuse_others(stored: StoredJob, owner: str) -> None:
+    if stored.asked.owner != owner:
+        raise HTTPException(403, f"job {stored.job.id} is {stored.asked.owner}'s, and you are {owner}")
+
+
+def _succeeded(store: Store, job: str) -> StoredJob:
+    stored = store.job(job)
+    if stored.job.state is not State.SUCCEEDED:
+        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no result")
+    return stored

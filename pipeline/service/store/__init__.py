@@ -1,0 +1,321 @@
+"""Jobs on disk: SQLite with a write-ahead log, every commit synced before it is acknowledged.
+
+The SQL stands in schema.sql and queries.sql.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pipeline import metrics
+from pipeline.config import format_bytes
+from pipeline.errors import ParameterError, StorageError, counted
+from pipeline.service.jobs import ACTIVE, TERMINAL, Claimed, DependencyFailed, Event, Outcome, RetryRequested, State
+from pipeline.service.store.database import Database
+from pipeline.service.store.job_events import News
+from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
+from pipeline.service.store.statements import migrate, storing
+from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
+
+__all__ = [
+    "HALF_LIFE_S",
+    "DependencyForgotten",
+    "Facts",
+    "JobFilter",
+    "NewJob",
+    "NoSuchJob",
+    "OutputTaken",
+    "Store",
+    "StoredEvent",
+    "StoredJob",
+]
+
+ANY = JobFilter()
+LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is taken
+HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
+PRUNED_AT_ONCE = 200  # nobody waits long for a writer
+REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
+
+
+class DependencyForgotten(ParameterError):
+    """A job cannot be tried again: what it comes after was over for so long that it has been forgotten."""
+
+
+class Store:
+    """The jobs of one state folder. Every method may be called from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the database, and brings it to the newest version.
+
+        Raises StorageError where that fails, and ParameterError where a newer Millrace wrote it.
+        """
+        self.path = path
+        self.news = News()
+        self._database = Database(path, {"halved": (2, _halved)})
+        try:
+            with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with self._database.writing() as connection:
+                    migrate(connection, path)
+                self._file = _identity(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """No other thread may use the store any more."""
+        self._database.close()
+
+    # Accepting
+
+    def accept(
+        self,
+        new: Sequence[NewJob],
+        *,
+        now: float,
+        key: str | None = None,
+        body_sha256: str = "",
+        most_of_an_owner: int | None = None,
+    ) -> list[str]:
+        """Puts jobs on disk, all or none, and returns their ids in order.
+
+        key              : an idempotency key; the same owner's same key and body give the ids given before
+        most_of_an_owner : so many jobs of an owner may there be that are not over, with these
+
+        Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
+        OutputTaken where a job that is not over writes the same output, StorageError where no restart would find them
+        or the disk is nearly full.
+        """
+        self._check_is_there()
+        with self._write(now) as transaction:
+            owner = new[0].owner
+            if key is not None:
+                found = transaction.execute("request", owner=owner, key=key).fetchone()
+                if found is not None:
+                    if found["body_sha256"] != body_sha256:
+                        raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
+                    return list(json.loads(found["jobs"]))
+            self._check_room()
+            if most_of_an_owner is not None:
+                _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
+            befores = frozenset().union(*(each.after for each in new))
+            states = {before: transaction.job(before).job.state for before in befores}
+            ids = [transaction.add(each, states) for each in new]
+            if key is not None:
+                jobs = json.dumps(ids)
+                transaction.execute("add_request", owner=owner, key=key, body_sha256=body_sha256, jobs=jobs, at=now)
+            return ids
+
+    # Changing
+
+    def apply(self, job: str, event: Event, *, now: float, facts: Facts = NO_FACTS) -> Outcome:
+        """Takes an event to a job, and to those that wait for it; returns the job and what is to be done now.
+
+        Raises NoSuchJob, and IllegalTransition where the event cannot happen.
+        """
+        with self._write(now) as transaction:
+            if facts.device_seconds > 0:  # whether or not the event is heard
+                values = {"id": job, "seconds": facts.device_seconds}
+                owner = transaction.execute("add_device_seconds", **values).fetchone()
+                if owner is not None:
+                    transaction.execute("add_share", **values, owner=owner["owner"], at=now)
+            return transaction.apply(job, event, facts)
+
+    def retry(self, job: str, *, now: float) -> Outcome:
+        """Queues a failed or cancelled job again; it waits for what it comes after as that stands now.
+
+        Raises OutputTaken where another job has meanwhile begun to write the output, and DependencyForgotten where
+        nobody knows any more what it comes after.
+        """
+        with self._write(now) as transaction:
+            asked = transaction.job(job).asked
+            using = transaction.writer(asked)
+            if using is not None and using["id"] != job:
+                raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
+            transaction.execute("reset_dependencies", job=job)
+            waiting = transaction.waiting_for(job)
+            result = transaction.apply(job, RetryRequested(waiting))
+            for after in sorted(waiting):
+                try:
+                    state = transaction.job(after).job.state
+                except NoSuchJob as error:
+                    raise DependencyForgotten(
+                        f"job {job} comes after job {after}, which is forgotten: submit it anew"
+                    ) from error
+                if state in TERMINAL:
+                    result = transaction.apply(job, DependencyFailed(after, state))
+            return result
+
+    def claim(self, runner: str, *, now: float, lease_s: float, owner_cap: int) -> StoredJob | None:
+        """The job whose turn it is, now this runner's until its lease ends; None where there is none.
+
+        owner_cap : of one owner's jobs at most so many are active at once
+        """
+        with self._write(now) as transaction:
+            found = transaction.execute("claimable", cap=owner_cap, now=now).fetchone()
+            if found is None:
+                return None
+            facts = Facts(runner=runner, lease_until=now + lease_s)
+            transaction.apply(found["id"], Claimed(found["epoch"] + 1), facts)
+            claimed = transaction.job(found["id"])
+        metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
+        return claimed
+
+    def renew(self, runner: str, at_work: Sequence[str], *, now: float, lease_s: float) -> None:
+        """The runner is at work on these jobs: they are its own for longer."""
+        if not at_work:
+            return
+        with self._write(now) as transaction:
+            transaction.execute("renew_leases", runner=runner, jobs=json.dumps(at_work), until=now + lease_s)
+
+    def lost(self, runner: str, *, now: float, lease_s: float, others_too: bool) -> list[tuple[str, int]]:
+        """Jobs, with their epochs, whose lease has ended, or was given before the clock was set back; with `others_too`
+        all that another runner holds: one that was killed, where only one may be alive."""
+        with self._read() as reading:
+            statement = "leases_of_others" if others_too else "expired_leases"
+            return [
+                (row["id"], row["epoch"]) for row in reading.execute(statement, runner=runner, now=now, lease=lease_s)
+            ]
+
+    def abandoned(self, job: str) -> bool:
+        """Whether a job is cancelled, no run, of whichever job, is at work on its output, and none has been that is to
+        be gone on with: one that waits again after its server was killed, or failed and may be retried."""
+        with self._read() as reading:
+            found = reading.job(job)
+            if found.job.state is not State.CANCELLED:
+                return False
+            using = reading.writer(found.asked)
+            if using is not None and using["state"] in ACTIVE:
+                return False
+            written = found.asked.written or found.asked.output
+            return reading.execute("kept_for_another", job=job, written=written).fetchone() is None
+
+    def lately_cancelled(self, within_s: float) -> list[str]:
+        """Jobs that were cancelled so shortly before the last thing that happened to any."""
+        with self._read() as reading:
+            return [row["id"] for row in reading.execute("lately_cancelled", within=within_s)]
+
+    def log(self, job: str, message: str, *, now: float) -> None:
+        """A line in the job's log."""
+        with self._write(now) as transaction:
+            transaction.note(job, "log", message)
+
+    def prune(self, *, now: float, keep_s: float = float("inf"), most: int = PRUNED_AT_ONCE) -> list[str]:
+        """Forget jobs that have been over for so long, some at once, and what may no longer be asked for again.
+
+        One that another, not yet over, comes after is kept. Returns the ids of those forgotten; outputs stay.
+        """
+        with self._write(now) as transaction:
+            transaction.execute("forget_requests", before=now - min(keep_s, REQUEST_KEPT_S))
+            rows = transaction.execute("prune_jobs", before=now - keep_s, most=most).fetchall()
+            return [row["id"] for row in rows]
+
+    # Reading
+
+    def job(self, job: str) -> StoredJob:
+        """Raises NoSuchJob."""
+        with self._read() as reading:
+            return reading.job(job)
+
+    def list_jobs(self, wanted: JobFilter = ANY, *, limit: int = 100) -> list[StoredJob]:
+        """The newest first."""
+        with self._read() as reading:
+            rows = reading.execute("list_jobs", **asdict(wanted), limit=limit).fetchall()
+        return [stored(row, frozenset()) for row in rows]
+
+    def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
+        """`list_jobs` as a JSON list of what `JobView` has, made by SQLite; and `before` of the next page, if any."""
+        with self._read() as reading:
+            page = reading.execute("list_json", **asdict(wanted), limit=limit).fetchone()
+            more = asdict(replace(wanted, before=page["last"]))
+            full = page["count"] == limit and reading.execute("fitting", **more, limit=1).fetchone() is not None
+        return str(page["jobs"]), page["last"] if full else None
+
+    def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """What happened to a job since the event of that number, in order."""
+        with self._read() as reading:
+            rows = reading.execute("events_of_job", job=job, after=after, limit=limit).fetchall()
+        return [StoredEvent(**dict(row)) for row in rows]
+
+    def counts(self) -> dict[State, int]:
+        """How many jobs are in each state."""
+        with self._read() as reading:
+            rows = reading.execute("count_by_state").fetchall()
+        return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
+
+    def oldest_queued(self) -> float | None:
+        """Since when the job waits that waits longest of those that could be run."""
+        with self._read() as reading:
+            found: float | None = reading.execute("oldest_queued").fetchone()[0]
+            return found
+
+    def check(self) -> None:
+        """StorageError where nothing can be written, or would be found after a restart.
+
+        Only what is written shows whether the disk takes it: the version is, as it stands. That is little, and jobs
+        take more.
+        """
+        self._check_is_there()
+        self._check_room()
+        with storing(self.path), self._database.writing() as connection:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            connection.execute(f"PRAGMA user_version = {version}")
+
+    def _check_is_there(self) -> None:
+        """StorageError where the file that is open here has another one, or none, under its name."""
+        with storing(self.path):
+            found = _identity(self.path) if self.path.exists() else None
+        if found != self._file:
+            what = "is gone" if found is None else "is another file"
+            raise StorageError(
+                f"{self.path}: {what} since the service opened it; put it back, or start the service anew"
+            )
+
+    def _check_room(self) -> None:
+        """StorageError where jobs under way might soon find none for what they have to say."""
+        with storing(self.path):
+            room = os.statvfs(self.path.parent)
+        left = room.f_bavail * room.f_frsize
+        if left < LEAST_ROOM_BYTES:
+            raise StorageError(f"{self.path.parent}: {format_bytes(left)} are left on the disk; make room")
+
+    @contextmanager
+    def _read(self) -> Iterator[Reading]:
+        with storing(self.path), self._database.reading() as connection:
+            yield Reading(connection)
+
+    @contextmanager
+    def _write(self, now: float) -> Iterator[Transaction]:
+        """All of it or nothing; once it is on disk, those who wait for news of its jobs are told."""
+        with storing(self.path), self._database.writing() as connection:
+            transaction = Transaction(connection, self.path, now)
+            yield transaction
+        for each in transaction.ended:
+            each.count()
+        self.news.tell(transaction.changed)
+
+
+def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:
+    if count > most:  # then no waiting helps
+        raise ParameterError(
+            f"array: {count:,} jobs are more than the {most:,} that an owner may have unfinished; submit smaller arrays"
+        )
+    waiting = int(transaction.execute("active_of_owner", owner=owner).fetchone()[0])
+    if waiting + count > most:
+        raise ParameterError(
+            f"{owner} has {counted(waiting, 'unfinished job')}, of {most:,} allowed: wait for some, or cancel some"
+        )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _halved(amount: float | None, age_s: float | None) -> float | None:
+    return None if amount is None or age_s is None else float(amount * 0.5 ** (max(age_s, 0.0) / HALF_LIFE_S))

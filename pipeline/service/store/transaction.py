@@ -1,0 +1,160 @@
+"""What is read together, or changed together, of the jobs on disk.
+
+Each change of a job is one transaction: its row is read, the state machine of `pipeline.service.jobs` decides, and the
+row is written under the epoch that was read.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.service.jobs import (
+    ACTIVE,
+    TERMINAL,
+    DependencyFailed,
+    DependencySucceeded,
+    Event,
+    Job,
+    Outcome,
+    State,
+    TellDependents,
+    handle,
+    submitted,
+)
+from pipeline.service.store.records import NO_FACTS, Ended, Facts, NewJob, StoredJob, storable, stored
+from pipeline.service.store.statements import sql
+
+
+class NoSuchJob(ParameterError):
+    """There is no job of that id."""
+
+
+class OutputTaken(OutputError):
+    """A job that is not over writes the same output."""
+
+
+class Reading:
+    """A connection, for as long as nobody else has it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, statement: str, **values: Any) -> sqlite3.Cursor:
+        """The statement of that name in queries.sql."""
+        return self._connection.execute(sql(statement), values)
+
+    def job(self, job: str) -> StoredJob:
+        """Raises NoSuchJob."""
+        row = self.execute("job", id=job).fetchone()
+        if row is None:
+            raise NoSuchJob(f"there is no job {job}")
+        return stored(row, self.waiting_for(job))
+
+    def waiting_for(self, job: str) -> frozenset[str]:
+        """The jobs that have still to succeed before it."""
+        return frozenset(row["after"] for row in self.execute("waiting_for", job=job))
+
+    def writer(self, asked: NewJob) -> sqlite3.Row | None:
+        """The job, not over, that writes to the same place, whatever it calls it."""
+        row: sqlite3.Row | None = self.execute("output_in_use", written=asked.written or asked.output).fetchone()
+        return row
+
+
+class Transaction(Reading):
+    """Changes that are made at one moment, all or none; who is to hear of them hears once they are on disk."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, now: float) -> None:
+        super().__init__(connection)
+        self._path = path
+        self._now = now
+        self.changed: set[str] = set()  # ids of jobs
+        self.ended: list[Ended] = []
+
+    def add(self, new: NewJob, states: Mapping[str, State]) -> str:
+        """Puts a job there and returns its id. `states`: of the jobs that it comes after, at least."""
+        using = self.writer(new)
+        if using is not None:
+            raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
+        ended = {after: states[after] for after in new.after}
+        waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
+        job = submitted(secrets.token_hex(6), after=waiting)
+        values = {
+            "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
+            "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
+            "array_id": new.array_id, "array_index": new.array_index, "state": job.state, "error": job.error,
+            "story": json.dumps(job.story), "at": self._now,
+        }  # fmt: skip
+        self.execute("add_job", **values)
+        held = [
+            {"job": job.id, "after": after, "state": "succeeded" if state is State.SUCCEEDED else "waiting"}
+            for after, state in ended.items()
+        ]
+        self._connection.executemany(sql("add_dependency"), held)
+        self.note(job.id, "state", str(job.state))
+        for after, state in ended.items():
+            if state in (State.FAILED, State.CANCELLED):
+                self.apply(job.id, DependencyFailed(after, state))
+        return job.id
+
+    def apply(self, job: str, event: Event, facts: Facts = NO_FACTS) -> Outcome:
+        """Takes an event to this job, and to all that come after it one by one: a chain of them may be of any length.
+
+        Returns the job and what is to be done now.
+        """
+        after, actions = self._apply_alone(job, event, facts)
+        untold = deque((job, action) for action in actions)
+        while untold:
+            ended, action = untold.popleft()
+            if isinstance(action, TellDependents):
+                told = action.event(ended)
+                for row in self.execute("dependents", after=ended).fetchall():
+                    _, following = self._apply_alone(row["job"], told, NO_FACTS)
+                    untold.extend((row["job"], each) for each in following)
+        return after, tuple(action for action in actions if not isinstance(action, TellDependents))
+
+    def _apply_alone(self, number: str, event: Event, facts: Facts) -> Outcome:
+        before = self.job(number)
+        job, actions = handle(before.job, event)
+        if job is before.job:
+            return job, actions
+        self._change(before, job, facts)
+        left = before.job.waiting_for - job.waiting_for
+        for after in left if isinstance(event, DependencySucceeded) else ():
+            self.execute("set_dependency", job=number, after=after, state="succeeded")
+        if job.state is not before.job.state:
+            self.note(number, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
+        return job, actions
+
+    def _change(self, before: StoredJob, job: Job, facts: Facts) -> None:
+        now, held = self._now, job.state in ACTIVE
+        started = before.started_at if before.job.state not in TERMINAL else None  # one that is tried again begins anew
+        if started is None and job.state is State.PLANNING:
+            started = now
+        values = {
+            "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
+            "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
+            "chunks_done": job.chunks_done, "error": job.error and storable(job.error),
+            "story": json.dumps(job.story), "at": now, "started_at": started,
+            "finished_at": now if job.state in TERMINAL else None,
+            "runner": (facts.runner or before.runner) if held else None,
+            "lease_until": (facts.lease_until or before.lease_until) if held else None,
+            "receipt": json.dumps(facts.receipt) if facts.receipt is not None else None,
+        }  # fmt: skip
+        self.changed.add(job.id)
+        if self.execute("change_job", **values).rowcount != 1:
+            raise StorageError(f"{self._path}: job {job.id} was changed by another process; is another server running?")
+        if job.state in TERMINAL:
+            lasted = None if started is None else max(now - started, 0.0)
+            self.ended.append(Ended(before.asked.workload, job.state, lasted))
+
+    def note(self, job: str, kind: str, message: str) -> None:
+        """A line in what happened to the job."""
+        self.execute("add_event", job=job, at=self._now, kind=kind, message=storable(message))
+        self.changed.add(job)

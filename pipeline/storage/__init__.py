@@ -1,0 +1,1 @@
+"""Where bytes are: files by position, and partial, sealed and published outputs."""

@@ -1,0 +1,88 @@
+"""Reading a region together with its halo, which may reach past the edge of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.smoothing.borders import OUTSIDE, border_indices
+from pipeline.formats.image.base import ImageReader, Region
+
+
+def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: float, out: NDArray[Any]) -> None:
+    """Fill `out` with the image's samples in `region`, and beyond the edge with what the border mode puts there.
+
+    region : may start before 0 and stop after the image's last sample, along any axis
+    mode   : one of `kernels.smoothing.BORDER_MODES`
+    out    : C-contiguous, the region's shape, the image's dtype
+    """
+    shape = reader.header.shape
+    inside = Region(
+        tuple(min(max(start, 0), length) for start, length in zip(region.start, shape, strict=True)),
+        tuple(min(max(stop, 0), length) for stop, length in zip(region.stop, shape, strict=True)),
+    )
+    if inside == region:
+        reader.read(region, out)
+        return
+    if all(inside.shape):
+        _read_into(reader, inside, out[_relative(inside, region)])
+    for axis in range(len(shape)):
+        _fill_beyond(reader, region, inside, axis, mode, cval, out)
+
+
+def _fill_beyond(
+    reader: ImageReader, region: Region, inside: Region, axis: int, mode: str, cval: float, out: NDArray[Any]
+) -> None:
+    """Fill what lies beyond the edge along one axis, across the whole of `out` along the others.
+
+    Along later axes that copies samples not yet read; their own turn overwrites them.
+    """
+    first, last = region.start[axis], region.stop[axis]
+    for start, stop in ((first, min(inside.start[axis], last)), (max(inside.stop[axis], first), last)):
+        sources = border_indices(np.arange(start, stop), reader.header.shape[axis], mode)
+        for position, source, count in _runs(start, sources):
+            target = out[_along(axis, position - first, count, out.ndim)]
+            if source == OUTSIDE:
+                target[...] = cval
+            elif inside.start[axis] <= source and source + count <= inside.stop[axis] and all(inside.shape):
+                target[...] = out[_along(axis, source - first, count, out.ndim)]
+            else:
+                elsewhere = Region(_replaced(region.start, axis, source), _replaced(region.stop, axis, source + count))
+                samples = np.empty(elsewhere.shape, out.dtype)
+                read_with_borders(reader, elsewhere, mode, cval, samples)
+                target[...] = samples
+
+
+def _runs(start: int, sources: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Cut positions start, start + 1 … into (position, source, count) with sources that ascend one by one."""
+    breaks = np.flatnonzero(np.diff(sources) != 1) + 1
+    for begin, end in pairwise([0, *breaks.tolist(), len(sources)]):
+        if end > begin:
+            yield start + begin, int(sources[begin]), end - begin
+
+
+def _read_into(reader: ImageReader, region: Region, target: NDArray[Any]) -> None:
+    if target.flags.c_contiguous:
+        reader.read(region, target)
+        return
+    samples = np.empty(target.shape, target.dtype)
+    reader.read(region, samples)
+    target[...] = samples
+
+
+def _relative(inner: Region, outer: Region) -> tuple[slice, ...]:
+    return tuple(
+        slice(start - base, stop - base) for start, stop, base in zip(inner.start, inner.stop, outer.start, strict=True)
+    )
+
+
+def _along(axis: int, start: int, count: int, ndim: int) -> tuple[slice, ...]:
+    return tuple(slice(start, start + count) if each == axis else slice(None) for each in range(ndim))
+
+
+def _replaced(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*values[:axis], value, *values[axis + 1 :])

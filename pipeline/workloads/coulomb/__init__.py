@@ -1,0 +1,352 @@
+"""Electrostatic potential maps of molecules: `millrace run coulomb MOLECULE OUT`.
+
+A chunk is a slab of the grid. Its input is the atoms that reach it, as long as there is one frame. Of several, which a
+chunk may need thousands of, each is brought when its turn comes, and the slab's maps are combined one by one: memory
+holds one frame and a few maps at a time, however long the trajectory. Every frame is so read once for each slab, but
+for those that the memory has room to keep. Several processes share the frames instead: each reads its own, and their
+sums are combined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.coulomb import Cell, Reach, potential
+from kernels.runtime.threads import check_wanted
+from pipeline.config import format_bytes
+from pipeline.errors import InputError, OutputError, ParameterError
+from pipeline.formats.grid import create_map, map_format_for_output
+from pipeline.formats.grid.base import DTYPE
+from pipeline.formats.image.base import Region
+from pipeline.formats.image.preview import write_pixels
+from pipeline.storage.partial import Opening
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file
+from pipeline.workloads.common.one_output import OneOutput
+from pipeline.workloads.coulomb.audit import CoulombAudit
+from pipeline.workloads.coulomb.combine import (
+    add,
+    begun,
+    combine,
+    finished,
+    frames_of,
+    passing_bytes,
+    reduction,
+    scratch_bytes,
+    shard_count,
+    sum_bytes,
+)
+from pipeline.workloads.coulomb.frames import ChosenFrames, Survey, opened, opening_ahead, read_ahead
+from pipeline.workloads.coulomb.grid import (
+    cut_extents,
+    grid_header,
+    part_of,
+    refuse_too_large,
+    refuse_too_many_cells,
+    regions,
+)
+from pipeline.workloads.coulomb.parameters import CoulombParameters
+from pipeline.workloads.coulomb.slices import MiddleSlices
+from pipeline.workloads.gang_protocols import Rank, SharedWorkload
+
+NO_HALO = ((0, 0),) * 3
+ATOM_DTYPE = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramesPlan(Plan):
+    """Chunks that between them need every atom of every frame, of which their slots hold a part at most."""
+
+    atoms_bytes: int
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return self.atoms_bytes
+
+
+class Coulomb(OneOutput, SharedWorkload):
+    """Each slab of the grid is computed on its own from all atoms; or ranks share the frames of a trajectory."""
+
+    name = "coulomb"
+    summary = "Map the electrostatic potential of a molecule's charges on a regular grid."
+    unit = "pairs"
+    Parameters = CoulombParameters
+
+    @classmethod
+    def begun(cls, spec: JobSpec) -> AbstractContextManager[None]:
+        assert isinstance(spec.parameters, CoulombParameters)
+        if spec.parameters.trajectory is None:
+            return super().begun(spec)
+        return opening_ahead(spec.input, spec.parameters)
+
+    @classmethod
+    def modules(cls, spec: JobSpec) -> Sequence[str]:
+        assert isinstance(spec.parameters, CoulombParameters)
+        return () if spec.parameters.trajectory is None else ("MDAnalysis",)
+
+    @classmethod
+    def refuse_output(cls, output: Path) -> None:
+        map_format_for_output(output)
+
+    def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
+        assert isinstance(spec.parameters, CoulombParameters)
+        self.spec = spec
+        self.parameters = spec.parameters
+        self._scheme = self.parameters.formula
+        self._audits_here = False  # or in the process that started this one
+        form = map_format_for_output(spec.output)
+        for source in (spec.input, self.parameters.trajectory):
+            if source is not None:
+                refuse_same_file(replace(spec, input=source))
+        self._frames = opened(spec.input, self.parameters, survey)
+        self.reduction = reduction(self.parameters.combine)
+        try:
+            self._check_combination()
+            self.header = grid_header(spec, self.parameters, self._frames.box)
+            refusal = form.refusal(self.header, spec.output)
+            if refusal is not None:
+                raise OutputError(refusal)
+            refuse_too_large(spec, self.header, form)
+            refuse_too_many_cells(spec, self.header, self._scheme, self._frames.cells)
+            self.job_bytes = len(self._frames) * self._frames.nbytes + self.header.nbytes
+            self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames)
+            self._slices = MiddleSlices(self.header.shape)
+        except BaseException:
+            self._frames.close()
+            raise
+
+    def _check_combination(self) -> None:
+        how, count = self.parameters.combine, len(self._frames)
+        if how == "none" and count > 1:
+            raise ParameterError(
+                f"--combine none: {count:,} frames are chosen, and a map file (.dx, .mrc, .cube, .zarr, .npy) holds "
+                "one: choose one with --frames, or --combine avg, min, max or std"
+            )
+        if how == "std" and count == 1:
+            raise ParameterError("--combine std: one frame has no deviation; choose several with --frames")
+
+    # The plan
+
+    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+        per_point = DTYPE.itemsize + scratch_bytes(self.parameters.combine, len(self._frames))
+        points = max(1, min(budget_bytes, target_bytes) // per_point)
+        while True:  # which atoms reach a chunk is known only when it is cut
+            extents = cut_extents(
+                self.header.shape, most=points, wanted=points, pairs_per_point=self._pairs_per_point()
+            )
+            chunks, map_bytes = [], math.prod(extents) * per_point
+            for index, region in enumerate(regions(self.header.shape, extents)):
+                chunks.append(self._chunk(index, region))
+                if chunks[-1].input_bytes + map_bytes > budget_bytes:
+                    break  # there may be many more of them
+            atoms_bytes = max(chunk.input_bytes for chunk in chunks)
+            # Where the atoms alone fill the target, the map's part shall not be less than they are.
+            most_bytes = min(budget_bytes, max(target_bytes, 2 * atoms_bytes))
+            if atoms_bytes + map_bytes <= most_bytes:
+                return FramesPlan(chunks=tuple(chunks), atoms_bytes=len(self._frames) * self._frames.nbytes)
+            if math.prod(extents) == 1:
+                raise ParameterError(
+                    f"--memory is too small: a single point of {self.spec.output} takes {format_bytes(atoms_bytes)} "
+                    f"for the atoms that reach it, and {format_bytes(budget_bytes)} are there for a chunk; raise it"
+                )
+            points = max(1, math.prod(extents) * 3 // 4)
+
+    def _pairs_per_point(self) -> float:
+        """Atoms that a point adds up: all, or as many as the mean density puts into a sphere of the cutoff."""
+        count = self._frames.n_atoms
+        if self._scheme.name == "direct":
+            return count
+        lowest, highest = self._frames.box
+        sphere = 4 / 3 * math.pi * self._scheme.cutoff_angstrom**3
+        return min(count, count * sphere / max(float(np.prod(highest - lowest)), sphere))
+
+    def _chunk(self, index: int, region: Region) -> Chunk:
+        grid = part_of(self.header, region)
+        return Chunk(
+            index=index,
+            region=region,
+            halo=NO_HALO,
+            inputs=() if self._has_several_frames else (ArraySpec((self._reach.count(grid), 4), ATOM_DTYPE),),
+            outputs=(ArraySpec(region.shape, DTYPE),),
+            work=round(math.prod(region.shape) * len(self._frames) * self._pairs_per_point()),
+        )
+
+    @property
+    def _has_several_frames(self) -> bool:
+        return len(self._frames) > 1
+
+    @cached_property
+    def _reach(self) -> Reach:
+        """Of the only frame."""
+        return Reach(self._frames.frame(0).coordinates, self._scheme, self._frames.cells[0])
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._frames.keep(budget_bytes)
+
+    # One chunk
+
+    def start(self, opening: Opening = Opening.NEW) -> None:
+        shown = self.header
+        if map_format_for_output(self.spec.output).shows_atoms:
+            shown = replace(shown, atoms=self._frames.first_atoms())
+        self._open_output(lambda: create_map(self.spec.output, shown, opening))
+        self._audits_here = opening is not Opening.JOIN
+        if self._audits_here and len(self._frames) == 1:
+            self._audit.look(0, self._frames.frame(0).coordinates)  # aside, while the map is computed
+
+    def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        if inputs:
+            self._frames.fill(0, inputs[0], self._reach.atoms(part_of(self.header, chunk.region)))
+
+    def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        grid = part_of(self.header, chunk.region)
+        # Of several frames the slot holds none: each is brought here in its turn.
+        room = inputs[0] if inputs else np.empty_like(outputs[0], shape=(self._frames.n_atoms, 4), dtype=ATOM_DTYPE)
+
+        def map_of(number: int, out: Any) -> None:
+            check_wanted()
+            atoms = room if inputs else self._brought(number, room, stream)
+            self._potential(atoms, grid, self._frames.cells[number], out, stream)
+
+        combine(self.parameters.combine, len(self._frames), map_of, outputs[0])
+
+    def _brought(self, number: int, room: Any, stream: Any) -> Any:
+        """A frame's atoms on the device; in the place of the frame before, which the stream has done with."""
+        atoms = self._frames.atoms(number)
+        if self._audits_here:
+            self._audit.look(number, atoms[:, :3])
+        if stream is None:
+            return atoms
+        room.set(atoms, stream=stream)
+        stream.synchronize()  # the host's array may go; reading it has overlapped the frame before
+        return room
+
+    def _potential(
+        self, atoms: Any, grid: Any, cell: Cell | None, out: Any, stream: Any = None, workers: int = 1
+    ) -> None:
+        try:
+            potential(atoms, grid, self._scheme, cell=cell, out=out, workers=workers, stream=stream)
+        except ValueError as error:
+            raise InputError(f"{self.spec.input}: {error}") from error
+
+    # Many frames, shared by ranks
+
+    @property
+    def shards(self) -> int:
+        return shard_count(len(self._frames))
+
+    def share_bytes(self, shards: int) -> int:
+        # While they are put together: two sums besides, and the result.
+        how = self.parameters.combine
+        return (shards + 2) * sum_bytes(how) + passing_bytes(how) + DTYPE.itemsize
+
+    def facts(self) -> Survey:
+        return self._frames.survey
+
+    @classmethod
+    def joining(cls, spec: JobSpec, facts: Survey) -> Self:
+        return cls(spec, facts)
+
+    def share(self, region: Region, shard: int, rank: Rank) -> Any:
+        grid, how = part_of(self.header, region), self.parameters.combine
+        atoms = rank.room([ArraySpec((self._frames.n_atoms, 4), ATOM_DTYPE)])
+        atoms.host[0][:, 3] = self._frames.charges
+        atoms.upload()
+        on_device = atoms.device[0]
+        found = np.empty_like(on_device, shape=region.shape, dtype=DTYPE)
+        first = total = None
+        numbers = list(frames_of(shard, len(self._frames)))
+        if how == "std" and numbers[0] != 0:
+            numbers.insert(0, 0)  # which every deviation is taken about
+        for number, room in read_ahead(self._frames, numbers, rank, self._audit.look):
+            on_device[:, :3] = room.device[0]
+            self._potential(on_device, grid, self._frames.cells[number], found, workers=rank.threads)
+            if how == "std" and first is None:
+                first = found.astype(np.float64)
+                if len(numbers) > len(frames_of(shard, len(self._frames))):
+                    continue
+            if total is None:
+                total = begun(how, found, first)
+            else:
+                add(how, total, found, first)
+        atoms.wait()  # before their memory goes
+        return total
+
+    def whole(self, region: Region, total: Any) -> NDArray[Any]:
+        found = finished(self.parameters.combine, total, len(self._frames)).astype(DTYPE)
+        on_host: NDArray[Any] = found.get() if hasattr(found, "get") else found
+        return on_host
+
+    def share_notes(self) -> Mapping[str, Any]:
+        return self._audit.looked_at()
+
+    def add_share_notes(self, notes: Mapping[str, Any]) -> None:
+        self._audit.add_looks(notes)
+
+    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        self._audit.note(chunk.region, outputs[0])
+        self._slices.note(chunk.region, outputs[0])
+        self._output.write(chunk.region, outputs[0])
+
+    # The end
+
+    def audit_notes(self) -> Mapping[str, Any]:
+        return self._audit.notes()
+
+    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
+        self._audit.add_notes(notes)
+
+    def audit(self) -> Mapping[str, Any]:
+        if self.parameters.trajectory is not None and not self._frames.is_as_it_was():
+            raise InputError(
+                f"{self.parameters.trajectory}: changed while it was read; nothing was published; run again"
+            )
+        return self._audit.verdict()
+
+    def _close_input(self) -> None:
+        self._frames.close()
+
+    def describe(self) -> Mapping[str, Any]:
+        cells = {None if cell is None else cell.vectors for cell in self._frames.cells}
+        return {
+            "shape": list(self.header.shape),
+            "axes": self.header.image.axes,
+            "dtype": DTYPE.name,
+            "origin_angstrom": list(self.header.origin),
+            "spacing_angstrom": list(self.header.spacing),
+            "units": self.header.units,
+            "atoms": self._frames.n_atoms,
+            "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
+            "frames": len(self._frames),
+            "periodic": cells != {None},
+        }
+
+    def write_preview(self, preview: Path) -> None:
+        slices = self._slices
+        if not slices.is_complete:  # other processes wrote parts of the map, or an earlier run did
+            self._frames = ChosenFrames(self.spec.input, self.parameters)  # they were closed
+            try:
+                slices = self._computed_slices()
+            finally:
+                self._frames.close()
+        write_pixels(preview, slices.pixels())
+
+    def _computed_slices(self) -> MiddleSlices:
+        """The slices alone, on the CPU."""
+        slices = MiddleSlices(self.header.shape)
+        for region in slices.regions():
+            values = np.empty(region.shape, DTYPE)
+            chunk = self._chunk(0, region)
+            inputs = [np.empty(spec.shape, spec.dtype) for spec in chunk.inputs]
+            self.read(chunk, inputs)
+            self.compute(chunk, inputs, [values], None)
+            slices.note(region, values)
+        return slices

@@ -1,0 +1,304 @@
+"""The chosen frames of a trajectory as the kernels take them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.coulomb import Cell, Scheme
+from kernels.coulomb.geometry import check_cell
+from pipeline.errors import InputError, ParameterError
+from pipeline.formats.charges import open_point_charges
+from pipeline.formats.charges.base import Array, Frame
+from pipeline.workloads.base import ArraySpec
+from pipeline.workloads.coulomb.parameters import FARTHEST_ANGSTROM, LEAST_CUTOFF_ANGSTROM, CoulombParameters
+from pipeline.workloads.coulomb.units import per_e_per_angstrom
+from pipeline.workloads.gang_protocols import Rank, Room
+
+ATOM_BYTES = 4 * np.dtype(np.float64).itemsize
+# Some terms of larger ones leave the range of float32, as do all terms where every charge is far below the smaller.
+LARGEST_CHARGE, SMALLEST_CHARGE = 1e12, 1e-12
+# Rooms for frames: one is computed from, one on its way, one or two read ahead.
+_AHEAD = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a look at every frame has told: the corners of the box around all atoms, in angstrom, and the cells."""
+
+    lowest: Array
+    highest: Array
+    cells: tuple[Cell | None, ...]
+
+
+class ChosenFrames:
+    """Atoms and cells of the frames that count, numbered from 0 in the order in which they are combined.
+
+    All frames are read once at the start: for the box of the atoms, the cells, and so that what is wrong with a file is
+    told before any work. Afterwards `atoms` reads each frame when it is asked for; `keep` lets some stay in memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        parameters: CoulombParameters,
+        survey: Survey | None = None,
+        *,
+        unwanted: threading.Event | None = None,
+    ) -> None:
+        """`survey`: what another process has found, instead of reading every frame here; `unwanted`: ends the reading.
+
+        InputError or ParameterError, in one line that names the file or the option.
+        """
+        self._source = parameters.trajectory or path
+        self._unwanted = unwanted or threading.Event()
+        self._version = self._version_now()
+        self._trajectory = open_point_charges(path, trajectory=parameters.trajectory, select=parameters.select)
+        try:
+            self._frames = parameters.frame_range.of(self._trajectory.n_frames, "--frames", self._source)
+            factor = per_e_per_angstrom(parameters.units, parameters.temperature_kelvin)
+            # As the files' units are to be: the kernels then need no constant.
+            self._charges: Array = self._trajectory.charges * factor
+            largest = np.abs(self._trajectory.charges).max()
+            if largest > LARGEST_CHARGE:
+                raise InputError(f"{path}: a charge passes {LARGEST_CHARGE:g} e; check the file")
+            if largest < SMALLEST_CHARGE:
+                raise InputError(
+                    f"{path}: its largest charge is {largest:.3g} e; charges are counted in elementary charges "
+                    "(1.6e-19 C): convert them"
+                )
+            self.survey = survey or self._surveyed(parameters)
+        except BaseException:
+            self._trajectory.close()
+            raise
+        self._kept: dict[int, Array] = {}
+        self._keep_bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def n_atoms(self) -> int:
+        return self._trajectory.n_atoms
+
+    @property
+    def total_charge(self) -> float:
+        return float(self._trajectory.charges.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Of the atoms of one frame."""
+        return self.n_atoms * ATOM_BYTES
+
+    @property
+    def cells(self) -> tuple[Cell | None, ...]:
+        return self.survey.cells
+
+    @property
+    def box(self) -> tuple[Array, Array]:
+        """Corners of the box around all atoms of all frames, in angstrom."""
+        return self.survey.lowest, self.survey.highest
+
+    @property
+    def charges(self) -> Array:
+        """(n,) float64, times the units' factor."""
+        return self._charges
+
+    def keep(self, budget_bytes: int) -> int:
+        """Let frames stay in memory once they are read, within this many bytes; returns what may be held in all."""
+        molecule = 2 * self.nbytes
+        room = max(budget_bytes - molecule, 0) // self.nbytes
+        self._keep_bytes = min(room, len(self)) * self.nbytes if len(self) > 1 else 0
+        return molecule + self._keep_bytes
+
+    def atoms(self, number: int) -> Array:
+        """x, y, z in angstrom and the charge times the units' factor: (n, 4) float64, not to be changed."""
+        with self._lock:
+            found = self._kept.get(number)
+        if found is None:
+            found = np.empty((self.n_atoms, 4))
+            self.fill(number, found)
+            with self._lock:
+                if (len(self._kept) + 1) * self.nbytes <= self._keep_bytes:
+                    self._kept[number] = found
+        return found
+
+    def fill(self, number: int, atoms: NDArray[np.float64], chosen: NDArray[np.int64] | slice = slice(None)) -> None:
+        """`atoms`, or the chosen ones of them, into an array that is there."""
+        atoms[:, :3] = self._frame(number).coordinates[chosen]
+        atoms[:, 3] = self._charges[chosen]
+
+    def frame(self, number: int) -> Frame:
+        """As it stands in the file."""
+        return self._frame(number)
+
+    @property
+    def coordinates(self) -> ArraySpec:
+        """Of one frame, in as many digits as the file has."""
+        return ArraySpec((self.n_atoms, 3), self._trajectory.coordinate_dtype)
+
+    def first_atoms(self) -> Array:
+        """Coordinates of the first frame and the charges in e, (n, 4): what some files show beside the map."""
+        return np.column_stack([self._frame(0).coordinates, self._trajectory.charges])
+
+    def is_as_it_was(self) -> bool:
+        """Whether the file is the one that was opened."""
+        return self._version_now() == self._version
+
+    def close(self) -> None:
+        self._trajectory.close()
+
+    def _version_now(self) -> tuple[int, ...] | None:
+        try:
+            found = self._source.stat()
+        except OSError:
+            return None  # who opens it says what is wrong
+        return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _frame(self, number: int) -> Frame:
+        return self._trajectory.frame(self._frames[number])
+
+    def _surveyed(self, parameters: CoulombParameters) -> Survey:
+        lowest, highest = np.full(3, np.inf), np.full(3, -np.inf)
+        cells = []
+        for number in range(len(self._frames)):
+            if self._unwanted.is_set():
+                raise InputError(f"{self._source}: is not wanted any more")
+            frame = self._frame(number)
+            low, high = _corners(frame.coordinates)
+            farthest = max(np.abs(low).max(), np.abs(high).max())
+            if not farthest <= FARTHEST_ANGSTROM:
+                what = f"an atom lies {farthest:.3g} Å from the origin; check the file"
+                raise InputError(f"{self._where(number)}: {what}")
+            lowest, highest = np.minimum(lowest, low), np.maximum(highest, high)
+            vectors = frame.cell if parameters.is_periodic_where_stated else parameters.given_cell
+            cells.append(None if vectors is None else self._cell(number, vectors, parameters.formula))
+        return Survey(lowest=lowest, highest=highest, cells=tuple(cells))
+
+    def _cell(self, number: int, vectors: Array, scheme: Scheme) -> Cell:
+        try:
+            cell = Cell(vectors=tuple(tuple(row) for row in vectors.tolist()))
+        except ValueError as error:
+            raise InputError(f"{self._where(number)}: {error}; --cell none does without") from error
+        narrowest = float(cell.widths.min())
+        if narrowest < 2 * LEAST_CUTOFF_ANGSTROM:
+            raise ParameterError(
+                f"--cell: {self._where(number)}: a cell of {narrowest:.3g} Å between opposite faces is too narrow for "
+                "any --cutoff: lengths are in ångström; mend them, or --cell none"
+            )
+        try:
+            check_cell(cell, scheme)
+        except ValueError as error:
+            option = "--exclude-radius" if str(error).startswith("exclude") else "--cutoff"
+            raise ParameterError(f"{option}: {self._where(number)}: {error}, or --cell none") from error
+        return cell
+
+    def _where(self, number: int) -> str:
+        return str(self._source) if self._trajectory.n_frames == 1 else f"{self._source}, frame {self._frames[number]}"
+
+
+def _corners(points: Array) -> tuple[Array, Array]:
+    """Of the box around points (n, 3). 256 of them are looked at side by side: one is too short for the processor."""
+    whole = len(points) // 256 * 256
+    sides, rest = points[:whole].reshape(-1, 3 * 256), points[whole:]
+    if whole:
+        low, high = (np.vstack([extreme(sides, axis=0).reshape(256, 3), rest]) for extreme in (np.min, np.max))
+    else:
+        low = high = rest
+    return low.min(axis=0), high.max(axis=0)
+
+
+_begun: dict[tuple[Path, CoulombParameters], Future[ChosenFrames]] = {}
+
+
+@contextmanager
+def opening_ahead(path: Path, parameters: CoulombParameters) -> Iterator[None]:
+    """Meanwhile a thread opens the frames, for the first who asks for them by `opened`."""
+    unwanted, opened_ = threading.Event(), Future[ChosenFrames]()
+
+    def work() -> None:
+        try:
+            opened_.set_result(ChosenFrames(path, parameters, unwanted=unwanted))
+        except BaseException as error:
+            opened_.set_exception(error)
+
+    _begun[path, parameters] = opened_
+    opener = threading.Thread(target=work, name="opening-ahead", daemon=True)
+    opener.start()
+    try:
+        yield
+    finally:
+        if _begun.pop((path, parameters), None) is not None:
+            unwanted.set()
+            opener.join()
+            with suppress(Exception):  # nobody has asked for them, nor for what is wrong with them
+                opened_.result().close()
+
+
+def opened(path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> ChosenFrames:
+    """`ChosenFrames`, or those of the same arguments that are being opened ahead."""
+    begun = None if survey is not None else _begun.get((path, parameters))
+    if begun is None:
+        return ChosenFrames(path, parameters, survey)
+    found = begun.result()
+    del _begun[path, parameters]  # not before: whoever is stopped while waiting leaves them to `opening_ahead`
+    return found
+
+
+def read_ahead(
+    frames: ChosenFrames, numbers: Sequence[int], rank: Rank, look: Callable[[int, Array], None]
+) -> Iterator[tuple[int, Room]]:
+    """Each frame's coordinates in turn, on their way to the device, while a thread reads the next ones.
+
+    A room may be used until the next is asked for. `look` sees each frame's coordinates on the reading thread.
+    """
+    free: queue.SimpleQueue[Room | None] = queue.SimpleQueue()
+    filled: queue.SimpleQueue[tuple[int, Room] | BaseException] = queue.SimpleQueue()
+    rooms = [rank.room([frames.coordinates]) for _ in range(min(_AHEAD, len(numbers)))]
+    for room in rooms:
+        free.put(room)
+
+    def read() -> None:
+        try:
+            rank.enter()
+            for number in numbers:
+                room = free.get()
+                if room is None:
+                    return
+                room.wait()
+                began = time.perf_counter()
+                frame = frames.frame(number)
+                room.host[0][...] = frame.coordinates
+                rank.note_read(time.perf_counter() - began, room.host[0].nbytes)
+                look(number, frame.coordinates)
+                filled.put((number, room))
+        except BaseException as error:
+            filled.put(error)
+
+    reader = threading.Thread(target=read, name="read-ahead", daemon=True)
+    reader.start()
+    try:
+        for _ in numbers:
+            item = filled.get()
+            if isinstance(item, BaseException):
+                raise item
+            rank.check()
+            item[1].upload()
+            yield item
+            item[1].computed()
+            free.put(item[1])
+    finally:
+        free.put(None)
+        reader.join()
+        for room in rooms:
+            room.wait()  # before its memory goes

@@ -1,0 +1,259 @@
+"""The parameters of `millrace run coulomb`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from kernels.coulomb import Scheme
+from pipeline.config import NamedPath
+from pipeline.formats.charges.base import Array, cell_from
+from pipeline.workloads.base import Parameters, version_of
+from pipeline.workloads.common.index_range import IndexRange
+from pipeline.workloads.coulomb.units import DEFAULT_TEMPERATURE_KELVIN, Units
+
+Combination = Literal["avg", "min", "max", "std", "none"]
+
+DEFAULT_CUTOFF_ANGSTROM = 12.0
+DEFAULT_PADDING_ANGSTROM = 5.0
+DEFAULT_SPACING_ANGSTROM = 0.5
+# In angstrom. Beyond this, positions leave the range in which float32 sums can be trusted.
+FARTHEST_ANGSTROM = 1e6
+LEAST_CUTOFF_ANGSTROM = 1e-2
+LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
+
+
+class CoulombParameters(Parameters):
+    """Lengths in angstrom, charges in elementary charges, temperatures in kelvin."""
+
+    trajectory: NamedPath | None = Field(
+        None, description="coordinates for the charges of INPUT, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
+    )
+    select: str | None = Field(
+        None, description="the atoms that count, as MDAnalysis has it: 'protein and not name H*' [default: all]"
+    )
+    frames: str = Field(
+        "::", description="frames from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+    )
+    combine: Combination = Field(
+        "avg", description="what the map holds of several frames at each point: mean, least, greatest, deviation"
+    )
+    scheme: Literal["shift", "taylor2", "truncate", "direct"] = Field(
+        "shift",
+        description="a charge's potential at r, with s = r/cutoff: q/r (1 - s²)²; q (1/r - (1.875 - 1.25 s² + "
+        "0.375 s⁴)/cutoff); q/r within the cutoff; q/r of all atoms",
+    )
+    cutoff: float | None = Field(
+        None,
+        ge=LEAST_CUTOFF_ANGSTROM,
+        lt=FARTHEST_ANGSTROM,
+        allow_inf_nan=False,
+        description=f"no atom counts beyond it, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]",
+    )
+    dielectric: str = Field("1", description="relative permittivity: 4, or 4r for 4 times the distance in angstrom")
+    exclude_radius: float = Field(
+        0.0,
+        ge=0,
+        lt=FARTHEST_ANGSTROM,
+        allow_inf_nan=False,
+        description="points closer than this to any atom are 0; 0: none are",
+    )
+    cell: str = Field(
+        "file",
+        description="the periodic cell: file (each frame's own, where it states one; direct takes none), none, or "
+        "A,B,C or A,B,C,ALPHA,BETA,GAMMA in angstrom and degrees, or 9 numbers: three vectors",
+    )
+    spacing: tuple[float, ...] | None = Field(
+        None,
+        description="angstrom between grid points, for all axes or for each: 1 or 1,1,2 "
+        f"[default: {DEFAULT_SPACING_ANGSTROM:g}]",
+    )
+    padding: float | None = Field(
+        None,
+        ge=0,
+        lt=FARTHEST_ANGSTROM,
+        allow_inf_nan=False,
+        description=f"the grid reaches this far beyond the atoms of all frames [default: {DEFAULT_PADDING_ANGSTROM:g}]",
+    )
+    origin: tuple[float, ...] | None = Field(
+        None, description="the first grid point, X,Y,Z in angstrom, instead of --padding; with --shape"
+    )
+    shape: tuple[int, ...] | None = Field(None, description="grid points along x, y and z, as NX,NY,NZ; with --origin")
+    units: Units = Field("kT/e", description="of the map's values; e/A is charge over distance without a constant")
+    temperature: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e9,
+        allow_inf_nan=False,
+        description=f"kelvin, for --units kT/e [default: {DEFAULT_TEMPERATURE_KELVIN}]",
+    )
+
+    @field_validator("spacing", "origin", "shape", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(","))
+        return value if value is None or isinstance(value, tuple | list) else (value,)
+
+    @field_validator("spacing")
+    @classmethod
+    def _one_or_three(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (
+            len(value) not in (1, 3) or not all(1e-6 <= step <= FARTHEST_ANGSTROM for step in value)
+        ):
+            raise ValueError(
+                f"one length or three, 1e-6 to {FARTHEST_ANGSTROM:g} Å, as 0.5 or 1,1,2; got {_joined(value)}"
+            )
+        return value
+
+    @field_validator("origin")
+    @classmethod
+    def _place(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (len(value) != 3 or not all(abs(place) <= FARTHEST_ANGSTROM for place in value)):
+            raise ValueError(f"three numbers of at most {FARTHEST_ANGSTROM:g} Å, as X,Y,Z; got {_joined(value)}")
+        return value
+
+    @field_validator("shape")
+    @classmethod
+    def _counts(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and (len(value) != 3 or min(value) < 1):
+            raise ValueError(f"three numbers of points, 1 or more, as NX,NY,NZ; got {_joined(value)}")
+        return value
+
+    @field_validator("frames")
+    @classmethod
+    def _range(cls, value: str) -> str:
+        return str(IndexRange.parse(value))
+
+    @field_validator("dielectric", mode="before")
+    @classmethod
+    def _permittivity(cls, value: Any) -> str:
+        text = str(value).strip()
+        try:
+            _scheme_with(text)
+        except ValueError:
+            raise ValueError(
+                f"a number from {LEAST_PERMITTIVITY:g} to {LARGEST_PERMITTIVITY:g}, or one and r for so much times r; "
+                f"got {text!r}"
+            ) from None
+        return text
+
+    @field_validator("cell", mode="before")
+    @classmethod
+    def _cell_numbers(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, tuple | list) else value
+
+    @field_validator("cell")
+    @classmethod
+    def _cell_words(cls, value: str) -> str:
+        if value not in ("file", "none"):
+            _given_cell(value)
+        return value
+
+    @field_validator("trajectory")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        # Workers may run in other folders. A symbolic link stays one.
+        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
+
+    @model_validator(mode="after")
+    def _fitting(self) -> CoulombParameters:
+        if self.scheme == "direct" and self.cutoff is not None:
+            raise ValueError("--scheme direct has no cutoff: leave --cutoff out, or choose shift, taylor2 or truncate")
+        if self.scheme == "direct" and self.cell not in ("file", "none"):
+            raise ValueError("--scheme direct has no images: leave --cell out, or choose shift, taylor2 or truncate")
+        if (self.origin is None) != (self.shape is None):
+            raise ValueError("--origin and --shape go together: give both, or neither and perhaps --padding")
+        if self.origin is not None and self.padding is not None:
+            raise ValueError("--padding is for a grid around the atoms: leave it out, or --origin and --shape")
+        if self.temperature is not None and self.units != "kT/e":
+            raise ValueError(f"--temperature matters to --units kT/e alone; leave it out with {self.units}")
+        return self
+
+    @property
+    def frame_range(self) -> IndexRange:
+        return IndexRange.parse(self.frames)
+
+    @property
+    def temperature_kelvin(self) -> float:
+        return DEFAULT_TEMPERATURE_KELVIN if self.temperature is None else self.temperature
+
+    @property
+    def steps(self) -> tuple[float, float, float]:
+        """The spacing along x, y and z."""
+        given = self.spacing or (DEFAULT_SPACING_ANGSTROM,)
+        x, y, z = given * 3 if len(given) == 1 else given
+        return x, y, z
+
+    @property
+    def formula(self) -> Scheme:
+        """The scheme as the kernels take it."""
+        factor, by_distance = _scheme_with(self.dielectric)
+        return Scheme(
+            name=self.scheme,
+            cutoff_angstrom=DEFAULT_CUTOFF_ANGSTROM if self.cutoff is None else self.cutoff,
+            dielectric=factor,
+            distance_dependent=by_distance,
+            exclude_radius_angstrom=self.exclude_radius,
+        )
+
+    @property
+    def is_periodic_where_stated(self) -> bool:
+        """Whether each frame's own cell counts."""
+        return self.cell == "file" and self.scheme != "direct"
+
+    @property
+    def given_cell(self) -> Array | None:
+        """The cell that stands in the parameters, vectors as rows."""
+        return None if self.cell in ("file", "none") else _given_cell(self.cell)
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        yield from (path for path in (self.trajectory,) if path is not None)
+
+    def in_force(self) -> dict[str, Any]:
+        found = self.model_dump(mode="json", exclude_none=True)
+        found |= {"frames": str(self.frame_range), "spacing": list(self.steps)}
+        if self.trajectory is not None:
+            found["trajectory"] = version_of(self.trajectory)
+        if self.scheme == "direct":
+            found["cell"] = "none"
+        else:
+            found["cutoff"] = self.formula.cutoff_angstrom
+        if self.origin is None:
+            found.setdefault("padding", DEFAULT_PADDING_ANGSTROM)
+        if self.units == "kT/e":
+            found["temperature"] = self.temperature_kelvin
+        return found
+
+
+def _scheme_with(dielectric: str) -> tuple[float, bool]:
+    """The permittivity, or its factor, and whether it grows with the distance. ValueError where it is neither."""
+    by_distance = dielectric.endswith("r")
+    factor = float(dielectric.removesuffix("r") or 1) if by_distance else float(dielectric)
+    if not LEAST_PERMITTIVITY <= factor <= LARGEST_PERMITTIVITY:
+        raise ValueError(f"a permittivity of {factor:g}")
+    return factor, by_distance
+
+
+def _given_cell(text: str) -> Array:
+    try:
+        numbers = np.array([float(part) for part in text.split(",")])
+        found = cell_from(numbers.reshape(3, 3) if numbers.size == 9 else numbers)
+    except ValueError as error:
+        raise ValueError(
+            f"file, none, or 3 lengths, 3 lengths and 3 angles, or 9 numbers, with commas; got {text!r} ({error})"
+        ) from None
+    if found is None:
+        raise ValueError(f"{text!r} stands for no cell in files: say none")
+    return found
+
+
+def _joined(values: Any) -> str:
+    return ",".join(f"{value:g}" for value in values)

@@ -1,0 +1,371 @@
+"""Images from raw MRI data: `millrace run mri RAW OUT`.
+
+A chunk is one image: a slice or a volume, of one contrast, repetition and frame. Its input is its samples; what its
+trajectory and its coils decide is worked out by the first chunk that needs it and kept for those after it. The samples
+of a large volume go through no slot of the ring: they are read as they are needed, a few coils at a time, and several
+ranks may share the coils.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.sense import namespace, to_host
+from pipeline.config import format_bytes
+from pipeline.errors import InputError, OutputError, ParameterError, counted
+from pipeline.formats.cfl import files_of, pair_of
+from pipeline.formats.image.base import Region
+from pipeline.formats.image.preview import write_pixels
+from pipeline.formats.series import series_format_for_output
+from pipeline.formats.series.base import AXES
+from pipeline.storage.partial import Opening
+from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file, version_of
+from pipeline.workloads.common.one_output import OneOutput
+from pipeline.workloads.gang_protocols import Alone, JointWorkload, Peers, Rank
+from pipeline.workloads.mri.audit import SAMPLES, MriAudit
+from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
+from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.preview import packed, shades, unpacked
+from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
+from pipeline.workloads.mri.series import misplaced, series_header
+from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
+
+NO_HALO = ((0, 0),) * 4
+COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
+# Of a volume's samples: from here on they go through no slot, and its coils may be shared.
+LARGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesPlan(Plan):
+    """Chunks whose slots may hold no samples."""
+
+    samples_bytes: int
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return self.samples_bytes
+
+
+class Mri(OneOutput, JointWorkload):
+    """Each image is reconstructed on its own; or ranks share the coils of each."""
+
+    name = "mri"
+    summary = "Reconstruct images from non-Cartesian multi-coil MRI raw data."
+    unit = "samples"
+    Parameters = MriParameters
+
+    @classmethod
+    def refuse_output(cls, output: Path) -> None:
+        series_format_for_output(output)
+
+    def __init__(self, spec: JobSpec) -> None:
+        assert isinstance(spec.parameters, MriParameters)
+        self.parameters = spec.parameters
+        if spec.input.suffix.lower() == ".hdr":  # the samples are the input, however their pair is named
+            spec = replace(spec, input=pair_of(spec.input)[0])
+        self.spec = spec
+        self._form = series_format_for_output(spec.output)
+        for output in (spec.output, *self._form.also_written(spec.output)):
+            for source in self._inputs():
+                refuse_same_file(replace(spec, input=source, output=output))
+        self._versions = self._further_versions()
+        self._source = ImageSource(spec.input, self.parameters)
+        try:
+            self.header = series_header(self._source, self.parameters)
+            refusal = self._form.refusal(self.header, spec.output)
+            if refusal is not None:
+                raise OutputError(refusal)
+        except BaseException:
+            self._source.close()
+            raise
+        self._reconstruction = Reconstruction(self._source, self.parameters)
+        self._audit = MriAudit(self.parameters.eps)
+        self._images = self._source.images
+        self.job_bytes = sum(self._source.coils * image.points for image in self._images) * COMPLEX.itemsize
+        self.job_bytes += self.header.nbytes
+        # Of chunks between two stages, by number: what travels in no slot.
+        self._trajectories: dict[int, Trajectory] = {}
+        self._checked: dict[int, dict[str, Any]] = {}
+        self._shown: NDArray[np.uint8] | None = None
+        self._latest = ""
+        self._host_bytes = 0  # for maps that a GPU has no room for
+        self._lock = threading.Lock()
+        self._one_volume = threading.Lock()  # each has the whole device
+
+    def _inputs(self) -> Iterator[Path]:
+        """Every file that is read."""
+        for path in (self.spec.input, *self.parameters.further_files):
+            yield from files_of(path)
+
+    def _further_versions(self) -> list[str]:
+        return [version_of(path) for path in self._inputs() if path != self.spec.input]
+
+    # The plan
+
+    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+        chunks = tuple(self._chunk(number, image) for number, image in enumerate(self._images))
+        largest = max(chunk.input_bytes + chunk.output_bytes for chunk in chunks)
+        if largest > budget_bytes:
+            raise ParameterError(
+                f"--memory is too small: an image of {self.spec.input} takes {format_bytes(largest)} with its samples, "
+                f"and {format_bytes(budget_bytes)} are there for each; raise it"
+            )
+        return ImagesPlan(
+            chunks=chunks, samples_bytes=sum(samples_bytes(self._source, image) for image in self._images)
+        )
+
+    @cached_property
+    def _in_parts(self) -> bool:
+        """Whether samples are read by the computing itself, and not into the slots."""
+        largest = max(samples_bytes(self._source, image) for image in self._images)
+        return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
+
+    def _chunk(self, number: int, image: Image) -> Chunk:
+        _, planes, rows, columns = self.header.shape
+        first, last = (0, planes) if self.header.is_volume else (image.slice, image.slice + 1)
+        residuals = self.parameters.iterations + 1 if self.parameters.method == "cg-sense" else 1
+        return Chunk(
+            index=number,
+            region=Region((image.time, first, 0, 0), (image.time + 1, last, rows, columns)),
+            halo=NO_HALO,
+            inputs=()
+            if self._in_parts
+            else (ArraySpec((self._source.coils, image.readouts.count, image.samples), COMPLEX),),
+            outputs=(
+                ArraySpec((1, last - first, rows, columns), COMPLEX),
+                ArraySpec((residuals,), DOUBLE),
+                ArraySpec((SAMPLES,), COMPLEX),
+            ),
+            work=self._source.coils * image.points,
+        )
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        held = self._source.hold_at_most(budget_bytes)
+        if self._in_parts:
+            held += max(samples_bytes(self._source, image) for image in self._images)
+            maps = maps_bytes(self._source)
+            self._host_bytes = maps if held + maps <= budget_bytes else 0
+            held += self._host_bytes
+        return held
+
+    # One chunk
+
+    def start(self, opening: Opening = Opening.NEW) -> None:
+        self._open_output(lambda: self._form.create(self.spec.output, self.header, opening))
+
+    def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        if not inputs:
+            return
+        readouts = self._images[chunk.index].readouts
+        trajectory = self._source.trajectory(readouts)
+        self._source.read(readouts, inputs[0])
+        with self._lock:
+            self._trajectories[chunk.index] = trajectory
+
+    def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        if not inputs:
+            with self._one_volume:
+                self._reconstruction.workers = threads_for(self._source, 1)
+                self._make(chunk, Alone(self._source.channels), outputs[0], outputs)
+            return
+        image = self._images[chunk.index]
+        with self._lock:
+            trajectory = self._trajectories.pop(chunk.index)
+        # Without a tolerance nothing else of the iterations waits for a GPU.
+        followed = self._follower(chunk.index) if stream is None or self.parameters.tolerance > 0 else None
+        try:
+            found = self._reconstruction.image(image, inputs[0], trajectory, followed)
+        except ValueError as error:
+            raise InputError(f"{self._where(image)}: {error}") from error
+        self._fill(chunk, trajectory, found, outputs)
+
+    def _make(
+        self,
+        chunk: Chunk,
+        peers: Peers,
+        like: Any,
+        outputs: Sequence[Any] | None,
+        note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
+    ) -> None:
+        """An image by this rank and its peers, into the outputs where there are any."""
+        image = self._images[chunk.index]
+        trajectory = self._source.trajectory(image.readouts)
+        volume = VolumeReconstruction(
+            self._source,
+            self.parameters,
+            self._reconstruction,
+            image,
+            peers,
+            like,
+            host_bytes=self._host_bytes,
+            follow=self._follower(chunk.index),
+            note_read=note_read,
+        )
+        try:
+            found = volume.reconstructed(trajectory)
+        except ValueError as error:
+            raise InputError(f"{self._where(image)}: {error}") from error
+        if outputs is not None:
+            self._fill(chunk, trajectory, found, outputs)
+
+    def _fill(self, chunk: Chunk, trajectory: Trajectory, found: Reconstructed, outputs: Sequence[Any]) -> None:
+        pixels, residuals, transformed = outputs
+        xp = namespace(found.image)
+        pixels[...] = found.image.T.reshape(pixels.shape)
+        residuals[...] = np.nan
+        if found.curve is not None:
+            residuals[: len(found.curve)] = found.curve
+        chosen = MriAudit.chosen(chunk.index, trajectory.points, self._source.grid.shape)
+        transformed[...] = found.transform.forward(xp.ascontiguousarray(found.image))[xp.asarray(chosen)]
+        checked: dict[str, Any] = {
+            "points": trajectory.points[chosen],
+            "method": found.method,
+            "segment_error": found.segment_error,
+            "notes": found.notes,
+        }
+        if self.parameters.field_map is not None:
+            checked["times_s"] = sample_times(self._source, trajectory)[chosen]
+        with self._lock:
+            self._checked[chunk.index] = checked
+
+    # All ranks at one chunk
+
+    def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
+        asked, channels = self.parameters.split, self._source.channels
+        # With as many images as ranks each has work of its own, and nothing need go round.
+        worthwhile = self._in_parts and len(chunks) < ranks < channels
+        return channels if asked == "coils" or (asked == "auto" and worthwhile) else 0
+
+    def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
+        self._reconstruction.workers = rank.threads
+        outputs = None
+        if peers.rank == 0:
+            xp = namespace(rank.like)
+            outputs = [xp.empty(spec.shape, spec.dtype) for spec in chunk.outputs]
+        self._make(chunk, peers, rank.like, outputs, rank.note_read)
+        return None if outputs is None else [to_host(each) for each in outputs]
+
+    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        pixels, residuals, transformed = outputs
+        with self._lock:
+            checked = self._checked.pop(chunk.index)
+        if not np.isfinite(pixels).all():
+            where = self._where(self._images[chunk.index])
+            raise InputError(f"{where}: the image is not finite: are samples beyond the range of float32?")
+        if self.parameters.field_map is not None:
+            checked["field_hz"] = self._source.field_map(self._images[chunk.index].readouts.slice)
+        image = pixels.reshape(self._source.grid.shape[::-1]).T
+        self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
+        shown = np.abs(pixels)
+        if chunk.index == self._preview_chunk():
+            self._shown = shades(shown[0, shown.shape[1] // 2])
+        self._follow(chunk.index, residuals[np.isfinite(residuals)])
+        self._output.write(chunk.region, pixels if self.header.dtype == COMPLEX else shown)
+
+    def _where(self, image: Image) -> str:
+        return f"{self.spec.input}, slice {image.readouts.slice}, time {image.readouts.time}"
+
+    # Convergence, as it goes
+
+    def progress_note(self) -> str:
+        """What is worth knowing while the job runs: how far the iterations have come."""
+        return self._latest
+
+    def take_progress(self, note: str) -> None:
+        self._latest = note or self._latest
+
+    def _follower(self, number: int) -> Any:
+        def follow(iteration: int, residual: Any) -> None:
+            self._latest = f"image {number + 1}, iteration {iteration}: residual {float(residual):.2g}"
+
+        return follow
+
+    def _follow(self, number: int, residuals: NDArray[Any]) -> None:
+        if residuals.size:
+            self._told(number, residuals.size - 1, float(residuals[-1]))
+
+    def _told(self, number: int, iterations: int, residual: float) -> None:
+        self._latest = f"image {number + 1}, {counted(iterations, 'iteration')}: residual {residual:.2g}"
+
+    # The end
+
+    def audit_notes(self) -> Mapping[str, Any]:
+        notes, number = dict(self._audit.notes()), str(self._preview_chunk())
+        if self._in_parts and self._shown is not None and number in notes:  # too long to make again
+            notes[number] = {**notes[number], "preview": packed(self._shown)}
+        return notes
+
+    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
+        self._audit.add_notes(notes)
+        for number, note in notes.items():
+            if "preview" in note:
+                self._shown = unpacked(note["preview"])
+            if note["residual"] is not None:
+                self._told(int(number), note["iterations"], note["residual"])
+
+    def audit(self) -> Mapping[str, Any]:
+        if self._further_versions() != self._versions:
+            raise InputError(
+                "a file named beside the input (trajectory, maps, weights or field) changed while it was read; nothing "
+                "was published; run again"
+            )
+        return self._audit.verdict()
+
+    def _close_input(self) -> None:
+        self._source.close()
+
+    def describe(self) -> Mapping[str, Any]:
+        source, header = self._source, self._source.header
+        found: dict[str, Any] = {
+            "shape": list(self.header.shape),
+            "axes": AXES,
+            "dtype": self.header.dtype.name,
+            "coils": source.coils,
+            "channels": source.channels,
+            "readouts": self._images[0].readouts.count,
+            "samples": self._images[0].samples,
+            "traj_units": source.grid.units,
+            "prewhitened": source.white is not None,
+        }
+        if self.header.voxel_mm is not None:
+            found["voxel_mm"] = [round(length, 6) for length in self.header.voxel_mm]
+        if why := misplaced(source):
+            found["slices"] = why
+        if source.frames > 1:
+            found["frames"] = source.frames
+        if header.times > 1:
+            found["times"] = list(header.time_names)
+        return found | dict(self._audit.convergence())
+
+    # The preview
+
+    def _preview_chunk(self) -> int:
+        """The first time of the middle slice."""
+        middle = 0 if self.header.is_volume else len(self._source.slices) // 2
+        return next(n for n, image in enumerate(self._images) if image.slice == middle and image.time == 0)
+
+    def write_preview(self, preview: Path) -> None:
+        write_pixels(preview, self._shown if self._shown is not None else self._computed_plane())
+
+    def _computed_plane(self) -> NDArray[np.uint8]:
+        """Made again, on the CPU: another process wrote it, or an earlier run did."""
+        self._source = ImageSource(self.spec.input, self.parameters)  # it was closed
+        try:
+            self._reconstruction = Reconstruction(self._source, self.parameters)
+            chunk = self._chunk(self._preview_chunk(), self._images[self._preview_chunk()])
+            inputs = [np.empty(spec.shape, spec.dtype) for spec in chunk.inputs]
+            outputs = [np.empty(spec.shape, spec.dtype) for spec in chunk.outputs]
+            self.read(chunk, inputs)
+            self.compute(chunk, inputs, outputs, None)
+        finally:
+            self._source.close()
+        return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))

@@ -1,0 +1,154 @@
+"""The image's grid: pixels, and the trajectory in cycles per its field of view, whatever units the file has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import InputError, ParameterError
+from pipeline.formats.kspace.base import KSpaceHeader, TrajectoryUnits
+from pipeline.workloads.mri.parameters import MriParameters
+
+# A gradient that runs a little late still belongs to the matrix.
+_BEYOND = 1.02
+# A trajectory that fills less of the matrix is in other units, or the matrix is not meant.
+_FILLED = 0.25
+_OPTION = "--traj-units"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageGrid:
+    """The pixels along x, y (and z), the units of the file's trajectory, and what turns them into cycles per field of
+    view, a factor an axis."""
+
+    shape: tuple[int, ...]
+    units: TrajectoryUnits
+    factors: tuple[float, ...]
+
+    def scaled(self, points: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+        """The trajectory (…, dimensions) in cycles per field of view; InputError where it leaves the matrix."""
+        scaled = points * np.array(self.factors)
+        reach = np.abs(scaled).reshape(-1, len(self.shape)).max(axis=0, initial=0)
+        for axis, (far, n) in enumerate(zip(reach, self.shape, strict=True)):
+            if far > _BEYOND * n / 2:
+                raise InputError(
+                    f"{where}: its trajectory reaches {far:.4g} cycles per field of view along {'xyz'[axis]}, unlike "
+                    f"that of the first image; {n} pixels resolve {n / 2:g}"
+                )
+        return np.asarray(scaled)
+
+
+def image_grid(parameters: MriParameters, header: KSpaceHeader, points: NDArray[np.float64], path: Path) -> ImageGrid:
+    """The grid that parameters and file agree on. ParameterError, with what the range of the trajectory suggests, where
+    units are missing or do not fit the matrix.
+
+    points : (…, dimensions), the first image's trajectory in the file's units
+    """
+    reach = np.abs(points).reshape(-1, header.dimensions).max(axis=0)
+    if not reach.max() > 0:
+        raise InputError(f"{path}: every point of its trajectory is the centre of k-space")
+    units = _units(parameters, header, _free(header, reach), path)
+    shape = _shape(parameters, header, units, reach, path)
+    grid = ImageGrid(shape=shape, units=units, factors=_factors(header, units, shape))
+    _refuse_misfit(parameters, header, grid, reach, path)
+    return grid
+
+
+def _free(header: KSpaceHeader, reach: NDArray[np.float64]) -> float:
+    """How far the trajectory reaches along the axes whose units are in question."""
+    return float(reach[:2].max() if header.plane_steps else reach.max())
+
+
+def _units(parameters: MriParameters, header: KSpaceHeader, reach: float, path: Path) -> TrajectoryUnits:
+    given = parameters.traj_units
+    if header.units is not None:
+        if given not in (None, header.units):
+            raise ParameterError(f"{_OPTION} {given}: {path} defines its own, {header.units}: leave it out")
+        return header.units
+    if given is None:
+        raise ParameterError(
+            f"{_OPTION}: {path} states no units for its trajectory, which reaches {reach:.4g}: that suggests "
+            f"{_suggested(reach)}; say which: cycles/pixel, cycles/fov or radians/pixel"
+        )
+    return given
+
+
+def _suggested(reach: float) -> TrajectoryUnits:
+    if reach <= 0.5 * _BEYOND:
+        return "cycles/pixel"
+    return "radians/pixel" if reach <= math.pi * _BEYOND else "cycles/fov"
+
+
+def _shape(
+    parameters: MriParameters,
+    header: KSpaceHeader,
+    units: TrajectoryUnits,
+    reach: NDArray[np.float64],
+    path: Path,
+) -> tuple[int, ...]:
+    asked = parameters.matrix
+    if asked is not None:
+        if len(asked) == 1:
+            return asked * header.dimensions
+        if len(asked) != header.dimensions:
+            raise ParameterError(
+                f"--matrix {','.join(map(str, asked))}: the trajectory of {path} has {header.dimensions} axes: give 1 "
+                f"or {header.dimensions} numbers"
+            )
+        return asked
+    if header.matrix is not None:
+        return header.matrix
+    if units == "cycles/fov":
+        # What the range needs, as BART has it; rounding shall not add pixels.
+        return tuple(max(2 * math.ceil(far - 1e-3), 1) for far in reach)
+    raise ParameterError(f"--matrix: {path} states none, and {units} tell none: give the pixels, such as --matrix 256")
+
+
+def _factors(header: KSpaceHeader, units: TrajectoryUnits, shape: tuple[int, ...]) -> tuple[float, ...]:
+    share = header.encoded_fov or (1.0,) * len(shape)
+    encoded = header.encoded or shape
+    by_units = {
+        "cycles/fov": share,
+        "cycles/pixel": encoded,
+        "radians/pixel": tuple(n / (2 * math.pi) for n in encoded),
+    }[units]
+    factors = [float(factor) for factor in by_units]
+    if header.plane_steps:
+        factors[2] = share[2]
+    return tuple(factors)
+
+
+def _refuse_misfit(
+    parameters: MriParameters, header: KSpaceHeader, grid: ImageGrid, reach: NDArray[np.float64], path: Path
+) -> None:
+    filled = reach * np.array(grid.factors) / (np.array(grid.shape) / 2)
+    worst = int(np.argmax(filled))
+    if _FILLED <= filled[worst] <= _BEYOND:
+        return
+    far, n = reach[worst] * grid.factors[worst], grid.shape[worst]
+    pixels = " × ".join(map(str, grid.shape))
+    needed = (max(2 * math.ceil(axis - 1e-3), 1) for axis in reach * np.array(grid.factors))
+    # Axes that fit stay; where even the widest is nearly empty, none does.
+    fits = [filled[worst] > _BEYOND >= share for share in filled]
+    fitting = [own if fit else least for own, least, fit in zip(grid.shape, needed, fits, strict=True)]
+    said = f"the trajectory of {path} reaches {far:.4g} cycles per field of view along {'xyz'[worst]}"
+    if parameters.matrix is not None:
+        asked = ",".join(map(str, parameters.matrix))
+        problem = f"--matrix {asked}: {said}, for which {_numbers(fitting)} pixels are right"
+    else:
+        problem = f"{_OPTION} {grid.units}: {said}, where its matrix {pixels} resolves {n / 2:g}"
+    suggested = _suggested(_free(header, reach))
+    if header.units is not None or suggested == grid.units:
+        if parameters.matrix is None:
+            problem += f"; give --matrix {_numbers(fitting)}"
+    else:
+        problem += f"; its range in the file, {_free(header, reach):.4g}, suggests {_OPTION} {suggested}"
+    raise ParameterError(problem)
+
+
+def _numbers(pixels: list[int]) -> str:
+    return ",".join(map(str, pixels[:1] if len(set(pixels)) == 1 else pixels))

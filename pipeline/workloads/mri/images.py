@@ -1,0 +1,274 @@
+"""Which images a job makes of a file of raw data, and what each of them needs, read when it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.sense import covariance, whitening
+from pipeline.errors import InputError, ParameterError, counted
+from pipeline.formats.kspace import open_kspace
+from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
+from pipeline.workloads.mri.arrays import read_array
+from pipeline.workloads.mri.grid import ImageGrid, image_grid
+from pipeline.workloads.mri.parameters import DENSITIES, SENSITIVITIES, MriParameters
+
+T = TypeVar("T")
+
+# Off resonance beyond all scanners' (1 MHz is 0.3 % of 7 T's 300 MHz), and its phase still has digits in float64.
+FARTHEST_HERTZ = 1e6
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image of the result: its place there, and the readouts that it is made of."""
+
+    time: int
+    slice: int
+    readouts: Readouts
+    samples: int  # of each readout
+
+    @property
+    def points(self) -> int:
+        return self.readouts.count * self.samples
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory:
+    """Where samples lie.
+
+    points : (m, dimensions) float64, cycles per field of view
+    digest : of what it decides: equal where two images share everything but their samples
+    spokes : readouts and samples of each; their product is m
+    given  : (m,) float32 density weights of the file or of a file of their own, as --density says
+    """
+
+    points: NDArray[np.float64]
+    digest: bytes
+    spokes: tuple[int, int]
+    given: NDArray[np.float32] | None
+
+
+class ImageSource:
+    """The file of raw data, and the images that the parameters choose of it. Safe from any thread."""
+
+    def __init__(self, path: Path, parameters: MriParameters) -> None:
+        """InputError or ParameterError, in one line that names the file or the option."""
+        self.path = path
+        self._parameters = parameters
+        self._reader = open_kspace(path, trajectory=parameters.trajectory)
+        try:
+            self.header = self._reader.header
+            self.slices = parameters.slice_range.of(self.header.slices, "--slices", path)
+            points = self._reader.trajectory(self.whole(0, self.slices[0]))
+            self.grid: ImageGrid = image_grid(parameters, self.header, points, path)
+            self._cut_frames()
+            self._check_coils()
+            self.white = self._whitening()
+            self.trajectory(self.images[0].readouts)  # and its density weights: are they there?
+        except BaseException:
+            self._reader.close()
+            raise
+
+    @property
+    def coils(self) -> int:
+        return self.header.coils
+
+    @property
+    def channels(self) -> int:
+        """Coils, or virtual ones."""
+        return self._parameters.compress or self.coils
+
+    @property
+    def times(self) -> int:
+        return self.header.times * self.frames
+
+    def whole(self, time: int, slice_: int) -> Readouts:
+        """All readouts of a time of the file and a slice."""
+        return Readouts(time, slice_, 0, self._reader.extent(time, slice_)[0])
+
+    def trajectory(self, readouts: Readouts) -> Trajectory:
+        """InputError where it is damaged or leaves the matrix."""
+        where = f"{self.path}, slice {readouts.slice}, time {readouts.time}"
+        points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        given = self._given_density(readouts)
+        flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))
+        digest = hashlib.blake2b(flat.tobytes(), digest_size=16)
+        digest.update(b"" if given is None else given.tobytes())
+        digest.update(str(points.shape).encode())
+        spokes, samples = points.shape[:2]
+        return Trajectory(points=flat, digest=digest.digest(), spokes=(spokes, samples), given=given)
+
+    def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
+        """complex64 (coils, readouts, samples), as they are in the file."""
+        self._reader.read(readouts, out)
+        if self.white is not None:
+            self._refuse_faint_noise(self.white, out)
+
+    def samples(self, readouts: Readouts) -> NDArray[np.complex64]:
+        """The same in an array of its own."""
+        _, samples = self._reader.extent(readouts.time, readouts.slice)
+        out = np.empty((self.coils, readouts.count, samples), np.complex64)
+        self.read(readouts, out)
+        return out
+
+    def sensitivities(self, slice_: int) -> NDArray[np.complex64] | None:
+        """(coils, *matrix) of a file, where --sensitivities names one."""
+        if self._parameters.sensitivities in SENSITIVITIES:
+            return None
+        planes = self.grid.shape[::-1]
+        shape = (self.header.slices, self.coils, *planes)
+        name = Path(self._parameters.sensitivities)
+        array = read_array(name, shape, "--sensitivities", "(slice, coil, [z,] y, x)")[slice_]
+        with np.errstate(over="ignore"):
+            maps = np.ascontiguousarray(array.transpose(0, *range(len(planes), 0, -1)), np.complex64)
+        if not np.isfinite(maps).all() or not maps.any():
+            raise InputError(
+                f"--sensitivities {name}: slice {slice_} holds values that are not finite, or only 0; make it anew, "
+                "or leave --sensitivities out"
+            )
+        return maps
+
+    def field_map(self, slice_: int) -> NDArray[np.float64] | None:
+        """(*matrix) in hertz, where --field-map names a file."""
+        name = self._parameters.field_map
+        if name is None:
+            return None
+        shape = (self.header.slices, *self.grid.shape[::-1])
+        array = read_array(name, shape, "--field-map", "(slice, [z,] y, x)")[slice_]
+        if np.iscomplexobj(array):
+            array = array.real
+        if not np.isfinite(array).all():
+            raise InputError(
+                f"--field-map {name}: holds values that are not finite; set them to 0 where nothing is known"
+            )
+        farthest = float(np.abs(array).max(initial=0))
+        if farthest > FARTHEST_HERTZ:
+            raise InputError(f"--field-map {name}: reaches {farthest:.3g} Hz; it must be in hertz: convert it")
+        return np.ascontiguousarray(array.T, np.float64)
+
+    def sample_times_s(self, samples: int) -> NDArray[np.float64]:
+        """Seconds after the first sample of a readout. ParameterError where nobody says how long one takes."""
+        dwell = self._parameters.dwell or self.header.dwell_us
+        if dwell is None:
+            raise ParameterError(
+                f"--dwell: {self.path} does not state the time between samples, or not one for all readouts: give it "
+                "in microseconds"
+            )
+        return np.asarray(np.arange(samples) * (dwell * 1e-6), np.float64)
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._reader.hold_at_most(budget_bytes)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _cut_frames(self) -> None:
+        """All images, slice after slice, so that what a slice's frames share is needed in one go."""
+        asked = self._parameters.frames
+        self.frames = 1
+        self.images: list[Image] = []
+        found: list[Image] = []
+        if asked is not None:
+            step = self._parameters.frame_step or asked
+            extents = {self._reader.extent(t, s)[0] for t in range(self.header.times) for s in self.slices}
+            fewest = min(extents)
+            if asked > fewest:
+                has = counted(fewest, "readout")
+                raise ParameterError(f"--frames {asked}: an image of {self.path} has {has}; choose fewer")
+            self.frames = (fewest - asked) // step + 1
+        for place, slice_ in enumerate(self.slices):
+            for time in range(self.header.times):
+                count, samples = self._reader.extent(time, slice_)
+                for frame in range(self.frames):
+                    first = 0 if asked is None else frame * step
+                    readouts = Readouts(time, slice_, first, first + asked if asked is not None else count)
+                    found.append(Image(time * self.frames + frame, place, readouts, samples))
+        self.images = found
+
+    def _check_coils(self) -> None:
+        asked = self._parameters.compress
+        if asked is not None and asked > self.coils:
+            has = counted(self.coils, "coil")
+            raise ParameterError(f"--compress {asked}: {self.path} has {has}; choose as many or fewer")
+        self.sensitivities(self.slices[0])
+        self.field_map(self.slices[0])
+        if self._parameters.field_map is not None:
+            self.sample_times_s(1)
+
+    def _whitening(self) -> NDArray[np.complex128] | None:
+        noise = self._reader.noise() if self._parameters.prewhiten == "auto" else None
+        if noise is None:
+            return None
+        try:
+            return whitening(covariance(noise))
+        except ValueError as error:
+            raise InputError(f"{self.path}: {error}; --prewhiten no does without") from error
+
+    def _refuse_faint_noise(self, white: NDArray[np.complex128], samples: NDArray[Any]) -> None:
+        """InputError where whitening may put samples out of the range that those of a file must keep to."""
+        parts = np.ascontiguousarray(samples, np.complex64).view(np.float32)
+        reach = float(np.abs(white).sum(axis=1).max()) * max(float(parts.max()), -float(parts.min()))
+        if reach > LARGEST_SAMPLE:
+            raise InputError(
+                f"{self.path}: its noise is so faint that whitened samples may reach {reach:.2g}; single precision has "
+                f"no squares beyond {LARGEST_SAMPLE:g}: is it of this scan? --prewhiten no does without"
+            )
+
+    def _given_density(self, readouts: Readouts) -> NDArray[np.float32] | None:
+        name = self._parameters.density
+        if name in DENSITIES:
+            return None
+        where = f"slice {readouts.slice}, time {readouts.time}, readouts {readouts.first} to {readouts.stop - 1}"
+        if name == "file":
+            found = self._reader.density(readouts)
+            if found is None:
+                raise ParameterError(
+                    f"--density file: {self.path} holds no density weights for {where}; name another file, or "
+                    "pipe-menon"
+                )
+            return _weights(found, f"--density file: {self.path}", where)
+        whole = self._reader.extent(readouts.time, readouts.slice)
+        array = read_array(Path(name), whole, "--density", "(readout, sample)").real
+        return _weights(array[readouts.first : readouts.stop], f"--density {name}", where)
+
+
+def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:
+    """(m,) of (readouts, samples). InputError, which says what holds them and where, unless they are weights."""
+    with np.errstate(over="ignore"):
+        weights = np.ascontiguousarray(given, np.float32).reshape(-1)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+        raise InputError(
+            f"{what}: weights must be finite and at least 0, and some above 0, which those of {where} are not; mend "
+            "them, or choose pipe-menon"
+        )
+    return weights
+
+
+class Kept(Generic[T]):
+    """The values last asked for, each made once, whoever asks at the same time; the oldest go first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, tuple[threading.Lock, list[T]]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        with self._lock:
+            entry = self._values.setdefault(key, (threading.Lock(), []))
+            self._values.move_to_end(key)
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        making, found = entry
+        with making:
+            if not found:
+                found.append(make())
+            return found[0]

@@ -1,0 +1,176 @@
+"""The parameters of `millrace run mri`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.config import NamedPath
+from pipeline.formats.cfl import files_of
+from pipeline.formats.kspace.base import TrajectoryUnits
+from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters, version_of
+from pipeline.workloads.common.index_range import IndexRange
+
+DENSITIES = ("pipe-menon", "ramp", "none")
+OF_THE_FILE = "file"
+SENSITIVITIES = ("walsh", "espirit")
+ARRAY_SUFFIXES = (".npy", ".cfl")
+MOST_PIXELS = 1 << 15  # along an axis
+
+
+class MriParameters(Parameters):
+    """Pixels, cycles per field of view, hertz, microseconds."""
+
+    method: Literal["cg-sense", "gridding"] = Field(
+        "cg-sense", description="iterative SENSE, or one weighted adjoint transform, coils combined"
+    )
+    iterations: int = Field(10, ge=1, le=1000, description="cg-sense: at most so many")
+    lamda: float = Field(
+        0.01,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="cg-sense: Tikhonov damping, relative to the normal diagonal",
+    )
+    tolerance: float = Field(
+        1e-4, ge=0, lt=1, allow_inf_nan=False, description="cg-sense: stop at this relative residual; 0: never sooner"
+    )
+    matrix: tuple[int, ...] | None = Field(
+        None,
+        description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: what the file states]",
+    )
+    traj_units: TrajectoryUnits | None = Field(
+        None, description="of the trajectory, where neither the format nor the file defines them"
+    )
+    trajectory: NamedPath | None = Field(None, description="BART's second pair of files, beside the k-space")
+    slices: str = Field(
+        "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+    )
+    frames: int | None = Field(
+        None, ge=1, description="readouts a frame: a dynamic series of each image [default: all readouts, one image]"
+    )
+    frame_step: int | None = Field(
+        None,
+        ge=1,
+        description="readouts from one frame to the next: fewer than --frames slide the window [default: --frames]",
+    )
+    density: str = Field(
+        "pipe-menon",
+        description="compensation: pipe-menon, ramp (radial), none, file (the input's own), or a file .npy or .cfl",
+    )
+    sensitivities: str = Field(
+        "walsh", description="of the coils: walsh or espirit from the k-space centre, or a file .npy or .cfl"
+    )
+    calibration: int = Field(24, ge=4, le=256, description="width of that centre in cycles per field of view")
+    compress: int | None = Field(None, ge=1, description="virtual coils that all are compressed to [default: all stay]")
+    prewhiten: Literal["auto", "no"] = Field(
+        "auto", description="decorrelate the coils by the file's noise, if it has any"
+    )
+    field_map: NamedPath | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
+    segments: int | None = Field(
+        None, ge=1, le=64, description="time segments of the off-resonance correction [default: as the field map needs]"
+    )
+    dwell: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="microseconds between samples, where the file does not state it",
+    )
+    transform: Literal["auto", "gridding", "exact"] = Field(
+        "auto", description="the non-uniform transform; auto: the faster"
+    )
+    eps: float = Field(1e-4, ge=1e-6, le=1e-1, allow_inf_nan=False, description="its relative error")
+    split: Literal["auto", "coils", "images"] = Field(
+        "auto",
+        description="over several workers: the coils of each image, or whole images; auto: the coils of volumes, "
+        "where there are fewer of them than workers",
+    )
+    output_values: Literal["magnitude", "complex"] = Field("magnitude", description="what the output holds")
+
+    @field_validator("matrix", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in BETWEEN_NUMBERS.sub(",", value).split(","))
+        return value if value is None or isinstance(value, tuple | list) else (value,)
+
+    @field_validator("matrix")
+    @classmethod
+    def _sizes(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and (len(value) > 3 or not all(1 <= n <= MOST_PIXELS for n in value)):
+            raise ValueError(f"one to three numbers of pixels, 1 to {MOST_PIXELS}; got {','.join(map(str, value))}")
+        return value
+
+    @field_validator("slices")
+    @classmethod
+    def _range(cls, value: str) -> str:
+        return str(IndexRange.parse(value))
+
+    @field_validator("density", "sensitivities")
+    @classmethod
+    def _known_or_file(cls, value: str, info: Any) -> str:
+        known = DENSITIES if info.field_name == "density" else SENSITIVITIES
+        if value in known or (value == OF_THE_FILE and known is DENSITIES):
+            return value
+        if Path(value).suffix.lower() not in ARRAY_SUFFIXES:
+            raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
+        return os.path.abspath(value)  # noqa: PTH100 - a symbolic link stays one
+
+    @field_validator("trajectory", "field_map")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        # Workers may run in other folders. A symbolic link stays one.
+        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
+
+    @field_validator("field_map")
+    @classmethod
+    def _array(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() not in ARRAY_SUFFIXES:
+            raise ValueError(f"a file that ends with .npy or .cfl; got {str(value)!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> MriParameters:
+        if self.frame_step is not None and self.frames is None:
+            raise ValueError("--frame-step is the way from frame to frame: give --frames, the readouts of each")
+        for name in ("segments", "dwell"):
+            if getattr(self, name) is not None and self.field_map is None:
+                raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
+        if self.method == "gridding":
+            self._refuse(("iterations", "lamda", "tolerance"), "--method cg-sense")
+        if self.sensitivities not in SENSITIVITIES:
+            self._refuse(("calibration",), "--sensitivities walsh or espirit")
+        return self
+
+    def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
+        """What was asked for and would change nothing; a form may state defaults."""
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name} belongs to {belongs_to}: leave it out")
+
+    @property
+    def slice_range(self) -> IndexRange:
+        return IndexRange.parse(self.slices)
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        yield from (path for path in (self.trajectory, self.field_map) if path is not None)
+        yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
+
+    def in_force(self) -> dict[str, Any]:
+        found = self.model_dump(mode="json", exclude_none=True) | {"slices": str(self.slice_range)}
+        if self.method == "gridding":
+            for name in ("iterations", "lamda", "tolerance"):
+                found.pop(name)
+        if self.sensitivities not in SENSITIVITIES:
+            found.pop("calibration")
+        for name in ("trajectory", "field_map", "density", "sensitivities"):
+            if name in found and Path(found[name]).is_absolute():
+                found[name] = " and ".join(map(version_of, files_of(Path(found[name]))))
+        return found

@@ -1,0 +1,238 @@
+"""From one image's samples to the image, on the device of the samples: what trajectories and slices share is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.sense import (
+    OffResonance,
+    Segments,
+    centre_images,
+    cg_sense,
+    compression,
+    density,
+    gridded,
+    mixed,
+    sense_normal,
+    sensitivities,
+    toeplitz_normal,
+)
+from kernels.sense.reconstruction import Transform
+from pipeline.errors import InputError, ParameterError
+from pipeline.workloads.mri.images import Image, ImageSource, Kept, Trajectory
+from pipeline.workloads.mri.parameters import MriParameters
+
+# Geometries kept at once: a few of two dimensions; of three, whose kernels take eight times the image, the last.
+_KEPT_2D, _KEPT_3D = 16, 2
+# Of all coils together, from which on threads gain more than waiting for each other costs.
+_SHARED_PIXELS = 1 << 18
+# Of the off-resonance phase: past it the image is none, and the audit, which allows for it, would let anything pass.
+_WORST_SEGMENTS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Geometry:
+    """What a trajectory decides: the transform, the density weights (m,) float32, and with CG the normal operator."""
+
+    transform: Nufft
+    weights: Any
+    toeplitz: Toeplitz | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """What a slice's coils are.
+
+    mixing : (channels, coils), prewhitening and compression in one; None: the coils as they are
+    maps   : complex64 (channels, *matrix), on the device
+    """
+
+    mixing: NDArray[np.complex128] | None
+    maps: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstructed:
+    """image : complex64 (*matrix); curve: float64 relative residuals, both on the device; transform: audited;
+    segment_error: of the off-resonance correction, 0 without; notes: for the receipt."""
+
+    image: Any
+    curve: Any
+    transform: Transform
+    method: str
+    segment_error: float
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Reconstruction:
+    """Makes images one after another, from several threads at once, all on one device."""
+
+    def __init__(self, source: ImageSource, parameters: MriParameters) -> None:
+        self._source = source
+        self._parameters = parameters
+        most = _KEPT_2D if len(source.grid.shape) == 2 else _KEPT_3D
+        self._geometries: Kept[Geometry] = Kept(most)
+        self._calibrations: Kept[Calibration] = Kept(most)
+        self._segments: Kept[tuple[OffResonance, float]] = Kept(most)
+        self.workers = threads_for(source, len(source.images))
+
+    def image(
+        self, image: Image, samples: Any, trajectory: Trajectory, on_iteration: Callable[[int, Any], None] | None = None
+    ) -> Reconstructed:
+        """samples : complex64 (coils, readouts, samples), NumPy or CuPy: that decides the device."""
+        asked = self._parameters
+        geometry = self.geometry(trajectory, samples)
+        calibration = self._calibration(image, samples, trajectory, geometry)
+        flat = samples.reshape(samples.shape[0], -1)
+        data = flat if calibration.mixing is None else mixed(flat, calibration.mixing)
+        transform, error = self.corrected(image, trajectory, geometry, samples)
+        right = gridded(transform, data, calibration.maps, geometry.weights)
+        found, curve = right, None
+        if asked.method == "cg-sense":
+            if geometry.toeplitz is None:
+                normal = sense_normal(transform, calibration.maps, geometry.weights)
+            else:
+                normal = toeplitz_normal(geometry.toeplitz, calibration.maps)
+            found, curve = cg_sense(
+                normal,
+                right,
+                iterations=asked.iterations,
+                damping=asked.lamda,
+                tolerance=asked.tolerance,
+                on_iteration=on_iteration,
+            )
+        return Reconstructed(
+            image=found, curve=curve, transform=transform, method=geometry.transform.method, segment_error=error
+        )
+
+    def geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
+        """What the trajectory decides, where `like` lives; kept for the next image."""
+        return self._geometries.get(trajectory.digest, lambda: self._make_geometry(trajectory, like))
+
+    def _make_geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
+        asked, shape = self._parameters, self._source.grid.shape
+        points = _beside(trajectory.points, like)
+        weights = self._weights(trajectory, points)
+        transform = Nufft(
+            points, shape, eps=asked.eps, method=asked.transform, coils=self._source.channels, workers=self.workers
+        )
+        toeplitz = None
+        if asked.method == "cg-sense" and asked.field_map is None:
+            kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
+            toeplitz = Toeplitz(kernel, shape, workers=self.workers)
+        return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
+
+    def _weights(self, trajectory: Trajectory, points: Any) -> Any:
+        return weights_of(self._parameters, self._source, trajectory, points, workers=self.workers)
+
+    def _calibration(self, image: Image, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
+        """By all readouts of the image's time and slice, of which a frame has only some."""
+        time, slice_ = image.readouts.time, image.readouts.slice
+        readouts = self._source.whole(time, slice_)
+        if image.readouts == readouts:
+            return self._make_calibration(slice_, samples, trajectory, geometry)
+
+        def make() -> Calibration:
+            whole = self._source.trajectory(readouts)
+            points = _beside(whole.points, samples)
+            weights = self._weights(whole, points)
+            return self._maps_of(slice_, _beside(self._source.samples(readouts), samples), points, weights)
+
+        return self._calibrations.get((time, slice_), make)
+
+    def _make_calibration(self, slice_: int, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
+        return self._maps_of(slice_, samples, _beside(trajectory.points, samples), geometry.weights)
+
+    def _maps_of(self, slice_: int, samples: Any, points: Any, weights: Any) -> Calibration:
+        asked, shape = self._parameters, self._source.grid.shape
+        flat = samples.reshape(samples.shape[0], -1)
+        mixing = self._source.white
+        if asked.compress is not None:
+            white = flat if mixing is None else mixed(flat, mixing)
+            virtual, _ = compression(white, asked.compress)
+            mixing = virtual if mixing is None else virtual @ mixing
+        given = self._source.sensitivities(slice_)
+        if given is not None:
+            maps = _beside(given, samples)
+            return Calibration(mixing=mixing, maps=sensitivities.given(maps if mixing is None else mixed(maps, mixing)))
+        white = flat if mixing is None else mixed(flat, mixing)
+        tapered = asked.sensitivities == "walsh"
+        try:
+            centre = centre_images(
+                white, points, weights, shape, width=asked.calibration, taper=tapered, workers=self.workers
+            )
+            maps = (sensitivities.walsh if tapered else sensitivities.espirit)(centre, shape)
+        except ValueError as error:
+            raise ParameterError(
+                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
+            ) from error
+        return Calibration(mixing=mixing, maps=maps)
+
+    def corrected(self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any) -> tuple[Transform, float]:
+        """The transform with the slice's field map, where there is one."""
+        if self._parameters.field_map is None:
+            return geometry.transform, 0.0
+        slice_ = image.readouts.slice
+
+        def make() -> tuple[OffResonance, float]:
+            field = self._source.field_map(slice_)
+            assert field is not None, "there is a field map"
+            try:
+                segments = Segments(field, sample_times(self._source, trajectory), segments=self._parameters.segments)
+            except ValueError as error:
+                raise InputError(f"--field-map {self._parameters.field_map}: slice {slice_}: {error}") from error
+            if segments.error > _WORST_SEGMENTS:
+                raise ParameterError(
+                    f"--segments {self._parameters.segments}: so few leave an error of {segments.error:.2g} in slice "
+                    f"{slice_} (tolerated: {_WORST_SEGMENTS:g}); give more, or leave it out for as many as are needed"
+                )
+            return OffResonance(geometry.transform, _beside(field, like), segments), segments.error
+
+        return self._segments.get((trajectory.digest, slice_), make)
+
+
+def threads_for(source: ImageSource, side_by_side: int) -> int:
+    """CPU threads for each of so many images at once: where there are fewer than cores, several cores share each, but
+    not where images are small. OMP_NUM_THREADS limits them, as it does those of FINUFFT."""
+    if source.channels * math.prod(source.grid.shape) < _SHARED_PIXELS:
+        return 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores // side_by_side, int(limit) if limit.isdecimal() and int(limit) > 0 else cores))
+
+
+def weights_of(
+    asked: MriParameters, source: ImageSource, trajectory: Trajectory, points: Any, workers: int | None = None
+) -> Any:
+    """The density weights (m,) that the parameters name, where the points are."""
+    if trajectory.given is not None:
+        return density.given(_beside(trajectory.given, points))
+    if asked.density == "none":
+        return density.even(len(trajectory.points), points)
+    if asked.density == "ramp":
+        try:
+            return density.ramp(points.reshape(*trajectory.spokes, -1)).reshape(-1)
+        except ValueError as error:
+            raise ParameterError(f"--density ramp: {source.path}: {error}") from error
+    return density.pipe_menon(points, source.grid.shape, workers=workers)
+
+
+def sample_times(source: ImageSource, trajectory: Trajectory) -> NDArray[np.float64]:
+    """Seconds of each sample (m,) after the first of its readout."""
+    spokes, samples = trajectory.spokes
+    return np.tile(source.sample_times_s(samples), spokes)
+
+
+def _beside(array: NDArray[Any], like: Any) -> Any:
+    """A host array where `like` lives."""
+    from kernels.sense import namespace
+
+    return namespace(like).asarray(array)

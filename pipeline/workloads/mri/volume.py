@@ -1,0 +1,392 @@
+"""One large image, its coils a few at a time, and shared by several ranks where there are any.
+
+Every rank reads the file, keeps its own channels, and works out weights and kernel itself. What needs all coils goes
+round once: the compression's correlations, the coarse images that the sensitivities come from, and the sum of the maps'
+squares. In each iteration a rank applies its coils' part of the normal operator, and one all-reduce of the image gives
+the whole; all ranks then take the same step. Where a rank is lost, those that are left go on with the iteration that
+any of them has come to: they keep it, and the coarse images, and take over the lost coils.
+
+On one rank there is nothing to go round. Maps that the device has no room for come to it from the host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.nufft import Toeplitz
+from kernels.sense import (
+    CentreImages,
+    GroupedMaps,
+    centre_images,
+    cg_sense,
+    gridded,
+    in_centre,
+    mixed,
+    namespace,
+    sense_normal,
+    sensitivities,
+    to_host,
+    toeplitz_normal,
+)
+from kernels.sense.channels import strongest_channels
+from kernels.sense.coil_groups import Placing, group_parts, placing, streamed
+from kernels.sense.conjugate_gradient import Progress, begun
+from kernels.sense.reconstruction import Transform
+from pipeline.config import format_bytes
+from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
+from pipeline.formats.kspace.base import Readouts
+from pipeline.workloads.gang_protocols import Peers
+from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
+from pipeline.workloads.mri.parameters import MriParameters
+from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
+
+# Samples of all coils that are on the host at a time, besides those that are kept.
+_BLOCK_BYTES = 64 << 20
+# Images on the device besides the maps: those of conjugate gradients, and what is between two of their steps.
+_IMAGES = 8
+# Of the device's free memory: the rest is for what cannot be told before, such as the FFTs' work space.
+_USED = 0.9
+_GRID_CELLS = 1 << 29  # of the finer grids that samples are spread to, of all coils that go together
+ITEM = np.dtype(np.complex64).itemsize
+
+
+@dataclass(kw_only=True, eq=False)
+class _Kept:
+    """What a rank keeps for another try."""
+
+    mixing: NDArray[np.complex128] | None = None
+    centre: CentreImages | None = None
+    progress: Progress | None = None
+
+    @property
+    def state(self) -> NDArray[np.int64]:
+        """What there is: mixing, coarse images, iterations (−1: not begun)."""
+        number = -1 if self.progress is None else self.progress.number
+        return np.array([self.mixing is not None, self.centre is not None, number], np.int64)
+
+
+def device_room(xp: Any) -> int | None:
+    """Bytes that are free on the current device; None on a CPU, where the maps are the host's own."""
+    if xp is np:
+        return None
+    free, _ = xp.cuda.runtime.memGetInfo()
+    return int(free + xp.get_default_memory_pool().free_bytes())
+
+
+class VolumeReconstruction:
+    """One image's way through a rank."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        parameters: MriParameters,
+        reconstruction: Reconstruction,
+        image: Image,
+        peers: Peers,
+        like: Any,
+        *,
+        host_bytes: int,
+        follow: Callable[[int, Any], None] | None,
+        note_read: Callable[[float, int], None],
+    ) -> None:
+        """like: any array of the rank's device. host_bytes: what maps may take on the host, where a GPU is too small
+        for them. note_read: told the seconds and bytes of each read."""
+        self._source = source
+        self._asked = parameters
+        self._reconstruction = reconstruction
+        self._image = image
+        self._peers = peers
+        self._xp = namespace(like)
+        self._like = like
+        self._host_bytes = host_bytes
+        self._follow = follow
+        self._note_read = note_read
+        self._made_again = False
+        self._own = list(peers.shards)
+        known = [peers.partials[shard] for shard in self._own if shard in peers.partials]
+        self._kept: _Kept = known[0] if known else _Kept()
+        peers.partials.update(dict.fromkeys(self._own, self._kept))
+
+    def reconstructed(self, trajectory: Trajectory) -> Reconstructed:
+        """The image and its curve, alike on all ranks. Raises what a collective does where a rank is lost."""
+        geometry = self._reconstruction.geometry(trajectory, self._like)
+        transform, error = self._reconstruction.corrected(self._image, trajectory, geometry, self._like)
+        leader, states = self._agree()
+        mixing = self._mixing(bool(states[:, 0].all()))
+        begun_before = states[leader, 2] >= 0
+        estimated = self._asked.sensitivities in ("walsh", "espirit")
+        parts = group_parts(len(self._own), math.prod(self._source.grid.shape))
+        needed = not begun_before or (estimated and not states[:, 1].all())
+        samples = self._own_samples(mixing, parts) if needed else []
+        coarse = self._coarse(mixing, samples, trajectory, geometry, bool(states[:, 1].all())) if estimated else None
+        maps = self._maps(mixing, coarse, geometry.toeplitz, samples)
+        try:
+            found, curve = self._solved(maps, samples, transform, geometry, leader if begun_before else None)
+        finally:
+            maps.close()
+        return Reconstructed(
+            image=found,
+            curve=curve,
+            transform=transform,
+            method=geometry.transform.method,
+            segment_error=error,
+            notes=self._notes(maps.placed),
+        )
+
+    def _agree(self) -> tuple[int, NDArray[np.int64]]:
+        """Which rank has come farthest, and what each has kept."""
+        states = self._peers.control.allgather(self._kept.state)
+        return int(np.argmax(states[:, 2])), states
+
+    # Channels, samples and maps
+
+    def _mixing(self, known: bool) -> NDArray[np.complex128]:
+        """(channels, coils): prewhitening and compression; the compression's correlations are shared work."""
+        if known and self._kept.mixing is not None:
+            return self._kept.mixing
+        white = self._source.white
+        whole = np.eye(self._source.coils, dtype=np.complex128) if white is None else white
+        if self._asked.compress is not None:
+            gram = np.zeros((self._source.coils,) * 2, np.complex128)
+            for number, block in enumerate(self._blocks()):
+                if number % self._peers.size == self._peers.rank:
+                    samples = mixed(self._read(block), whole).reshape(len(whole), -1)
+                    gram += samples @ samples.conj().T
+            whole = strongest_channels(self._peers.control.allreduce(gram), self._asked.compress)[0] @ whole
+        self._kept.mixing = whole
+        return whole
+
+    def _blocks(self) -> Sequence[Readouts]:
+        readouts = self._image.readouts
+        step = max(_BLOCK_BYTES // (self._source.coils * self._image.samples * ITEM), 1)
+        return [
+            Readouts(readouts.time, readouts.slice, first, min(first + step, readouts.stop))
+            for first in range(readouts.first, readouts.stop, step)
+        ]
+
+    def _read(self, block: Readouts) -> NDArray[np.complex64]:
+        began = time.perf_counter()
+        samples = self._source.samples(block)
+        self._note_read(time.perf_counter() - began, samples.nbytes)
+        return samples
+
+    def _own_samples(self, mixing: NDArray[np.complex128], parts: Sequence[slice]) -> list[NDArray[Any]]:
+        """Of each group of own channels (channels, m), on the host: all coils come by in blocks of readouts."""
+        readouts, length = self._image.readouts, self._image.samples
+        # Not pinned: they go to the device once, and pinning takes longer than that.
+        kept = [np.empty((part.stop - part.start, self._image.points), np.complex64) for part in parts]
+        rows = [mixing[self._own[part]] for part in parts]
+        plain = self._source.white is None and self._asked.compress is None
+        for block in self._blocks():
+            self._peers.check()
+            samples = self._read(block)
+            there = slice((block.first - readouts.first) * length, (block.stop - readouts.first) * length)
+            for part, of_part, into in zip(parts, rows, kept, strict=True):
+                chosen = samples[self._own[part]] if plain else mixed(samples, of_part)
+                into[:, there] = chosen.reshape(len(into), -1)
+        return kept
+
+    def _coarse(
+        self,
+        mixing: NDArray[np.complex128],
+        samples: Sequence[NDArray[Any]],
+        trajectory: Trajectory,
+        geometry: Geometry,
+        known: bool,
+    ) -> sensitivities.CoarseMaps:
+        """What the k-space centre of all channels tells of their sensitivities."""
+        asked = self._asked
+        find = sensitivities.coarse_walsh if asked.sensitivities == "walsh" else sensitivities.coarse_espirit
+        try:
+            if not known or self._kept.centre is None:
+                self._kept.centre = self._centre(len(mixing), samples, trajectory, geometry)
+            return find(self._kept.centre)
+        except ValueError as error:
+            raise ParameterError(
+                f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
+            ) from error
+
+    def _centre(
+        self, channels: int, samples: Sequence[NDArray[Any]], trajectory: Trajectory, geometry: Geometry
+    ) -> CentreImages:
+        """The coarse images of all channels, each made by the rank that has the channel."""
+        asked, shape, xp = self._asked, self._source.grid.shape, self._xp
+        where = in_centre(trajectory.points, shape, asked.calibration)
+        central = np.concatenate([group[:, where] for group in samples])
+        mine = centre_images(
+            xp.asarray(central),
+            xp.asarray(trajectory.points[where]),
+            geometry.weights[xp.asarray(where)],
+            shape,
+            width=asked.calibration,
+            taper=asked.sensitivities == "walsh",
+            workers=self._reconstruction.workers,
+        )
+        images = np.zeros((channels, *mine.images.shape[1:]), np.complex64)
+        images[self._own] = to_host(mine.images)
+        summed = self._peers.control.allreduce(images)
+        return CentreImages(images=xp.asarray(summed), width=mine.width)
+
+    def _maps(
+        self,
+        mixing: NDArray[np.complex128],
+        coarse: sensitivities.CoarseMaps | None,
+        toeplitz: Toeplitz | None,
+        samples: Sequence[NDArray[Any]],
+    ) -> GroupedMaps:
+        """Those of the rank's channels, where there is room for them."""
+        shape = self._source.grid.shape
+        placed = self._placing(toeplitz, samples)
+        self._made_again = self._refuse_or_make_again(placed, coarse is not None)
+        maps = GroupedMaps(self._like, len(self._own), shape, placed, made_again=self._made_again)
+        if coarse is not None:
+            maps.make(lambda part: coarse.fine(self._own[part], shape), self._added, coarse.mask(shape))
+            return maps
+        given = self._source.sensitivities(self._image.readouts.slice)
+        assert given is not None, "a file's"
+        plain = self._source.white is None and self._asked.compress is None
+        maps.make(
+            lambda part: self._xp.asarray(given[self._own[part]] if plain else mixed(given, mixing[self._own[part]])),
+            self._added,
+        )
+        return maps
+
+    def _added(self, squares: Any) -> Any:
+        return self._peers.communicator.allreduce(squares)
+
+    def _placing(self, toeplitz: Toeplitz | None, samples: Sequence[NDArray[Any]]) -> Placing:
+        shape, coils = self._source.grid.shape, len(self._own)
+        pixels = math.prod(shape)
+        group = group_parts(coils, pixels)[0].stop
+        free = device_room(self._xp)
+        if free is None:
+            return placing(coils, shape, None)
+        grid = min(group * pixels << len(shape), max(_GRID_CELLS, pixels << len(shape)))
+        taken = _IMAGES * pixels + 4 * group * pixels + 2 * grid + 4 * group * self._image.points * bool(samples)
+        taken = taken * ITEM + (toeplitz.work_bytes(group) if toeplitz is not None else 0)
+        try:
+            found = placing(coils, shape, max(int(_USED * free) - taken, 0))
+        except ValueError as error:
+            raise OutOfDeviceMemory(
+                f"{self._source.path}: an image of {pixels} pixels takes {format_bytes(taken)} of the GPU besides its "
+                f"coils, and {format_bytes(free)} are free: split the coils over more GPUs, or take --device cpu"
+            ) from error
+        return found
+
+    def _refuse_or_make_again(self, placed: Placing, estimated: bool) -> bool:
+        """Whether maps that the device has no room for are made again in each pass: the host has no room either.
+
+        ParameterError where they are a file's, which the host must then hold.
+        """
+        if placed.streamed <= self._host_bytes:
+            return False
+        if not estimated:
+            raise ParameterError(
+                f"--memory: the GPU has room for {format_bytes(placed.room or 0)} of coil maps, and "
+                f"{format_bytes(placed.streamed)} of those of --sensitivities must stay on the host, more than it "
+                f"leaves for them: {format_bytes(8 * placed.nbytes)} and twice the samples are enough"
+            )
+        return True
+
+    # The image
+
+    def _solved(
+        self,
+        maps: GroupedMaps,
+        samples: list[NDArray[Any]],
+        transform: Transform,
+        geometry: Geometry,
+        leader: int | None,
+    ) -> tuple[Any, Any]:
+        """leader: the rank whose iteration all go on with; None: there is none."""
+        asked, kept = self._asked, self._kept
+        if leader is None:
+            right = self._confirmed_sum(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
+            samples.clear()
+            if asked.method == "gridding":
+                return right, None
+            kept.progress = begun(right, asked.iterations)
+            del right
+        else:
+            self._follow_leader(leader)
+        inner = (
+            sense_normal(transform, maps, geometry.weights)
+            if geometry.toeplitz is None
+            else toeplitz_normal(geometry.toeplitz, maps)
+        )
+
+        def normal(picture: Any) -> Any:
+            self._peers.check()
+            return self._confirmed_sum(inner(picture))
+
+        return cg_sense(
+            normal,
+            None,
+            iterations=asked.iterations,
+            damping=asked.lamda,
+            tolerance=asked.tolerance,
+            on_iteration=self._follow,
+            progress=kept.progress,
+            agreed=self._agreed,
+        )
+
+    def _confirmed_sum(self, part: Any) -> Any:
+        """Of all ranks' parts: each iteration is kept for another try."""
+        whole = self._peers.communicator.allreduce(part)
+        self._peers.communicator.confirm()
+        return whole
+
+    def _follow_leader(self, leader: int) -> None:
+        """The iteration that one rank has come to, on all of them. Who has got half of it has nothing to go on with."""
+        mine, xp, shape = self._kept.progress, self._xp, self._source.grid.shape
+        if self._peers.rank != leader:
+            self._kept.progress = None
+        if mine is None:
+            mine = begun(xp.zeros(shape, np.complex64), self._asked.iterations)
+        for name in ("solution", "residual", "direction"):
+            self._peers.communicator.broadcast(getattr(mine, name), root=leader)
+        squares = to_host(mine.squares).copy()
+        scalars = np.array([float(mine.scale), float(mine.now), mine.number, *squares])
+        self._peers.control.broadcast(scalars, root=leader)
+        mine.scale = xp.asarray(scalars[0], np.float32)
+        mine.now = xp.asarray(scalars[1], mine.now.dtype)
+        mine.number = int(scalars[2])
+        mine.squares = xp.asarray(scalars[3:])
+        self._peers.communicator.confirm()
+        self._kept.progress = mine
+
+    def _agreed(self, residual: float) -> float:
+        """Rank 0's: processors may round differently, and all ranks must stop at the same iteration."""
+        return float(self._peers.control.broadcast(np.array([residual]))[0])
+
+    def _notes(self, placed: Placing) -> Mapping[str, str]:
+        where = "on the device"
+        if placed.streamed:
+            away = placed.groups - len(placed.stay)
+            how = "made again" if self._made_again else "streamed from the host"
+            where = (
+                f"{away} of {counted(placed.groups, 'group')} {how} in each iteration, "
+                f"{format_bytes(placed.streamed)} of {format_bytes(placed.nbytes)}: the device has "
+                f"{format_bytes(placed.room or 0)} for them"
+            )
+        found = {"coil_maps": where}
+        if self._peers.size > 1:
+            found["split"] = f"{counted(self._source.channels, 'channel')} over {self._peers.size} ranks"
+        return found
+
+
+def samples_bytes(source: ImageSource, image: Image) -> int:
+    """Of all coils of an image."""
+    return source.coils * image.points * ITEM
+
+
+def maps_bytes(source: ImageSource) -> int:
+    """Of all channels of an image."""
+    return source.channels * math.prod(source.grid.shape) * ITEM

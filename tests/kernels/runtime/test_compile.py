@@ -1,0 +1,142 @@
+"""Every kernel compiles for every architecture we support. No GPU: NVRTC alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import kernels
+from kernels.runtime.launch import SHARED_BYTES_WITHOUT_ASKING, KernelCompileError, compile_for, entries
+from tests.kernels.runtime.ptx import functions, representatives
+
+# Most optimisations left out: a tenth of the time.
+QUICK = ("--Ofast-compile=max",)
+# As far as templates are instantiated, types and overloads found and assertions tried; no code is made.
+CHECKED_ONLY = ("-dlto",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("compute_75", QUICK), ("compute_80", CHECKED_ONLY), ("compute_100", CHECKED_ONLY)],
+    ids=["compute_75", "compute_80", "compute_100"],
+)
+@pytest.mark.parametrize("operation", kernels.names())
+def test_every_entry_of_every_variant_compiles(operation: str, architecture: str, options: tuple[str, ...]) -> None:
+    lowered = compile_for(operation, architecture, options=options).lowered
+    assert tuple(lowered) == entries(operation)
+    assert lowered
+    assert len(set(lowered.values())) == len(lowered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", kernels.names())
+def test_every_entry_can_be_assembled(operation: str) -> None:
+    """Of what the assembler alone refuses, one instance shows instructions written by hand, and text shows the rest."""
+    compiled = compile_for(operation, "compute_90", options=QUICK)
+    read = functions(compiled.code.decode())
+    for expression, name in compiled.lowered.items():
+        assert read[name].shared_bytes <= SHARED_BYTES_WITHOUT_ASKING, expression
+    chosen = representatives(compiled.lowered, read)
+    assembled = compile_for(operation, "sm_90", chosen, QUICK)
+    for expression, name in assembled.lowered.items():
+        assert name.encode() in assembled.code, expression
+
+
+def test_columns_of_narrow_values_stay_in_registers() -> None:
+    """Sixteen of bytes, with a mean and a sum of squares each: no number of blocks is worth spilling them."""
+    spilled = compile_for("reduce", "sm_90", ("reduce_tiles<Moments<signed char>>",), ("--ptxas-options=-v",)).log
+    assert set(re.findall(r"(\d+) bytes spill", spilled)) == {"0"}
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
+    entries = ("box_running<unsigned char, 3, 15, 1, 16>", "box_column_sums<3, 15, 16>")
+    assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_SIGNALS",)).lowered
+
+
+# One of each kernel, and each way to fetch, that is launched with early=True.
+EARLY = (
+    *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
+    *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
+    *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
+)
+
+
+MEMORY = re.compile(r"\b(?:ld|st|red|atom|prefetch|cp)\.[\w.:]*global")
+
+
+def test_kernels_that_wait_for_earlier_ones_touch_no_memory_before() -> None:
+    compiled = compile_for("smoothing", "compute_90", EARLY)
+    bodies = re.split(r"\.entry ", compiled.code.decode())[1:]
+    assert len(bodies) == len(EARLY)
+    for body in bodies:
+        before, waits, after = body.partition("griddepcontrol.wait")
+        assert waits, before
+        assert not MEMORY.search(before), before
+        assert MEMORY.search(after)
+        assert "griddepcontrol.launch_dependents" in after
+
+
+def test_an_entry_that_is_not_there_is_an_error_with_the_log() -> None:
+    with pytest.raises(KernelCompileError, match=r"smoothing.cu does not compile for sm_90") as caught:
+        compile_for("smoothing", "sm_90", ("no_such_kernel<int>",))
+    assert "no_such_kernel" in caught.value.log
+
+
+PTX = """
+.visible .func  (.param .b32 func_retval0) _Z4helpPj(
+	.param .b64 _Z4helpPj_param_0
+)
+;
+.shared .align 16 .b8 _ZZ5firstE6staged[4096];
+.visible .entry _Z5firstPj(
+	.param .u64 _Z5firstPj_param_0
+)
+{
+	mov.u32 	%r1, _ZZ5firstE6staged;
+	// begin inline asm
+	cp.async.wait_all;
+	// end inline asm
+	call.uni (retval0),
+	_Z4helpPj,
+	(
+	param0
+	);
+	ret;
+}
+.weak .entry _Z6secondIiEvPj(
+	.param .u64 _Z6secondIiEvPj_param_0
+)
+{
+	.shared .align 4 .u32 unused;
+	.shared .align 8 .b64 _ZZ6secondIiEvPjE5total;
+	st.shared.u64 [_ZZ6secondIiEvPjE5total], %rd7;
+	ret;
+}
+.visible .func  (.param .b32 func_retval0) _Z4helpPj(
+	.param .b64 _Z4helpPj_param_0
+)
+{
+	// begin inline asm
+	prmt.b32 %r12, %r3, 0, 0x123;
+	// end inline asm
+	ret;
+}
+"""
+
+
+def test_a_kernel_has_the_assembly_and_the_shared_memory_of_what_it_calls() -> None:
+    read = functions(PTX)
+    assert set(read) == {"_Z4helpPj", "_Z5firstPj", "_Z6secondIiEvPj"}
+    assert read["_Z5firstPj"].by_hand == {"\tcp.async.wait_all;\n\t", "\tprmt.b32 %r, %r, 0, 0x123;\n\t"}
+    assert read["_Z5firstPj"].shared_bytes == 4096
+    assert (read["_Z6secondIiEvPj"].by_hand, read["_Z6secondIiEvPj"].shared_bytes) == (frozenset(), 16)
+
+
+def test_each_template_and_each_statement_by_hand_has_a_representative() -> None:
+    read = functions(PTX)
+    first, second = "_Z5firstPj", "_Z6secondIiEvPj"
+    expressions = {"a<1>": second, "a<2>": second, "a<3>": first, "a<4>": first, "b": second}
+    assert representatives(expressions, read) == ("a<1>", "a<3>", "b")

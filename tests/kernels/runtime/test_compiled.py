@@ -1,0 +1,77 @@
+"""Compiled functions that several threads load at once, beside others that load what they like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from kernels.runtime import compiled
+
+# As Numba looks for what would find the BLAS, another thread does.
+BESIDE_SCIPY = """
+import builtins, threading
+
+def load():
+    import scipy.linalg.cython_blas
+    print("found")
+
+def beside(name, *others, alone=builtins.__import__):
+    if name == "numba.np.arraymath":
+        builtins.__import__ = alone
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+    return alone(name, *others)
+
+builtins.__import__ = beside
+import kernels.compiled
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_scipy_is_not_loaded_with_numba() -> None:
+    assert run("import sys, kernels.runtime.compiled; print('scipy.linalg' in sys.modules)") == "False\n"
+
+
+def test_another_thread_finds_the_blas_meanwhile() -> None:
+    assert run(BESIDE_SCIPY) == "found\n"
+
+
+def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """Numba dates what it keeps by the function's own file, and has the constants in the code."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates what it keeps to the second
+    own = "from constants import ONE, TWO\nfrom kernels.runtime.compiled import compiled\n"
+    inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
+    (tmp_path / "functions.py").write_text(own + inner + outer)
+    for one, two in ((1, 2), (3, 2), (3, 5), (3, 5)):
+        (tmp_path / "constants.py").write_text(f"ONE, TWO = {one}, {two}\n")
+        told = run("import functions; print(functions.outer(), sum(functions.outer.stats.cache_hits.values()))")
+        assert told.split()[0] == str(one * two)
+    assert told == "15 1\n", "what has not changed is not compiled anew"
+
+
+def test_threads_that_load_at_once_keep_to_one_folder() -> None:
+    """Where Numba keeps things is a setting of the process: one thread must not take the other's for the user's."""
+
+    def plus_one(x: int) -> int:
+        return x + 1
+
+    found = []
+    other = threading.Thread(target=lambda: found.append(compiled.compiled(plus_one)))
+    with compiled._own_folder():
+        other.start()
+        other.join(0.2)  # it waits, or is done by then
+    other.join()
+    digest = compiled._sources_digest()
+    assert Path(found[0]._cache.cache_path).parts.count(digest) == 1
+    assert digest not in str(compiled.numba.config.CACHE_DIR)
+    assert found[0](1) == 2

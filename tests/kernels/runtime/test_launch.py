@@ -1,0 +1,183 @@
+"""Compiling, caching and argument passing, on machines without a GPU: NVRTC alone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kernels.runtime import binaries, launch, pdl
+from kernels.runtime.binaries import Binary
+
+ENTRY = "gauss_gather<float, float, float>"
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "cuda"
+
+
+@pytest.fixture(scope="module")
+def binary() -> Binary:
+    return launch.compile_for("smoothing", "sm_90", (ENTRY,))
+
+
+def test_a_template_is_instantiated_by_name(binary: Binary) -> None:
+    assert binary.code.startswith(b"\x7fELF")
+    assert "gauss_gather" in binary.lowered[ENTRY]
+    assert binary.lowered[ENTRY].encode() in binary.code
+
+
+def test_a_device_newer_than_nvrtc_gets_portable_code(binary: Binary) -> None:
+    assert launch._newest_supported(90) == "sm_90"
+    newest = launch._newest_supported(999)
+    assert newest.startswith("compute_")
+    assert b".entry" in launch.compile_for("smoothing", newest, (ENTRY,)).code
+
+
+def test_what_is_cached_is_read_back(binary: Binary, cache_folder: Path) -> None:
+    assert binaries.read("key") is None
+    binaries.write("key", binary)
+    assert binaries.read("key") == Binary(code=binary.code, lowered=binary.lowered, log="")
+    assert [path.name for path in cache_folder.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+        lambda content: b"[]\n" + content,
+        lambda content: b"\xff" + content,
+    ],
+)
+def test_a_damaged_cache_counts_as_none(binary: Binary, cache_folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    binaries.write("key", binary)
+    whole = (cache_folder / "key").read_bytes()
+    damaged = damage(whole)
+    assert damaged != whole
+    (cache_folder / "key").write_bytes(damaged)
+    assert binaries.read("key") is None
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "file"))
+    binaries.write("key", binary)
+    assert binaries.read("key") is None
+
+
+def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binaries, "FOLDER", tmp_path)
+    monkeypatch.setattr(binaries, "INCLUDE", tmp_path / "include")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "op").mkdir()
+    source, header = tmp_path / "op" / "op.cu", tmp_path / "include" / "header.cuh"
+    source.write_text('#include "header.cuh"\n')
+    header.write_text("// one\n")
+
+    def key(*settings: str) -> str:
+        binaries._source_files.cache_clear()
+        return binaries.key("op", settings)
+
+    first = key("--std=c++17", "sm_90", "a")
+    assert key("--std=c++17", "sm_90", "a") == first
+    assert len({first, key("--std=c++20", "sm_90", "a"), key("--std=c++17", "sm_80", "a"), key("--std=c++17")}) == 4
+    header.write_text("// two\n")
+    second = key("--std=c++17", "sm_90", "a")
+    source.write_text('#include "header.cuh"\n\n')
+    assert len({first, second, key("--std=c++17", "sm_90", "a")}) == 3
+    binaries._source_files.cache_clear()
+
+
+def test_a_kernel_is_kept_under_its_options_device_compiler_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(binaries, "key", lambda operation, settings: asked.append((operation, *settings)) or "key")
+    monkeypatch.setattr(binaries, "read", lambda key: Binary(code=b"", lowered={ENTRY: key}, log=""))
+    monkeypatch.setattr(launch, "_attribute", lambda attribute, device: {75: 9, 76: 0}[attribute])
+    monkeypatch.setattr(launch, "_driver", Driver)
+    monkeypatch.setattr(launch, "_runtime", Driver)
+    assert launch._load(0, "smoothing", ENTRY).function == "key"
+    version = str(launch._nvrtc().getVersion())
+    assert asked == [("smoothing", *launch.LANGUAGE, "--fmad=false", "sm_90", version, ENTRY)]
+
+
+class Driver:
+    """What loads a kernel, without a device."""
+
+    CUDADriverError = CUDARuntimeError = RuntimeError
+
+    def setDevice(self, device: int) -> None:
+        pass
+
+    def moduleLoadData(self, code: bytes) -> bytes:
+        return code
+
+    def moduleGetFunction(self, module: bytes, name: str) -> str:
+        return name
+
+
+def test_the_drivers_structures_are_laid_out_as_cuda_h_has_them() -> None:
+    assert (ctypes.sizeof(pdl._Attribute), pdl._Attribute.value.offset) == (72, 8)
+    assert (ctypes.sizeof(pdl._Config), pdl._Config.stream.offset) == (56, 32)
+
+
+def test_arguments_that_have_no_size_of_their_own_are_refused() -> None:
+    value = ctypes.c_float(1)
+    assert launch._value(0, value) is value
+    for other in (7, np.zeros(3)):
+        kind = type(other).__name__
+        with pytest.raises(
+            TypeError, match=f"argument 2 of a kernel must be a CuPy array or a ctypes value; got {kind}"
+        ):
+            launch._value(2, other)
+
+
+def test_an_array_of_the_device_is_passed_as_its_pointer() -> None:
+    array = SimpleNamespace(data=SimpleNamespace(ptr=0x7F1200))
+    assert launch._value(0, array).value == 0x7F1200
+
+
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_work_runs_on_the_arrays_device_and_the_stream_given(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[str] = []
+
+    class Context:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            entered.append(self.name)
+
+        def __exit__(self, *raised: object) -> None:
+            entered.append(f"not {self.name}")
+
+    def current() -> Context:
+        return Context(f"current of {entered[-1]}")
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(get_current_stream=current)))
+    array = SimpleNamespace(device=Context("device"))
+    with launch.on_stream(array, given and Context(given)) as stream:
+        expected = given or "current of device"
+        assert stream.name == expected
+        assert entered == ["device", expected]
+    assert entered[2:] == [f"not {expected}", "not device"]
+
+
+def test_sources_are_read_as_utf8_whatever_the_locale():
+    program = "from kernels import binaries; [binaries.key(file.stem, ()) for file in binaries.FOLDER.glob('*/*.cu')]"
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(binaries.__file__).parents[1])

@@ -1,0 +1,618 @@
+"""The command as its user meets it: results, plans, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tifffile
+
+from tests.images import COMMAND, names_in, read_image, version, write_image
+from tests.pipeline.workloads.coulomb.coulomb_jobs import molecule, write_pqr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, own_settings):
+    monkeypatch.chdir(tmp_path)
+    samples = np.random.default_rng(3).integers(0, 65536, (67, 41, 3)).astype(np.uint16)
+    write_image(tmp_path / "in.ppm", samples)
+    return tmp_path
+
+
+def test_smooths_and_leaves_a_receipt(folder, millrace):
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "5,3", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "out.ppm: 1 chunk on cpu" in out
+    from kernels.smoothing import box
+
+    np.testing.assert_array_equal(
+        read_image(folder / "out.ppm"), box(read_image(folder / "in.ppm"), (5, 3), channel_axis=2)
+    )
+    receipt = json.loads((folder / "out.ppm.receipt.json").read_text())
+    assert receipt["parameters"]["size"] == [5, 3]
+    assert receipt["input"]["bytes"] == (folder / "in.ppm").stat().st_size
+    assert len(receipt["input"]["sha256"]) == 64
+    assert receipt["audit"]["worst_error"] <= 0.5
+    assert set(receipt["stages"]) == {"read", "upload", "compute", "download", "write"}
+    assert names_in(folder) == ["in.ppm", "out.ppm", "out.ppm.receipt.json"]
+
+
+@pytest.mark.parametrize("options", [("--size", "31"), ("--filter", "gaussian", "--sigma", "3.5")])
+@pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
+def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options):
+    samples = np.random.default_rng(5).integers(0, 65536, (1009, 307, 3)).astype(np.uint16)
+    write_image(folder / "large.tif", samples)
+    common = ("run", "smooth", "large.tif", *options, "--mode", mode, "--device", "cpu", "--quiet")
+    results = []
+    for name, memory, workers in (("a.npy", "1MiB", 2), ("b.npy", "2MiB", 3), ("c.npy", "512MiB", 1)):
+        arguments = [*common[:3], name, *common[3:], "--memory", memory, "--threads", workers]
+        assert millrace(*arguments) == (0, "", "")
+        results.append((folder / name).read_bytes())
+        receipt = json.loads((folder / f"{name}.receipt.json").read_text())
+        assert receipt["ring_bytes"] <= (1 << 20) * (512 if memory == "512MiB" else int(memory[0]))
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("policy", ["omit", "propagate"])
+@pytest.mark.parametrize("beyond", ["nan", "inf", "3.5"])
+def test_what_is_beyond_the_edge_counts_the_same_however_a_float_image_is_cut(folder, millrace, policy, beyond):
+    samples = np.random.default_rng(5).normal(size=(307, 101)).astype(np.float32)
+    samples[samples > 2.5] = np.nan
+    write_image(folder / "in.npy", samples, "YX")
+    options = ("--size", "5", "--mode", "constant", "--cval", beyond, "--nan-policy", policy, "--device", "cpu")
+    found = [
+        millrace("run", "smooth", "in.npy", f"{chunk}.npy", *options, "--quiet", "--chunk-bytes", chunk)
+        for chunk in ("8KiB", "8MiB")
+    ]
+    if (policy, beyond) == ("omit", "nan"):  # it would count or be left out, by where the image is cut
+        assert [code for code, _, _ in found] == [2, 2]
+    else:
+        assert found == [(0, "", "")] * 2
+        assert (folder / "8KiB.npy").read_bytes() == (folder / "8MiB.npy").read_bytes()
+
+
+@pytest.mark.parametrize("axes", ["Z,Y,X", "X,Z", "Y"])
+def test_a_volume_of_bytes_cut_into_chunks_has_the_bits_of_the_whole(folder, millrace, axes):
+    """Which axis is the first decides on an exact Gaussian's weights: chunks must agree with the whole on it."""
+    from kernels.smoothing import gaussian
+
+    samples = np.random.default_rng(5).integers(0, 256, (61, 149, 307)).astype(np.uint8)
+    write_image(folder / "stack.tif", samples, "ZYX")
+    options = ("--filter", "gaussian", "--sigma", "2", "--mode", "constant", "--cval", "200", "--device", "cpu")
+    assert millrace("run", "smooth", "stack.tif", "out.npy", *options, "--axes", axes, "--memory", "1MiB")[0] == 0
+    chosen = tuple("ZYX".index(letter) for letter in axes.split(","))
+    whole = gaussian(samples, 2, mode="constant", cval=200, axes=chosen)
+    np.testing.assert_array_equal(read_image(folder / "out.npy"), whole)
+    audit = json.loads((folder / "out.npy.receipt.json").read_text())["audit"]
+    assert audit["tolerance"] == (1.25 if len(chosen) == 3 else 1.0)
+    assert audit["worst_error"] <= 1.04
+
+
+def test_volumes_pages_and_axes(folder, millrace):
+    samples = np.random.default_rng(5).normal(size=(11, 53, 47)).astype(np.float32)
+    write_image(folder / "stack.tif", samples, "ZYX")
+    from kernels.smoothing import box
+
+    options = ("--quiet", "--memory", "1MiB", "--threads", "1")
+    for named, expected in (("Z,Y,X", (0, 1, 2)), ("y,x", (1, 2)), ("0", (0,)), ("-1", (2,))):
+        assert millrace("run", "smooth", "stack.tif", "out.npy", f"--axes={named}", *options)[0] == 0
+        np.testing.assert_array_equal(read_image(folder / "out.npy"), box(samples, 3, axes=expected))
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(folder, millrace):
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--memory", "64MiB", "--device", "cpu")
+    assert code == 0
+    assert "67 × 41 × 3 (YXC), uint16" in out
+    assert "nan_policy propagate, size 3\n" in out
+    assert "memory" in out
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--json")
+    assert json.loads(out)["chunks"] == 1
+    assert names_in(folder) == ["in.ppm"]
+
+
+def test_json_prints_the_receipt(folder, millrace):
+    code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads((folder / "out.ppm.receipt.json").read_text())
+
+
+def test_preview_and_metrics(folder, millrace, monkeypatch):
+    from pipeline import metrics
+
+    ports = []
+    monkeypatch.setattr(metrics, "serve", ports.append)
+    code, _, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--preview", "small.png", "--metrics-port", "9123")
+    assert (code, ports) == (0, [9123])
+    small = read_image(folder / "small.png")
+    assert (small.shape, small.dtype) == ((67, 41, 3), np.uint8)
+    assert (small.min(), small.max()) == (0, 255)
+
+
+MISTAKES = [
+    (("none.ppm", "out.ppm"), "none.ppm: no such file"),
+    ((".", "out.ppm"), "is a folder"),
+    (("empty.ppm", "out.ppm"), "empty.ppm: the file is empty"),
+    (("text.ppm", "out.ppm"), "text.ppm"),
+    (("short.ppm", "out.ppm"), "short.ppm"),
+    (("complex.npy", "out.npy"), "complex.npy"),
+    (("in.ppm", "in.ppm"), "in.ppm is the input itself"),
+    (("in.ppm", "link.ppm"), "link.ppm is the input itself"),
+    (("new.ppm.partial", "new.ppm"), "new.ppm.partial, the input itself"),
+    (("in.ppm", "loop.ppm"), "loop.ppm"),
+    (("in.ppm", "old.ppm"), "old.ppm.receipt.json is a folder where the receipt belongs"),
+    (("z.zarr/0", "z.zarr"), "lie one within the other"),
+    (("z.zarr", "z.zarr/new.zarr"), "lie one within the other"),
+    (("in.ppm", "out.ppm", "--memory", "9" * 400), "is not an amount of memory"),
+    (("in.ppm", "out.ppm", "--preview", "folder.png"), "folder.png: is a folder"),
+    (("in.ppm", "out.ppm", "--preview", "nowhere/small.png"), "nowhere does not exist"),
+    (("in.ppm", "out"), "out: the name has no suffix"),
+    (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
+    (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
+    (("in.ppm", "/proc/out.ppm"), "/proc takes no new files; choose another"),
+    (("in.ppm", "o" * 300 + ".ppm"), "does not take a name this long"),
+    (("in.ppm", "o" * 250 + ".ppm"), "does not take a name this long"),  # that of the partial file is longer
+    (("in.ppm", "out.ppm", "--preview", "p" * 300 + ".png"), "does not take a name this long"),
+    (("i" * 300 + ".ppm", "out.ppm"), "has a name too long for its file system"),
+    (("", "out.ppm"), "Invalid value for 'INPUT': the name is empty."),
+    (("in.ppm", ""), "Invalid value for 'OUTPUT': the name is empty."),
+    (("in.ppm", "out.ppm", "--config", ""), "Invalid value for '--config': the name is empty."),
+    (("float.npy", "out.png"), "out.png"),
+    (("in.ppm", "out.ppm", "--size", "256"), "--size: size must lie in 1 … 255; got 256"),
+    (("in.ppm", "out.ppm", "--size", "0"), "--size: size must lie in 1 … 255; got 0"),
+    (("in.ppm", "out.ppm", "--size", "three"), "--size"),
+    (("in.ppm", "out.ppm", "--size", "max"), "got 'max'"),
+    (("in.ppm", "out.ppm", "--size", "3,3,3"), "--size has 3 values; in.ppm is smoothed along YX: give 1 or 2"),
+    (("in.ppm", "out.ppm", "--size", ""), "--size"),
+    (("in.ppm", "out.ppm", "--sigma", "2"), "--sigma belongs to --filter gaussian"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian"), "--filter gaussian needs --sigma"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "0"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "-1"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "nan"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "inf"), "--sigma: sigma must be a positive number"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "50"), "at most 127 are supported"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "nan"), "--truncate"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "inf"), "millrace: --truncate: "),
+    (("in.ppm", "out.ppm", "--truncate", "3"), "--truncate belongs to --filter gaussian"),
+    (
+        ("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--truncate", "3", "--radius", "5"),
+        "--truncate and --radius both cut the kernel",
+    ),
+    (("in.ppm", "out.ppm", "--cval", "7"), "--cval belongs to --mode constant, and the mode is reflect"),
+    (
+        ("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "-1"),
+        "--radius: radius must be a whole number",
+    ),
+    (("in.ppm", "out.ppm", "--filter", "median"), "'median' is not one of"),
+    (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "70000"), "--cval must be a whole number in 0 … 65535"),
+    (("in.ppm", "out.ppm", "--mode", "constant", "--cval", "nan"), "--cval must be a whole number"),
+    *(
+        (
+            ("float.npy", "out.npy", "--mode", "constant", "--cval", "nan", "--nan-policy", policy),
+            f"--cval nan does not go with --nan-policy {policy}: give a number, or --nan-policy propagate",
+        )
+        for policy in ("omit", "raise")
+    ),
+    (
+        ("float.npy", "out.npy", "--mode", "constant", "--cval", "-1e39"),
+        "--cval -1e+39 is beyond the float32 of float.npy",
+    ),
+    (("in.ppm", "out.ppm", "--axes", "Z"), "--axes Z: name each axis once, of those in.ppm has: Y (0), X (1)"),
+    (("in.ppm", "out.ppm", "--axes", "C"), "--axes C"),
+    (("in.ppm", "out.ppm", "--axes", "Y,0"), "--axes Y,0: name each axis once"),
+    (("in.ppm", "out.ppm", "--device", "cuda:99"), "--device cuda:99"),
+    (("in.ppm", "out.ppm", "--device", "gpu"), "--device: must be auto, all, cpu, cuda or cuda:N"),
+    (("in.ppm", "out.ppm", "--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
+    (("in.ppm", "out.ppm", "--preview", "out.jpg"), "--preview out.jpg: a preview is a PNG"),
+    (("in.ppm", "out.png", "--preview", "out.png"), "is also the input or the output"),
+    (("p.png.partial", "out.ppm", "--preview", "p.png"), "is also the input or the output"),
+    (("p.png.samples.partial", "out.ppm", "--preview", "p.png"), "is also the input or the output"),
+    (("in.ppm", "z.zarr", "--preview", "z.zarr/p.png"), "z.zarr/p.png lies within the input or the output"),
+    (("z.zarr", "out.ppm", "--preview", "z.zarr/0/p.png"), "z.zarr/0/p.png lies within the input or the output"),
+    (("in.ppm", "out.ppm", "--metrics-port", "0"), "--metrics-port"),
+    (("in.ppm", "out.ppm", "--bogus"), "No such option"),
+    (("in.ppm",), "Missing argument 'OUTPUT'"),
+    (("in.ppm", "out.ppm", "--filter", "gaussian", "--sigma", "2", "--radius", "1000000"), "--radius: a Gaussian of"),
+    (("white.tif", "out.png"), "out.png: PNG would show a negative of this image, in which 0 is white; choose .tif"),
+    (("white.tif", "out.pgm"), "out.pgm: PNM and PAM would show a negative of this image"),
+    (("inks.tif", "out.png"), "than those of this image, whose 4 channels are inks; choose .tif"),
+    (("inks.tif", "out.pam"), "out.pam: PNM and PAM would show other colours than those of this image"),
+    (("premultiplied.tif", "out.png"), "as alpha, which it says is multiplied into the colours; choose .tif"),
+    (("spectrum.tif", "out.pam"), "out.pam: PNM and PAM would show the last channel of this image as alpha"),
+    (("nan.npy", "out.npy", "--nan-policy", "raise"), "nan.npy, among samples (0, 0) to (5, 7): image contains NaN"),
+    (("in.ppm", "out.ppm", "--chunk-bytes", "some"), "--chunk-bytes: 'some' is not an amount of memory"),
+    (("in.ppm", "out.ppm", "--chunk-bytes", "1GiB"), "--chunk-bytes 1.0 GiB: "),
+    (("large.png", "out.tif", "--memory", "1MiB"), "large.png must be held whole, which takes 2.0 MiB"),
+    (("wide.npy", "out.npy", "--memory", "1MiB", "--size", "255"), "--memory is too small for one chunk of wide.npy"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0])[:60] for case in MISTAKES])
+def test_a_mistake_gets_one_line_and_exit_code_2(folder, millrace, arguments, message):
+    Path("empty.ppm").touch()
+    Path("text.ppm").write_text("P6 hello world")
+    Path("short.ppm").write_bytes(Path("in.ppm").read_bytes()[:-1])
+    Path("link.ppm").symlink_to("in.ppm")
+    Path("new.ppm.partial").write_bytes(Path("in.ppm").read_bytes())
+    Path("loop.ppm").symlink_to("loop.ppm")
+    for name in ("p.png.partial", "p.png.samples.partial"):
+        Path(name).write_bytes(Path("in.ppm").read_bytes())
+    Path("old.ppm.receipt.json").mkdir()
+    Path("folder.png").mkdir()
+    write_image(Path("z.zarr"), np.zeros((5, 7), np.uint8), "YX")
+    np.save("complex.npy", np.zeros((3, 3), complex))
+    np.save("float.npy", np.zeros((3, 3), np.float32))
+    np.save("nan.npy", np.full((5, 7), np.nan, np.float32))
+    tifffile.imwrite("white.tif", np.zeros((5, 7), np.uint8), photometric="miniswhite")
+    four = np.zeros((5, 7, 4), np.uint8)
+    tifffile.imwrite("inks.tif", four, photometric="separated")
+    tifffile.imwrite("premultiplied.tif", four, photometric="rgb", extrasamples=["assocalpha"])
+    tifffile.imwrite("spectrum.tif", four, photometric="minisblack", planarconfig="contig", extrasamples=[0, 0, 0])
+    np.save("wide.npy", np.zeros((300, 300, 4), np.float64))
+    write_image(Path("large.png"), np.zeros((1024, 2048), np.uint8), "YX")
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    Path("out.ppm").write_text("an older result")
+    before[Path("out.ppm")] = b"an older result"
+    code, out, err = millrace("run", "smooth", *arguments)
+    assert err.startswith("millrace: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert (code, out) == (2, "")
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+
+
+def test_one_pixel_and_thin_images(folder, millrace):
+    for shape in ((1, 1), (1, 500), (500, 1)):
+        samples = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
+        write_image(folder / "thin.pgm", samples, "YX")
+        for mode in ("reflect", "mirror", "nearest", "wrap", "constant"):
+            code, _, err = millrace("run", "smooth", "thin.pgm", "out.pgm", "--size", "9", "--mode", mode, "--quiet")
+            assert (code, err) == (0, "")
+
+
+def test_a_defect_of_ours_is_one_line_and_exit_code_1(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    monkeypatch.setattr(Smoothing, "compute", lambda *arguments: 1 / 0)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert code == 1
+    assert err.startswith("millrace: internal error: ZeroDivisionError")
+    assert err.count("\n") == 1
+    assert names_in(folder) == ["in.ppm"]
+
+
+def test_a_run_killed_between_publishing_and_tidying_is_resumed_as_complete(folder, millrace, monkeypatch):
+    from pipeline.engine import run
+    from pipeline.engine.ledger import Ledger
+
+    def kill(*_):
+        raise SystemExit(9)
+
+    arguments = ("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    begin = run.stream_on_device
+
+    def begin_with_ledger(job, plan, ledger, events):
+        ledger.create()
+        return begin(job, plan, ledger, events)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.cluster.executor.stream_on_device", begin_with_ledger)
+        patched.setattr(run, "write_receipt", kill)
+        assert millrace(*arguments)[0] == 9
+    made = version(folder / "out.ppm")
+    assert Ledger(folder / "out.ppm", {}).begun
+    code, out, err = millrace(*arguments, "--resume", "--preview", "small.png")
+    assert (code, err) == (0, "")
+    assert out.endswith("out.ppm: complete: an earlier run of this job had published it before it was killed\n")
+    assert version(folder / "out.ppm") == made
+    assert json.loads((folder / "out.ppm.receipt.json").read_text())["parameters"]["size"] == [3]
+    assert names_in(folder) == ["in.ppm", "out.ppm", "out.ppm.receipt.json", "small.png"]
+
+
+def test_too_many_open_files_name_their_limit(folder, millrace, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("pipeline.cluster.executor.open_device", fail)
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"millrace: .*Too many open files.*: raise the limit \(ulimit -n\), then run again\n", err)
+
+
+def test_too_little_memory_is_not_called_an_internal_error(folder, millrace, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 64.0 GiB")
+
+    monkeypatch.setattr("pipeline.cluster.executor.open_device", fail)
+    code, out, err = millrace("run", "smooth", "in.ppm", "out.ppm", "--size", "3", "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert err.startswith("millrace: too little memory (Unable to allocate 64.0 GiB): lower --memory, ")
+    assert err.endswith(", then run again\n")
+    assert names_in(folder) == ["in.ppm"]
+
+
+def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, monkeypatch):
+    from pipeline.engine.device import CpuDevice
+    from pipeline.errors import OutOfDeviceMemory
+
+    write_image(folder / "large.npy", np.zeros((512, 1024), np.uint8), "YX")
+    process, seen = CpuDevice.process, []
+
+    def shrinking(device, workload, chunk, slot, record):
+        seen.append(chunk.input_bytes)
+        if len(seen) > 4 and chunk.input_bytes > max(seen) * 3 // 4:
+            raise OutOfDeviceMemory("no room to compute")
+        process(device, workload, chunk, slot, record)
+
+    monkeypatch.setattr(CpuDevice, "process", shrinking)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    arguments = ("--size", "3", "--chunk-bytes", "128KiB", "--device", "cpu", "--threads", "1")
+    code, out, err = millrace("run", "smooth", "large.npy", "out.npy", *arguments)
+    assert code == 0, err
+    assert "(halved 1 time to fit the device)" in out
+    assert re.findall(r"([\d.]+)/([\d.]+) (\w+)", err)[-1] == ("512.0", "512.0", "KiB")
+
+
+def test_a_long_name_leaves_room_for_the_progress(capsys, monkeypatch):
+    from pipeline.cli.terminal import progress_bar
+    from pipeline.client import _bar
+
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_bar(SimpleNamespace(output_bytes=2048), "x" * 100, shown=True) as bar:
+        bar.written(SimpleNamespace(output_bytes=2048))
+    assert re.search("x{20,}.* 2.0/2.0 KiB", capsys.readouterr().err)
+    with _bar("x" * 100) as show:
+        show({"chunks_done": 2, "chunks": 3, "state": "running"})
+    assert re.search("x{20,}.* 2/3 chunks, running", capsys.readouterr().err)
+
+
+def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    right = Smoothing.compute
+
+    def wrong(self, chunk, inputs, outputs, stream):
+        right(self, chunk, inputs, outputs, stream)
+        outputs[0][...] ^= 1
+
+    monkeypatch.setattr(Smoothing, "compute", wrong)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert code == 1
+    assert "audit failed at sample" in err
+    assert names_in(folder) == ["in.ppm"]
+
+
+def test_a_full_disk_is_told_before_any_work(folder):
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    arguments = [*COMMAND, "run", "smooth", "in.ppm", "out.ppm"]
+    done = subprocess.run(
+        arguments, check=False, cwd=folder, preexec_fn=limit, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "out.ppm" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert names_in(folder) == ["in.ppm"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing_half_written(folder, number, code):
+    write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
+    (folder / "out.tif").write_text("an older result")
+    arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--threads", "1"]
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "out.tif.partial").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"stopped by {number.name}; nothing was published" in err
+    assert err.count("\n") == 1
+    assert (folder / "out.tif").read_text() == "an older result"
+    assert names_in(folder) == ["in.ppm", "large.tif", "out.tif"]
+
+
+def test_devices_say_what_can_be_used(millrace):
+    code, out, _ = millrace("devices")
+    assert code == 0
+    assert "cpu" in out
+    code, out, _ = millrace("devices", "--json")
+    assert any(device["name"] == "cpu" and device["obstacle"] is None for device in json.loads(out))
+
+
+def test_demo_inputs_are_the_same_for_the_same_seed(folder, millrace):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        assert millrace("demo", name, "--size", "150", "--seed", seed)[0] == 0
+    first, again, other = (read_image(folder / name / "cells.tif") for name in "abc")
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert first.shape == (150, 150, 3)
+
+
+@pytest.mark.parametrize("address", ["foo", "tcp://localhost", "tcp://localhost:0", "tcp://localhost:65536"])
+def test_a_schedulers_address_that_is_none_is_told_at_once(millrace, address):
+    says = f"must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535; got '{address}'"
+    assert millrace("worker", address) == (2, "", f"millrace: SCHEDULER: {says}\n")
+    code, _, err = millrace("run", "smooth", "in.tif", "out.tif", "--scheduler", address)
+    assert (code, err) == (2, f"millrace: --scheduler: {says}\n")
+
+
+def test_version_and_help(millrace):
+    assert millrace("--version")[:2] == (0, "millrace, version 0.1.0\n")
+    code, out, _ = millrace("run", "smooth", "--help")
+    assert code == 0
+    assert "--sigma" in out
+
+
+WINDOWS = [("--size", "3"), ("--filter", "gaussian", "--sigma", "1", "--radius", "20")]
+
+
+@pytest.mark.parametrize("value", [1e36, 1e-44, np.inf, 0.0])
+@pytest.mark.parametrize("options", WINDOWS)
+def test_extreme_floats_pass_the_audit(folder, millrace, value, options):
+    samples = np.ones((40, 50), np.float32)
+    samples[10:20] = value
+    np.save("extreme.npy", samples)
+    assert millrace("run", "smooth", "extreme.npy", "out.npy", "--quiet", *options) == (0, "", "")
+
+
+@pytest.mark.parametrize("value", [np.float32(3e38), np.finfo(np.float32).min, 1.7e308])
+@pytest.mark.parametrize("options", WINDOWS)
+def test_finite_floats_whose_sums_are_not_are_refused(folder, millrace, value, options):
+    np.save("large.npy", np.full((40, 50), value))
+    code, out, err = millrace("run", "smooth", "large.npy", "out.npy", "--quiet", *options)
+    assert (code, out) == (2, "")
+    assert "large.npy: holds values as large as " in err
+    assert f"whose sums pass the range of {np.asarray(value).dtype.name}; nothing was published; divide" in err
+    assert "out.npy" not in names_in(folder)
+
+
+def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(folder / "cache"))
+    write_pqr(folder / "a.pqr", molecule())
+    command = [*COMMAND, "run", "coulomb", "a.pqr", "out.npy", "--scheme", "direct", "--device", "cpu", "--quiet"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    kept = [path for path in (folder / "cache").rglob("*.nb*") if path.is_file()]
+    assert kept
+    for path in kept:
+        os.truncate(path, path.stat().st_size // 2 if path.suffix == ".nbc" else 0)
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(path.stat().st_size for path in kept if path.exists())
+
+
+def test_an_input_that_changes_is_not_published(folder, millrace, monkeypatch):
+    from pipeline.workloads.smoothing import Smoothing
+
+    right = Smoothing.write
+
+    def write(self, chunk, outputs):
+        right(self, chunk, outputs)
+        os.utime("in.ppm", ns=(0, 0))
+
+    monkeypatch.setattr(Smoothing, "write", write)
+    code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
+    assert (code, err) == (2, "millrace: in.ppm: changed while it was read; nothing was published; run again\n")
+    assert names_in(folder) == ["in.ppm"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_stderr_and_a_reader_that_goes_away(folder, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
+    assert subprocess.run(f"{command} 2>&-", shell=True, cwd=folder, check=False).returncode == 0
+    piped = f"set -o pipefail; {command} --json | true"
+    assert subprocess.run(["bash", "-c", piped], cwd=folder, check=False).returncode in (0, 141)
+    full = subprocess.run(f"{command} > /dev/full", shell=True, cwd=folder, check=False, capture_output=True, text=True)
+    assert full.returncode == 1
+    assert "out.ppm is complete" in full.stderr
+    for rest, code in (("--bogus 2>/dev/full", 2), ("--json >&- 2>&- <&-", 0)):
+        assert subprocess.run(f"{command} {rest}", shell=True, cwd=folder, check=False).returncode == code
+    alone = command.removesuffix(" run smooth in.ppm out.ppm")
+    assert subprocess.run(f"{alone} 2>/dev/full", shell=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["--help"], ["--version"], ["run", "smooth", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_stdout_that_cannot_be_written_is_told_by_every_command(arguments, unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+
+    def ends(stdout):
+        with subprocess.Popen(
+            [*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True
+        ) as process:
+            _, err = process.communicate(timeout=60)
+        return process.returncode, err
+
+    with Path("/dev/full").open("w") as full:
+        assert ends(full) == (1, "millrace: stdout: No space left on device\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    assert ends(writing) == (141, "")
+    os.close(writing)
+
+
+def test_closed_stdout_is_no_file_of_ours(folder):
+    """Nor does what is printed end up in the first file that is opened."""
+    command = " ".join([sys.executable, "-c", "'from pipeline.cli import main; main()'", "run smooth in.ppm out.ppm"])
+    done = subprocess.run(f"{command} <&- >&-", shell=True, cwd=folder, check=False, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_image(folder / "out.ppm").shape == (67, 41, 3)
+
+
+def test_a_folder_that_is_gone_is_said(folder, monkeypatch, millrace):
+    gone = folder / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, _, err = millrace("run", "smooth", folder / "in.ppm", "out.ppm")
+    monkeypatch.chdir(folder)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the folder that this was started in is gone" in err
+
+
+def test_messages_do_not_act_on_the_terminal(folder, millrace):
+    _, _, err = millrace("run", "smooth", "red\x1b[31m.ppm", "out.ppm")
+    assert err == "millrace: red\\x1b[31m.ppm: no such file; check the path\n"
+    for name in ("red\x1b[31m.ppm", "two\nlines.ppm", "no\udcfftext.ppm"):
+        shown = ascii(name)[1:-1]
+        code, out, err = millrace("run", "smooth", "in.ppm", name, "--dry-run")
+        assert (code, err) == (0, "")
+        assert out.splitlines()[0] == f"smooth in.ppm → {shown}"
+        code, out, err = millrace("run", "smooth", "in.ppm", name)
+        assert (code, err, out.count("\n")) == (0, "", 1)
+        assert f"{shown}: 1 chunk on " in out
+
+
+def test_no_arguments_show_the_help(millrace):
+    code, _, err = millrace("run")
+    assert code == 2
+    assert "Usage:" in err
+    assert err.count("\n") > 3
+
+
+def test_a_private_result_stays_private(folder, millrace):
+    (folder / "out.ppm").touch(mode=0o600)
+    assert millrace("run", "smooth", "in.ppm", "out.ppm", "--quiet")[0] == 0
+    assert (folder / "out.ppm").stat().st_mode & 0o777 == 0o600
+
+
+def test_chunks_are_made_larger_rather_than_too_many(folder, millrace, monkeypatch):
+    """A plan of millions of chunks would itself take gigabytes."""
+    from pipeline.workloads import smoothing
+
+    np.save(folder / "long.npy", np.zeros((1000, 2000), np.uint8))
+    monkeypatch.setattr(smoothing, "MOST_CHUNKS", 10)
+    arguments = ("run", "smooth", "long.npy", "out.npy", "--dry-run")
+    code, out, _ = millrace(*arguments, "--json", "--chunk-bytes", "1")
+    assert (code, 1 < json.loads(out)["chunks"] <= 10) == (0, True)
+    code, _, err = millrace(*arguments, "--memory", "1MiB")
+    assert code == 2
+    times = re.search(r"--memory is too small for long.npy, .* chunks, more than 10: raise it to (\d+) times", err)
+    assert times, err
+    assert millrace(*arguments, "--memory", f"{times[1]}MiB")[0] == 0
+
+
+def test_too_little_memory_says_how_much_is_enough(folder, millrace):
+    np.save(folder / "wide.npy", np.zeros((300, 5000, 3)))
+    arguments = ("run", "smooth", "wide.npy", "out.npy", "--size", "255", "--dry-run", "--memory")
+    code, _, err = millrace(*arguments, "1MiB")
+    assert code == 2
+    times = re.search(r"which takes \S+ \SiB: raise it to ([\d.]+) times as much$", err.strip())
+    assert times, err
+    assert millrace(*arguments, f"{times[1]}MiB")[0] == 0

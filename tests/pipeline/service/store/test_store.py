@@ -1,0 +1,572 @@
+"""Jobs on disk: what was accepted is there, whose turn it is, and that of two who change a job one is refused."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.errors import OutputError, ParameterError, StorageError
+from pipeline.service.http.views import JobView
+from pipeline.service.jobs import (
+    CancelRequested,
+    Computed,
+    Failed,
+    IllegalTransition,
+    LeaseLost,
+    Planned,
+    Progressed,
+    Published,
+    Start,
+    State,
+    Stop,
+)
+from pipeline.service.store import (
+    HALF_LIFE_S,
+    DependencyForgotten,
+    Facts,
+    JobFilter,
+    NewJob,
+    NoSuchJob,
+    OutputTaken,
+    Store,
+    statements,
+)
+from pipeline.service.store.transaction import Transaction
+
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Store(tmp_path / "state" / "jobs.sqlite")
+    yield opened
+    opened.close()
+
+
+def asked(output="/data/out.npy", **what):
+    return NewJob(
+        **{"owner": "ada", "workload": "smooth", "input": "/data/in.npy", "output": output, "parameters": {"size": "3"}}
+        | what
+    )
+
+
+def accept(store, count=1, now=0.0, **what):
+    return [
+        store.accept([asked(f"/data/{now}-{number}-{sorted(what.items())}", **what)], now=now)[0]
+        for number in range(count)
+    ]
+
+
+def claim(store, now=1.0, runner="r", cap=100):
+    return store.claim(runner, now=now, lease_s=LEASE_S, owner_cap=cap)
+
+
+def finish(store, job, now=2.0):
+    store.apply(job, Planned(1, 5), now=now)
+    store.apply(job, Computed(1), now=now)
+    store.apply(job, Published(1), now=now, facts=Facts(receipt={"chunks": 5}))
+
+
+def used(store, job, seconds, now):
+    """An earlier run of it, to which nobody listens any more, had a device for so long."""
+    store.apply(job, LeaseLost(0), now=now, facts=Facts(device_seconds=seconds))
+
+
+def test_what_was_accepted_is_there_in_another_process(store):
+    (job,) = store.accept([asked(priority=3)], now=5.0)
+    again = Store(store.path)
+    found = again.job(job)
+    assert (found.asked, found.job.state, found.submitted_at) == (asked(priority=3), State.QUEUED, 5.0)
+    assert [event.message for event in again.events(job)] == ["queued"]
+    again.close()
+
+
+def test_every_commit_is_synced(store):
+    accept(store)
+    with store._database.reading() as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+
+
+def test_all_of_an_array_or_nothing(store):
+    with pytest.raises(OutputError, match=r"/data/b: job .* writes it"):
+        store.accept([asked("/data/a"), asked("/data/b"), asked("/data/b")], now=0.0)
+    assert store.list_jobs() == []
+
+
+def test_the_same_key_and_body_give_the_same_job(store):
+    (first,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b") == [first]
+    assert len(store.list_jobs()) == 1
+    with pytest.raises(ParameterError, match="Idempotency-Key k"):
+        store.accept([asked("/data/other")], now=1.0, key="k", body_sha256="c")
+    (other,) = store.accept([asked("/data/other", owner="bob")], now=1.0, key="k", body_sha256="c")
+    assert other != first
+
+
+def test_keys_are_forgotten_in_the_end(store):
+    store.accept([asked()], now=0.0, key="k", body_sha256="b")
+    week = 7 * 24 * 3600.0
+    store.prune(now=week)
+    with pytest.raises(ParameterError, match="Idempotency-Key k"):
+        store.accept([asked("/data/2")], now=week, key="k", body_sha256="c")
+    store.prune(now=week + 1.0)
+    assert len(store.accept([asked("/data/2")], now=week + 1.0, key="k", body_sha256="c")) == 1
+
+
+def test_two_active_jobs_may_not_write_one_output(store):
+    (job,) = store.accept([asked()], now=0.0)
+    with pytest.raises(OutputError, match=f"/data/out.npy: job {job} writes it"):
+        store.accept([asked(owner="bob")], now=0.0)
+    store.apply(job, CancelRequested(), now=1.0)
+    (second,) = store.accept([asked(owner="bob")], now=2.0)
+    with pytest.raises(OutputError, match=f"job {second} writes it"):
+        store.retry(job, now=3.0)
+
+
+def test_priority_then_fair_share_then_order(store):
+    first, second = accept(store, 2, owner="ada")
+    (third,) = accept(store, owner="bob")
+    (urgent,) = accept(store, owner="ada", priority=9)
+    used(store, first, 100.0, now=0.0)
+    used(store, third, 60.0, now=0.0)
+    assert [claim(store).job.id for _ in range(4)] == [urgent, third, first, second]
+    assert claim(store) is None
+
+
+def test_what_was_used_long_ago_counts_less(store):
+    (a,) = accept(store, owner="ada")
+    (b,) = accept(store, owner="bob")
+    used(store, a, 100.0, now=0.0)
+    later = 2 * HALF_LIFE_S
+    used(store, b, 26.0, now=later)
+    assert claim(store, now=later).asked.owner == "ada"  # 25 left of 100
+    assert store.job(a).device_seconds == 100.0
+
+
+def test_an_owner_at_the_cap_waits(store):
+    ours = accept(store, 3, owner="ada")
+    (theirs,) = accept(store, owner="bob")
+    assert [claim(store, cap=2).job.id for _ in range(3)] == [*ours[:2], theirs]
+    assert claim(store, cap=2) is None
+    store.apply(ours[0], Failed(1, "in.npy: truncated", transient=False), now=2.0)
+    assert claim(store, cap=2).job.id == ours[2]
+
+
+def test_a_run_to_its_end(store):
+    (job,) = accept(store)
+    claimed = claim(store, now=7.0)
+    assert (claimed.job.state, claimed.job.epoch, claimed.runner, claimed.lease_until) == (State.PLANNING, 1, "r", 37.0)
+    store.apply(job, Planned(1, 5), now=8.0)
+    store.apply(job, Progressed(1, 3), now=9.0)
+    assert store.job(job).job.chunks_done == 3
+    store.apply(job, Computed(1), now=10.0)
+    store.apply(job, Published(1), now=11.0, facts=Facts(receipt={"chunks": 5}))
+    found = store.job(job)
+    assert (found.job.state, found.started_at, found.finished_at, found.runner) == (State.SUCCEEDED, 7.0, 11.0, None)
+    assert found.receipt == {"chunks": 5}
+    assert [event.message for event in store.events(job)] == [
+        "queued",
+        "planning",
+        "running",
+        "publishing",
+        "succeeded",
+    ]
+    assert [event.message for event in store.events(job, after=store.events(job)[2].number)] == [
+        "publishing",
+        "succeeded",
+    ]
+
+
+def test_a_lost_lease_is_another_runners(store):
+    (job,) = accept(store)
+    claim(store, now=0.0, runner="old")
+    assert store.lost("new", now=29.0, lease_s=LEASE_S, others_too=False) == []
+    store.renew("old", [job], now=20.0, lease_s=LEASE_S)
+    assert store.lost("new", now=40.0, lease_s=LEASE_S, others_too=False) == []
+    assert store.lost("new", now=51.0, lease_s=LEASE_S, others_too=False) == [(job, 1)]
+    assert store.lost("new", now=0.0, lease_s=LEASE_S, others_too=True) == [(job, 1)]
+    assert store.lost("old", now=0.0, lease_s=LEASE_S, others_too=True) == []
+    assert store.lost("old", now=20.0, lease_s=LEASE_S, others_too=False) == []
+    assert store.lost("old", now=19.0, lease_s=LEASE_S, others_too=False) == [(job, 1)]  # the clock was set back
+    store.apply(job, LeaseLost(1), now=51.0)
+    assert claim(store, now=52.0, runner="new").job.epoch == 2
+    # What the old runner still says is not heard: it cannot publish.
+    store.apply(job, Published(1), now=53.0, facts=Facts(receipt={}))
+    assert (store.job(job).job.state, store.job(job).receipt) == (State.PLANNING, None)
+
+
+def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
+    (job,) = accept(store)
+    claim(store)
+    seen = store.job(job)
+    store.apply(job, LeaseLost(1), now=2.0)
+    claim(store, now=3.0, runner="other")
+    monkeypatch.setattr(Transaction, "job", lambda *_: seen)
+    with pytest.raises(StorageError, match="changed by another process"):
+        store.apply(job, Planned(1, 5), now=4.0)
+    monkeypatch.undo()
+    assert store.job(job).job.chunks is None
+
+
+def test_what_comes_after_waits_and_fails_with_it(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    (c,) = store.accept([asked("/data/c", after=frozenset({b}))], now=0.0)
+    assert claim(store).job.id == a
+    assert claim(store) is None
+    store.apply(a, Failed(1, "in.npy: truncated", transient=False), now=2.0)
+    assert [store.job(job).job.state for job in (b, c)] == [State.FAILED, State.FAILED]
+    assert store.job(c).job.error == f"job {b}, which it comes after, failed"
+    store.retry(a, now=3.0)
+    store.retry(b, now=3.0)
+    assert store.job(b).job.waiting_for == {a}
+    assert claim(store).job.epoch == 2
+    store.apply(a, Planned(2, 1), now=4.0)
+    store.apply(a, Computed(2), now=4.0)
+    store.apply(a, Published(2), now=4.0)
+    assert store.job(b).job.claimable
+    store.retry(c, now=5.0)
+    assert claim(store).job.id == b
+    assert claim(store) is None  # c waits for b
+
+
+def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(a, CancelRequested(), now=1.0)
+    job, _ = store.retry(b, now=2.0)
+    assert (job.state, job.error) == (State.FAILED, f"job {a}, which it comes after, was cancelled")
+    (c,) = store.accept([asked("/data/c", after=frozenset({a}))], now=3.0)
+    assert store.job(c).job.state is State.FAILED
+
+
+def test_a_retry_after_a_job_that_is_forgotten_says_so_and_changes_nothing(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(a, CancelRequested(), now=1.0)
+    store.retry(b, now=3.0)  # and it fails at once
+    assert store.prune(now=10.0, keep_s=8.0) == [a]
+    before = store.job(b), store.events(b)
+    for _ in range(2):
+        with pytest.raises(DependencyForgotten, match=f"job {b} comes after job {a}, which is forgotten: submit it"):
+            store.retry(b, now=11.0)
+    assert (store.job(b), store.events(b)) == before
+
+
+def test_after_a_job_that_is_in_nothing_waits(store):
+    (a,) = accept(store)
+    claim(store)
+    finish(store, a)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=3.0)
+    assert store.job(b).job.claimable
+    with pytest.raises(ParameterError, match="there is no job nonsense"):
+        store.accept([asked("/data/c", after=frozenset({"nonsense"}))], now=3.0)
+
+
+def test_actions_come_back(store):
+    (job,) = accept(store)
+    claim(store)
+    _, actions = store.apply(job, CancelRequested(), now=2.0)
+    assert actions == (Stop(1),)
+    with pytest.raises(IllegalTransition):
+        store.retry(job, now=2.0)
+    assert Start(1) not in actions
+
+
+def test_lists_and_counts(store):
+    jobs = [*accept(store, 3), *accept(store, 2, owner="bob", workload="coulomb", array_id="x")]
+    assert [found.job.id for found in store.list_jobs(limit=2)] == [jobs[4], jobs[3]]
+    page = store.list_jobs(limit=2)
+    assert [found.job.id for found in store.list_jobs(JobFilter(before=page[-1].number), limit=2)] == [jobs[2], jobs[1]]
+    assert len(store.list_jobs(JobFilter(owner="bob", workload="coulomb", array_id="x", state="queued"))) == 2
+    assert store.list_jobs(JobFilter(state="failed")) == []
+    store.apply(jobs[0], CancelRequested(), now=1.0)
+    assert store.counts() == dict.fromkeys(State, 0) | {State.QUEUED: 4, State.CANCELLED: 1}
+    assert store.oldest_queued() == 0.0
+
+
+def test_many_threads_at_once(store):
+    errors = []
+
+    def submit(owner):
+        try:
+            for number in range(25):
+                (job,) = store.accept([asked(f"/data/{owner}-{number}", owner=owner)], now=0.0)
+                store.log(job, "hello", now=0.0)
+                store.list_jobs(limit=3)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=submit, args=(f"owner{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert store.counts()[State.QUEUED] == 200
+    claimed = [claim(store) for _ in range(200)]
+    assert len({found.job.id for found in claimed}) == 200
+
+
+def _is_open(path):
+    return path in (each.resolve() for each in Path("/proc/self/fd").iterdir())
+
+
+def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
+    path = tmp_path / "jobs.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ParameterError, match="written by a newer Millrace") as newer:
+        Store(path)
+    assert not _is_open(path), newer  # whose frames would hold it
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: file is not a database; restore a backup") as damaged:
+        Store(path)
+    assert not _is_open(path), damaged
+
+
+@pytest.mark.parametrize(("table", "version"), [("jobs", 0), ("other", 0), ("jobs", 1), ("other", 4)])
+def test_another_programs_database_is_left_alone(tmp_path, table, version):
+    path = tmp_path / "jobs.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"CREATE TABLE {table} (what TEXT)")
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(ParameterError, match="is a database of another program; choose another state_dir"):
+        Store(path)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(table,)]
+    connection.close()
+
+
+def test_what_a_backups_tool_adds_to_the_database_is_no_fault(tmp_path):
+    Store(tmp_path / "jobs.sqlite").close()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute("CREATE TABLE _backup (at REAL)")
+    connection.close()
+    Store(tmp_path / "jobs.sqlite").close()
+
+
+def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
+    """With a job whose parameters Python took for JSON and SQLite does not, which no list could show."""
+    newest = statements._versions()
+    monkeypatch.setattr(statements, "_versions", lambda: {step: newest[step] for step in (1, 2, 3)})
+    path = tmp_path / "jobs.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        for number, parameters in enumerate(('{"cval": NaN, "a": -Infinity}', '{"size": "Infinity"}')):
+            connection.execute(
+                "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch, attempts,"
+                " cancelling, chunks_done, story, submitted_at, changed_at)"
+                " VALUES (?, 'ada', 'smooth', 'in.npy', ?, ?, 0, 'queued', 0, 0, 0, 0, '[]', 1.0, 1.0)",
+                (f"j{number}", f"{number}.npy", parameters),
+            )
+    connection.close()
+    monkeypatch.undo()
+    store = Store(path)
+    listed = json.loads(store.list_json(JobFilter(), limit=9)[0])
+    assert [job["parameters"] for job in listed] == [{"size": "Infinity"}, {"cval": "nan", "a": "-inf"}]
+    with pytest.raises(OutputTaken, match="job j0 writes it"):
+        store.accept([asked("0.npy")], now=2.0)
+    store.close()
+
+
+def test_two_names_of_one_file_are_not_written_at_once(store):
+    (job,) = store.accept([asked("out.npy", written="/data/out.npy")], now=0.0)
+    for name in ("./out.npy", "/data/out.npy", "link/out.npy"):
+        with pytest.raises(OutputTaken, match=f"{name}: job {job} writes it"):
+            store.accept([asked(name, written="/data/out.npy")], now=0.0)
+    store.apply(job, CancelRequested(), now=1.0)
+    (other,) = store.accept([asked("./out.npy", written="/data/out.npy")], now=2.0)
+    with pytest.raises(OutputTaken, match=f"out.npy: job {other} writes it"):
+        store.retry(job, now=3.0)
+
+
+def test_a_chain_of_any_length_ends_with_its_first(store):
+    (job,) = first = store.accept([asked("/data/0")], now=0.0)
+    for number in range(1, 1500):
+        (job,) = store.accept([asked(f"/data/{number}", after=frozenset({job}))], now=0.0)
+    store.apply(first[0], CancelRequested(), now=1.0)
+    assert store.counts()[State.FAILED] == 1499
+    assert store.job(job).job.error.endswith("which it comes after, failed")
+
+
+def test_a_reason_with_bytes_that_are_no_text_is_kept(store):
+    """A file's name may hold any."""
+    (job,) = accept(store)
+    claim(store)
+    store.apply(job, Failed(1, "/data/\udcff.npy: is no image", transient=False), now=2.0)
+    assert store.job(job).job.error == r"/data/\udcff.npy: is no image"
+    assert store.events(job)[-1].message == r"failed: /data/\udcff.npy: is no image"
+
+
+def test_a_full_disk_is_noticed_before_a_job_comes(store):
+    accept(store)
+    store.check()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.with_name("jobs.sqlite-wal").stat().st_size, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"jobs\.sqlite"):
+            store.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.check()
+
+
+def test_no_job_is_taken_where_there_is_little_room(store, monkeypatch):
+    (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
+    full = SimpleNamespace(f_bavail=255, f_frsize=4096)
+    monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
+    for attempt in (store.check, lambda: accept(store, now=1.0)):
+        with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
+            attempt()
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b") == [job]
+    assert [found.job.id for found in store.list_jobs(limit=5)] == [job]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_no_job_is_taken_that_a_restart_would_not_find(store, tmp_path, replaced):
+    accept(store)
+    folder = store.path.parent
+    kept = folder.rename(tmp_path / "kept")
+    if replaced:
+        Store(store.path).close()
+    for attempt in (store.check, lambda: accept(store, now=1.0)):
+        with pytest.raises(StorageError, match="another file since" if replaced else "is gone since"):
+            attempt()
+    shutil.rmtree(folder, ignore_errors=True)
+    kept.rename(folder)
+    store.check()
+    accept(store, now=1.0)
+
+
+def test_threads_that_come_and_go_leave_no_connections(store):
+    accept(store)
+    for _ in range(50):
+        thread = threading.Thread(target=store.counts)
+        thread.start()
+        thread.join()
+    assert len(store._database._idle) == 1
+
+
+def test_the_log_of_many_commits_stays_small(store):
+    (job,) = accept(store)
+    for number in range(300):
+        store.log(job, "x" * 50_000, now=float(number))
+    assert store.path.with_name("jobs.sqlite-wal").stat().st_size < 8 << 20
+
+
+def test_jobs_that_were_over_long_ago_are_forgotten(store):
+    old, new, needed, queued = accept(store, 4)
+    (waiting,) = store.accept([asked("/data/waiting", after=frozenset({needed}))], now=0.0)
+    for job, now in ((old, 2.0), (new, 50.0), (needed, 3.0)):
+        claim(store)
+        finish(store, job, now=now)
+    store.accept([asked("/data/key")], now=4.0, key="k", body_sha256="b")
+    assert store.prune(now=5.0, keep_s=0.0) == [old]
+    assert store.prune(now=5.0, keep_s=0.0) == []
+    assert store.events(old) == []
+    with pytest.raises(NoSuchJob, match=old):
+        store.job(old)
+    assert {found.job.id for found in store.list_jobs()} >= {new, needed, queued, waiting}
+    assert store.accept([asked("/data/other")], now=6.0, key="k", body_sha256="c")  # the key went with its time
+    store.apply(waiting, CancelRequested(), now=7.0)
+    assert store.prune(now=5.0, keep_s=0.0) == [needed]
+    store.retry(waiting, now=8.0)  # what it came after had succeeded
+    assert store.job(waiting).job.claimable
+
+
+def steps_of(store, do):
+    """How many instructions of its own SQLite needs."""
+    steps = 0
+
+    def count():
+        nonlocal steps
+        steps += 1
+
+    with store._database.reading() as connection:  # the one that everything here uses
+        connection.set_progress_handler(count, 1)
+    do()
+    with store._database.reading() as connection:
+        connection.set_progress_handler(None, 1)
+    return steps
+
+
+def test_neither_jobs_that_are_over_nor_jobs_that_wait_make_others_slow(store):
+    def work(number):
+        at = 10.0 + number
+        yield store.accept([asked(f"/data/{at}", owner="bob")], now=at, key=f"{at}", most_of_an_owner=1_000_000)
+        yield claim(store, now=at)
+        yield store.prune(now=at, keep_s=at)
+        yield store.oldest_queued()
+        yield store.list_jobs(JobFilter(state="publishing"))
+        yield store.list_jobs(JobFilter(owner="nobody"))
+        yield store.list_jobs(JobFilter(array_id="none"))
+        yield store.apply(cancelled, CancelRequested(), now=at)
+        yield store.abandoned(cancelled)
+
+    def steps_of_each(number):
+        each = work(number)
+        return [steps_of(store, lambda: next(each)) for _ in range(9)]
+
+    with store._database.reading() as connection:  # only to be quicker
+        connection.execute("PRAGMA synchronous = OFF")
+    accept(store, 2, now=1.0)
+    (cancelled,) = accept(store, now=1.25)
+    few = steps_of_each(1)
+    (cancelled,) = accept(store, now=1.5)
+    with store._database.writing() as connection:
+        for number in range(3000):
+            for state in ("queued", "failed"):
+                connection.execute(
+                    "INSERT INTO jobs (id, owner, workload, input, output, parameters, priority, state, epoch,"
+                    " attempts, cancelling, chunks_done, story, submitted_at, changed_at, finished_at) VALUES"
+                    " (:id, :owner, 'smooth', '', :id, '{}', 0, :state, 0, 0, 0, 0, '[]', 5, 5, :finished_at)",
+                    {
+                        "id": f"{state}-{number}", "owner": "ada" if state == "queued" else "bob", "state": state,
+                        "finished_at": None if state == "queued" else 5.0,
+                    },
+                )  # fmt: skip
+            connection.execute("INSERT INTO requests VALUES ('ada', ?, '', '[]', 5)", [f"old-{number}"])
+    many = steps_of_each(2)
+    assert all(later < 2 * earlier + 100 for earlier, later in zip(few, many, strict=True)), (few, many)
+
+
+def test_a_few_are_forgotten_at_once(store):
+    for job in accept(store, 5):
+        store.apply(job, CancelRequested(), now=1.0)
+    assert [len(store.prune(now=2.0, keep_s=0.0, most=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
+    (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b", most_of_an_owner=1)
+    assert store.accept([asked()], now=1.0, key="k", body_sha256="b", most_of_an_owner=1) == [job]
+    with pytest.raises(ParameterError, match="ada has 1 unfinished job, of 1 allowed"):
+        store.accept([asked("/data/2")], now=1.0, most_of_an_owner=1)
+    assert len(store.accept([asked("/data/2", owner="bob")], now=1.0, most_of_an_owner=1)) == 1
+
+
+def test_a_list_in_json_is_what_a_job_shows(store):
+    accept(store, 7, array_id="abc", array_index=3, priority=-2)
+    for _ in range(3):
+        job = claim(store).job.id
+        store.apply(job, Planned(1, 4), now=1.7654321)
+        store.apply(job, Failed(1, 'out "of" café\n', transient=False), now=2.5)
+        used(store, job, 1.25, now=3.0)
+    text, following = store.list_json(JobFilter(), limit=5)
+    expected = [JobView.of(found) for found in store.list_jobs(limit=5)]
+    assert [JobView(**found) for found in json.loads(text)] == expected
+    assert JobView.model_fields.keys() == json.loads(text)[0].keys()
+    assert following == expected[-1].number
+    text, following = store.list_json(JobFilter(before=following, state="queued"), limit=5)
+    assert [found["number"] for found in json.loads(text)] == []
+    assert following is None
+    assert store.list_json(JobFilter(owner="nobody"), limit=1) == ("[]", None)

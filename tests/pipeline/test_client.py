@@ -1,0 +1,750 @@
+"""The Python client and the user's commands against a service that is alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import httpx2
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from kernels.smoothing import box
+from pipeline import Client
+from pipeline.cli import cli
+from pipeline.cli import client as client_commands
+from pipeline.client_answers import OF_A_JOB, lines_of
+from pipeline.engine.run import stream_on_device
+from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
+from pipeline.service.http import api
+from pipeline.service.http.tokens import Tokens, token_line
+from pipeline.service.http.views import JobView
+from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
+from pipeline.stopping import Stopped
+from tests.images import names_in, read_image
+from tests.pipeline.service.live import WAIT_S, live_service
+
+
+class Gate:
+    """Holds every job at its third chunk until opened."""
+
+    def __init__(self):
+        self.open, self.reached = threading.Event(), threading.Event()
+
+    def stream(self, job, plan, ledger, events):
+        def written(chunk):
+            events.on_written(chunk)
+            if chunk.index == 2:
+                self.reached.set()
+                assert self.open.wait(WAIT_S)
+
+        return stream_on_device(job, plan, ledger, replace(events, on_written=written))
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+@pytest.fixture
+def service(tmp_path, gate, monkeypatch):
+    with live_service(tmp_path, stream=gate.stream) as (url, _, data):
+        monkeypatch.setenv("MILLRACE_URL", url)
+        monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
+        yield data
+        gate.open.set()
+
+
+def run(*args):
+    return CliRunner().invoke(cli, [str(arg) for arg in args], standalone_mode=False)
+
+
+def test_from_python(service, gate):
+    gate.open.set()
+    with Client() as client:
+        job = client.submit("smooth", "in.npy", "out.npy", size=5)
+        assert (job.wait(timeout_s=WAIT_S).state, job.error) == ("succeeded", None)
+        assert job.receipt["job"] == job.id
+        fetched = job.result(service.parent / "mine.npy")
+        np.testing.assert_array_equal(read_image(fetched), box(read_image(service / "in.npy"), 5))
+        assert [event["message"] for event in job.log()][-2:] == ["publishing", "succeeded"]
+        assert [each.id for each in client.jobs(state="succeeded")] == [job.id]
+        assert client.workers()[0]["name"] == "cpu"
+        assert repr(job) == f"<Job {job.id} succeeded: smooth in.npy → out.npy>"
+        with pytest.raises(ServiceRefused, match="succeeded: there is nothing left to cancel"):
+            job.cancel()
+        with pytest.raises(ServiceRefused, match="there is no job nonsense"):
+            client.job("nonsense")
+        with pytest.raises(ServiceRefused, match="outside the service's data roots"):
+            client.submit("smooth", "/etc/passwd", "x.npy")
+        with pytest.raises(ServiceRefused, match=r"parameters\.colour: there is no such parameter"):
+            client.submit("smooth", "in.npy", "x.npy", colour="red")
+
+
+def test_a_job_can_be_cancelled_and_retried(service, gate):
+    with Client() as client:
+        job = client.submit("smooth", "in.npy", "out.npy")
+        assert gate.reached.wait(WAIT_S)
+        with pytest.raises(TimeoutError, match=f"job {job.id} is running after 0"):
+            job.wait(timeout_s=0)
+        assert job.cancel().view["cancelling"]
+        gate.open.set()
+        assert job.wait(timeout_s=WAIT_S).state == "cancelled"
+        with pytest.raises(ServiceRefused, match="cancelled: there is no result"):
+            _ = job.receipt
+        assert job.retry().wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_an_address_may_begin_with_capitals(service):
+    with Client(os.environ["MILLRACE_URL"].replace("http", "HTTP")) as client:
+        assert client.workloads()
+
+
+def test_a_service_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
+        client.job("0123456789ab")
+    for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port", "http://gpu-node:65537"):
+        with pytest.raises(ServiceRefused, match="is no URL"):
+            Client(wrong)
+    for wrong in ("tökn", " ", "two words", "line\n"):
+        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
+            Client("http://gpu-node", token=wrong)
+
+
+HTTP = httpx2.Client
+
+
+def answering(monkeypatch, answer):
+    """Clients from now on are answered so, whatever they ask."""
+    transport = httpx2.MockTransport(answer if callable(answer) else lambda request: answer)
+    monkeypatch.setattr("pipeline.client.httpx2.Client", lambda **how: HTTP(**how, transport=transport))
+    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://ada:s3cr/t@gpu-node", "http://ada:s3cr@t@gpu-node:65537", "ftp://ada:s3cr@t@gpu-node",
+        "ada:s3cr@t@gpu-node", "http://ada:s3cr t@gpu-node",
+    ],
+)  # fmt: skip
+def test_no_message_shows_the_password_of_an_address_that_is_none(url):
+    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is no URL") as caught:
+        Client(url)
+    assert "s3cr" not in str(caught.value)
+
+
+def refusing(request):
+    raise httpx2.ConnectError("Connection refused")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refusing, httpx2.Response(404), httpx2.Response(502), httpx2.Response(200, text="<html>"),
+        httpx2.Response(308, headers={"location": "https://mill.example/"}),
+    ],
+)  # fmt: skip
+def test_no_message_shows_the_password_of_an_address(monkeypatch, answer):
+    answering(monkeypatch, answer)
+    with (
+        Client("http://ada:s3cret@gpu-node") as client,
+        pytest.raises(MillraceError, match="http://gpu-node") as caught,
+    ):
+        client.workloads()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeypatch):
+    def untrusted(request):
+        raise httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    answering(monkeypatch, untrusted)
+    with (
+        Client("https://gpu-node") as client,
+        pytest.raises(ServiceError, match="set SSL_CERT_FILE to the cert") as caught,
+    ):
+        client.workloads()
+    assert "millrace serve" not in str(caught.value)
+
+
+COMMANDS = [
+    ("submit", "smooth", "in.npy", "out.npy"), ("jobs",), ("workers",),
+    *((name, "0123456789ab") for name in ("status", "wait", "logs", "cancel", "retry", "result")),
+    ("result", "0123456789ab", "--receipt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "said", ["<html>", "null", "5", '["a"]', '[{"id": 5}]', '{"jobs": null, "next": null}', '{"jobs": [{}], "next": 1}']
+)
+def test_another_program_answers(monkeypatch, command, said):
+    answering(monkeypatch, httpx2.Response(200, text=said))
+    found = run(*command).exception
+    assert isinstance(found, ServiceError), repr(found)
+    assert "a Millrace service?" in str(found) or "is MILLRACE_URL that of a service?" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (httpx2.Response(404, json={"detail": "Not Found"}), ServiceRefused, "status 404 from http://127.0.0.1:8765/v1/w"),
+        (httpx2.Response(404, json={"detail": [{"a": 1}]}), ServiceRefused, "is that a Millrace service?"),
+        (httpx2.Response(502, text="<html>"), ServiceError, "status 502"),
+        (
+            httpx2.Response(308, headers={"location": "https://mill.example/"}), ServiceRefused,
+            "leads on to https://mill.example/; set MILLRACE_URL to the place there",
+        ),
+    ],
+)  # fmt: skip
+def test_what_stands_before_a_service_refuses(monkeypatch, answer, kind, said):
+    monkeypatch.delenv("MILLRACE_URL", raising=False)
+    answering(monkeypatch, answer)
+    found = run("workers").exception
+    assert isinstance(found, kind)
+    assert said in str(found)
+
+
+STREAMED = "0123456789ab"
+
+
+def streaming(monkeypatch, sent):
+    """Clients see a job that is running, and of its events these bytes."""
+    view = dict.fromkeys(JobView.model_fields) | {"id": STREAMED, "state": "running", "output": "o", "cancelling": 0}
+
+    def answer(request):
+        is_stream = request.url.path.endswith("/events")
+        return httpx2.Response(200, content=sent) if is_stream else httpx2.Response(200, json=view)
+
+    answering(monkeypatch, answer)
+
+
+def test_streams_that_end_early_are_no_reason_to_wait_longer(monkeypatch):
+    """A proxy may end them."""
+    streaming(monkeypatch, b"")
+    assert run("wait", STREAMED, "--timeout", "0.2").exception.code == 5
+
+
+@pytest.mark.parametrize("sent", ["id: x\ndata: {}", "data: {", "data: 5", "data: null"])
+def test_what_is_no_event_is_no_outage(monkeypatch, sent):
+    """Another program sends it, and would go on to."""
+    streaming(monkeypatch, f"event: state\n{sent}\n\n".encode())
+    monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
+    with pytest.raises(ServiceError, match=r"^an event that is none: .* is that a Millrace service\?"):
+        list(Client().job(STREAMED).events())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+def test_lines_of_a_stream_end_as_its_specification_says(end, at_once):
+    lines = ["data: a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e", "", "", ": ä €", "event: state", ""]
+    sent = "".join(line + end for line in lines).encode() + b"data: {"
+    pieces = [sent[start : start + at_once] for start in range(0, len(sent), at_once)]
+    assert list(lines_of(pieces)) == lines
+
+
+def test_messages_with_unusual_ends_of_lines(service):
+    with Client() as client:
+        job = client.submit("smooth", "a\u2028b\u2029c\x85d.npy", "out.npy")
+        *_, last = [event for event in job.events(timeout_s=WAIT_S) if event.kind == "state"]
+        assert last.data["message"].startswith("failed: ")
+        assert "a\u2028b\u2029c\x85d.npy: no such file" in last.data["message"]
+
+
+def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "output": "o", "state": "running"}
+    answers = iter([view, "", view | {"state": "succeeded"}])
+
+    def answer(request):
+        found = next(answers, None)
+        if found is None:
+            raise httpx2.ConnectError("Connection refused")
+        return httpx2.Response(200, text=found) if found == "" else httpx2.Response(200, json=found)
+
+    answering(monkeypatch, answer)
+    assert run("wait", view["id"], "--quiet").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_done"),
+    [
+        ("failed", "running", True), ("cancelled", "queued", True), ("failed", "succeeded", True),
+        ("failed", "failed", False),  # another job writes its output
+        ("running", "running", False), ("succeeded", "succeeded", False),  # there was nothing to retry
+    ],
+)  # fmt: skip
+def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after, is_done):
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth", "state": before}
+    sent = []
+
+    def answer(request):
+        if request.method == "GET":
+            return httpx2.Response(200, json=view | {"state": after if sent else before})
+        sent.append(request)
+        if len(sent) == 1:
+            raise httpx2.ReadError("Connection reset by peer")
+        problem = {"content-type": "application/problem+json"}
+        return httpx2.Response(409, content=json.dumps({"detail": "it cannot take that now"}), headers=problem)
+
+    answering(monkeypatch, answer)
+    found = run("retry", view["id"])
+    assert len(sent) == 2
+    if is_done:
+        assert (found.exit_code, found.output.split()[:2]) == (0, [view["id"], after])
+    else:
+        assert isinstance(found.exception, ServiceRefused)
+
+
+def test_a_retry_that_is_refused_at_once_stays_refused(monkeypatch):
+    """The service did not act on it, whatever another client has made of the job meanwhile."""
+    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth"}
+    states = iter(["failed", "running"])
+
+    def answer(request):
+        if request.method == "GET":
+            return httpx2.Response(200, json=view | {"state": next(states)})
+        return httpx2.Response(409, json={"detail": "no"}, headers={"content-type": "application/problem+json"})
+
+    answering(monkeypatch, answer)
+    assert isinstance(run("retry", view["id"]).exception, ServiceRefused)
+
+
+def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
+    with Client() as client:
+        job = client.submit("smooth", "in.npy", "out.npy")
+        assert gate.reached.wait(WAIT_S)
+        job.cancel().cancel()
+        gate.open.set()
+        assert job.wait(timeout_s=WAIT_S).state == "cancelled"
+        assert job.cancel().state == "cancelled"
+
+
+def test_every_job_has_what_clients_ask_for():
+    assert set(JobView.model_fields) >= OF_A_JOB
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("ALL_PROXY", "socks5://127.0.0.1:9"), ("HTTP_PROXY", "foo://x"), ("SSL_CERT_FILE", "/none")],
+)
+def test_a_wrong_environment_is_named(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ServiceRefused, match=f"the environment leads to no service .* correct or unset .*{variable}"):
+        Client("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_is_asked_for_this_machine(service, monkeypatch, host):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr("pipeline.client.FIRST_PAUSE_S", 0.001)
+    with Client(os.environ["MILLRACE_URL"].replace("127.0.0.1", host)) as client:
+        assert client.workloads()
+    with Client("http://[::1]:8765") as client:
+        assert client._http._transport_for_url(httpx2.URL(client.url)) is client._http._transport
+    with Client("http://gpu-node") as client:
+        assert client._http._transport_for_url(httpx2.URL(client.url)) is not client._http._transport
+
+
+def test_a_host_that_can_have_no_such_name():
+    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="names no host"):
+        client.workers()
+
+
+def test_a_wrong_token_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("MILLRACE_TOKEN", raising=False)
+    (tmp_path / "tokens").write_text(token_line("ada", "t"))
+    with live_service(tmp_path, tokens=Tokens(tmp_path / "tokens")) as (url, _, _):
+        for token, said in ((None, "send Authorization"), ("wrong", "the token is not known here")):
+            with Client(url, token=token) as client, pytest.raises(ServiceRefused, match=f"{said}.*set MILLRACE_TOKEN"):
+                client.workers()
+        with Client(url, token="t") as client:
+            assert client.workers()
+
+
+def test_submit_and_wait(service, gate):
+    gate.open.set()
+    done = run("submit", "smooth", "in.npy", "out.npy", "--size", 5, "--wait", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert (found["state"], found["parameters"]) == ("succeeded", {"size": "5"})
+    assert run("status", found["id"]).output.splitlines()[1].split() == ["state", "succeeded"]
+    assert f"{found['id']}  succeeded  smooth in.npy → out.npy" in run("jobs").output
+    assert run("logs", found["id"], "--follow").output.splitlines()[-1].endswith("succeeded")
+    assert json.loads(run("result", found["id"], "--receipt").output)["job"] == found["id"]
+    target = service.parent / "fetched.npy"
+    assert run("result", found["id"], target).output.strip() == str(target)
+    np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
+    assert "cpu" in run("workers").output
+
+
+def test_exit_codes(service, gate):
+    gate.open.set()
+    failed = run("submit", "smooth", "absent.npy", "out.npy", "--wait", "--quiet")
+    assert failed.exit_code == 3
+    job = run("submit", "smooth", "in.npy", "out2.npy").output.strip()
+    assert run("wait", job, "--quiet").exit_code == 0
+    gate.open.clear()
+    gate.reached.clear()
+    job = run("submit", "smooth", "in.npy", "out3.npy").output.strip()
+    assert gate.reached.wait(WAIT_S)
+    late = run("wait", job, "--timeout", 0)
+    assert (late.exit_code, "it goes on" in late.output) == (5, True)
+    assert "running" in run("cancel", job).output
+    gate.open.set()
+    assert run("wait", job).exit_code == 4
+    assert run("retry", job).exit_code == 0
+    assert run("wait", job, "--quiet").exit_code == 0
+
+
+def test_an_output_of_no_format_is_told_at_once(service):
+    refused = run("submit", "smooth", "in.npy", "out.jpg", "--wait").exception
+    assert isinstance(refused, ServiceRefused)
+    assert refused.exit_code == 2
+    assert str(refused).startswith("out.jpg: the suffix .jpg is of no image format; end it with .tif, ")
+    assert run("jobs").output == ""
+
+
+def test_settings_are_shown_as_people_write_them(tmp_path, own_settings):
+    lines = run("config", "check", "--data-roots", tmp_path, "--port", 8000).output.splitlines()
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert (shown["memory"], shown["port"]) == ("1.0 GiB (default)", "8000 (--port)")
+    assert "[default: 1GiB]" in run("serve", "--help").output
+
+
+def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_settings, millrace):
+    (tmp_path / "file").touch()
+    usable = ("config", "check", "--state-dir", tmp_path / "made" / "later")
+    code, out, err = millrace(*usable, "--data-roots", tmp_path)
+    assert (code, err) == (0, "")
+    assert names_in(tmp_path) == ["file"]
+    assert millrace(*usable, "--data-roots", ":")[::2] == (
+        2,
+        "millrace: data_roots: name at least one folder whose files jobs may read and write\n",
+    )
+    wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
+    code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
+    assert (code, len(out.splitlines())) == (2, 15)
+    way_out = "mend that, or name another"
+    assert err.replace(str(tmp_path), "T").splitlines() == [
+        f"millrace: data_roots: T/none is no folder that can be used (No such file or directory); {way_out}",
+        f"millrace: data_roots: T/file is no folder that can be used (Not a directory); {way_out}",
+        "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
+        "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
+    ]
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "later/" + "x" * 256, "x" * 256 + "/later"])
+def test_a_state_dir_whose_name_is_too_long_is_told_before_the_service_starts(tmp_path, own_settings, millrace, name):
+    folder = tmp_path / name
+    code, _, err = millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)
+    assert (code, err) == (2, f"millrace: state_dir {folder}: File name too long; choose another\n")
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
+def test_a_state_dir_beyond_what_sqlite_takes_is_refused(tmp_path, own_settings, millrace, command):
+    parent = tmp_path / ("é" * 50) / ("é" * 50)
+    left = 492 - len(os.fsencode(parent)) - 1
+    folder = parent / ("x" * (left // 2)) / ("x" * (left - left // 2 - 1))
+    assert millrace("config", "check", "--data-roots", tmp_path, "--state-dir", folder)[::2] == (0, "")
+    Store(folder / "jobs.sqlite").close()
+    code, _, err = millrace(*command, "--data-roots", tmp_path, "--state-dir", f"{folder}x")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.endswith("x: SQLite takes a folder's whole name of at most 492 bytes; choose another\n")
+
+
+def test_an_array_of_jobs(service, gate):
+    gate.open.set()
+    done = run("submit", "smooth", "in.npy", "out-{index}.npy", "--array", "1-3", "--wait", "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.output)
+    assert [each["output"] for each in found] == [f"out-{number}.npy" for number in (1, 2, 3)]
+    assert len(run("jobs", "--array", found[0]["array"]).output.splitlines()) == 3
+    assert len(json.loads(run("jobs", "--array", found[0]["array"], "--json", "--limit", 2).output)) == 2
+
+
+def test_what_comes_after(service, gate):
+    first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
+    second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
+    gate.open.set()
+    assert run("wait", second, "--quiet").exit_code == 0
+    assert (service / "b.npy").exists()
+
+
+def test_who_waits_stays_through_an_outage(service, gate, monkeypatch):
+    gate.open.set()
+    with Client() as client:
+        job, asked, stream = client.submit("smooth", "in.npy", "out.npy"), [], client.stream
+
+        def after_two_failures(*args, **options):
+            asked.append(args)
+            if len(asked) <= 2:
+                raise httpx2.ConnectError("restarting")
+            return stream(*args, **options)
+
+        monkeypatch.setattr(client, "stream", after_two_failures)
+        assert job.wait(timeout_s=WAIT_S).state == "succeeded"
+        assert len(asked) >= 3
+        monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
+        asked.clear()
+        with pytest.raises(ServiceError, match="no service answers"):
+            job.wait()
+
+
+def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, monkeypatch):
+    """Neither a sign of life nor a broken connection ends the wait here, within the hour: the clock alone does."""
+    monkeypatch.setattr("pipeline.service.http.api.HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr("pipeline.client.MOST_SILENCE_S", 3600.0)
+    first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
+    second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
+    late = run("wait", second, "--timeout", 0.3)
+    assert (late.exit_code, f"job {second} is queued after 0.3 s; it goes on" in late.output) == (5, True)
+
+
+def test_a_job_that_is_over_is_so_however_little_time_there_was(service, gate, monkeypatch):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "a.npy", "--wait", "--json").output
+    done = run("wait", json.loads(job)["id"], json.loads(job)["id"], "--timeout", 0, "--json")
+    assert (done.exit_code, [each["state"] for each in json.loads(done.output)]) == (0, ["succeeded"] * 2)
+    with Client() as client:
+        over = client.job(json.loads(job)["id"])
+        assert [each.data["state"] for each in over.events(timeout_s=0) if each.kind == "progress"] == ["succeeded"]
+        monkeypatch.setattr(client, "stream", lambda *args, **how: (_ for _ in ()).throw(httpx2.ReadTimeout("slow")))
+        assert over.wait(timeout_s=0).state == "succeeded"
+
+
+def millrace_process(*arguments, **options):
+    command = [sys.executable, "-c", "from pipeline.cli import main; main()", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_ctrl_c_leaves_the_job_running(service, gate, monkeypatch):
+    waits, events = threading.Event(), api._events
+
+    def noticed(*args):
+        waits.set()
+        return events(*args)
+
+    monkeypatch.setattr(api, "_events", noticed)
+    with millrace_process("submit", "smooth", "in.npy", "out.npy", "--wait", stdout=subprocess.PIPE) as process:
+        assert gate.reached.wait(WAIT_S)
+        with Client() as client:
+            (job,) = client.jobs()
+            assert waits.wait(WAIT_S)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=WAIT_S)
+            assert process.returncode == 130
+            assert job.id in said
+            assert "stopped by SIGINT" in said
+            assert job.refresh().state == "running"
+            gate.open.set()
+            assert job.wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_a_reader_that_goes_away(service, gate):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "out.npy").output.strip()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with millrace_process("status", job, stdout=writing) as process:
+        os.close(writing)
+        assert process.communicate(timeout=WAIT_S)[1] == ""
+    assert process.returncode == 141
+
+
+def test_a_result_that_is_a_folder(service, gate):
+    gate.open.set()
+    job = run("submit", "smooth", "in.npy", "out.zarr", "--size", 5, "--wait", "--json")
+    job = json.loads(job.output)["id"]
+    (service / "out.zarr" / "link").symlink_to("/etc/passwd")
+    target = service.parent / "mine.zarr"
+    assert json.loads(run("result", job, target, "--json").output) == {"job": job, "path": str(target)}
+    np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
+    assert not (target / "link").exists()
+    again = run("result", job, target)
+    assert isinstance(again.exception, OutputError)
+    assert "is there already" in str(again.exception)
+    assert sorted(path.name for path in service.parent.glob("mine*")) == ["mine.zarr"]
+
+
+def test_json_is_a_list_where_there_may_be_several(service, gate):
+    gate.open.set()
+    assert json.loads(run("jobs", "--json").output) == []
+    first = json.loads(run("submit", "smooth", "in.npy", "a.npy", "--json").output)["id"]
+    (second,) = json.loads(run("submit", "smooth", "in.npy", "{index}.npy", "--array", "1-1", "--json").output)
+    assert [each["id"] for each in json.loads(run("jobs", "--json").output)] == [second["id"], first]
+    both = json.loads(run("wait", first, second["id"], "--json", "--quiet").output)
+    assert [each["state"] for each in both] == ["succeeded"] * 2
+    assert json.loads(run("wait", first, "--json").output)["id"] == first
+    lines = [json.loads(line)["message"] for line in run("logs", first, "--json").output.splitlines()]
+    assert lines == ["queued", "planning", "running", "publishing", "succeeded"]
+    assert json.loads(run("workers", "--json").output)[0]["name"] == "cpu"
+    refused = run("cancel", first, second["id"], "--json")
+    assert isinstance(refused.exception, ServiceRefused)
+
+
+def test_a_result_disturbs_nothing_beside_it(service, gate):
+    """Neither what a run has kept under OUTPUT.partial, nor a link, nor what is no file."""
+    gate.open.set()
+    job = json.loads(run("submit", "smooth", "in.npy", "out.npy", "--wait", "--json").output)["id"]
+    failed = json.loads(run("submit", "smooth", "none.npy", "x.npy", "--wait", "--json").output)["id"]
+    here = service.parent / "here"
+    here.mkdir()
+    (here / "mine.npy.partial").write_text("kept for --resume")
+    (here / "other.npy").write_text("old")
+    (here / "mine.npy").symlink_to("other.npy")
+    assert isinstance(run("result", failed, here / "mine.npy").exception, ServiceRefused)
+    assert run("result", job, here / "mine.npy").exit_code == 0
+    assert (here / "mine.npy.partial").read_text() == "kept for --resume"
+    assert (here / "mine.npy").is_symlink()
+    assert (here / "other.npy").read_bytes() == (service / "out.npy").read_bytes()
+    os.mkfifo(here / "pipe")
+    for wrong, said in (
+        ("pipe", "is no file"),
+        (".", "is no file"),
+        ("none/x", "No such file"),
+        ("other.npy/x", "Not a"),
+        ("x" * 300, "File name too long; choose another place"),
+    ):
+        refused = run("result", job, here / wrong).exception
+        assert isinstance(refused, OutputError), refused
+        assert said in str(refused)
+    assert sorted(path.name for path in here.iterdir()) == ["mine.npy", "mine.npy.partial", "other.npy", "pipe"]
+
+
+def test_what_cannot_be_sent_is_a_mistake(service):
+    for options in (("out.npy", "--key", "ü"), ("out.npy", "--key", "a\nb"), ("\udcff.npy",)):
+        refused = run("submit", "smooth", "in.npy", *options)
+        assert isinstance(refused.exception, ServiceRefused), refused.exception
+    assert isinstance(run("wait", "0123456789ab", "--timeout", "nan").exception, click.UsageError)
+
+
+def test_of_several_jobs_those_that_can_be_are_cancelled(service, gate):
+    first, second = (run("submit", "smooth", "in.npy", f"{name}.npy").output.strip() for name in "ab")
+    assert gate.reached.wait(WAIT_S)
+    unknown = run("cancel", second, "0123456789ab")
+    assert "there is no job 0123456789ab" in str(unknown.exception)
+    with Client() as client:
+        assert client.job(second).state == "queued"  # before anything was done
+        gate.open.set()
+        assert client.job(first).wait(timeout_s=WAIT_S).state == "succeeded"
+        client.job(second).wait(timeout_s=WAIT_S)
+        gate.open.clear()
+        gate.reached.clear()
+        held = client.submit("smooth", "in.npy", "c.npy")
+        assert gate.reached.wait(WAIT_S)
+        waiting = client.submit("smooth", "in.npy", "d.npy")
+        done = run("cancel", "--json", first, waiting.id, second)
+        assert [(job["id"], job["state"]) for job in json.loads(done.output)] == [(waiting.id, "cancelled")]
+        assert isinstance(done.exception, ServiceRefused)
+        for job in (first, second):
+            assert f"job {job} is succeeded: there is nothing left to cancel" in str(done.exception)
+        assert run("cancel", first).output == ""
+        gate.open.set()
+        assert held.wait(timeout_s=WAIT_S).state == "succeeded"
+
+
+def test_who_is_stopped_while_waiting_learns_how_to_wait_again(service, gate, millrace, monkeypatch):
+    def stopped(*arguments, **options):
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("pipeline.client.Job.wait", stopped)
+    code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--wait")
+    with Client() as client:
+        (job,) = client.jobs()
+    assert (code, err) == (130, f"millrace: stopped by SIGINT; what was submitted goes on: millrace wait {job.id}\n")
+    gate.open.set()
+
+
+def test_options_that_would_change_nothing_are_refused(millrace):
+    code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--timeout", "5")
+    assert (code, err) == (2, "millrace: --timeout is how long --wait waits: give both, or neither\n")
+    code, _, err = millrace("result", "0123456789ab", "here.npy", "--receipt")
+    assert code == 2
+    assert err.startswith("millrace: --receipt prints the receipt, and fetches nothing to here.npy: ")
+
+
+def test_no_result_is_written_to_a_file_named_like_standard_output(millrace):
+    code, _, err = millrace("result", "0123456789ab", "-")
+    assert (code, err) == (2, "millrace: PATH -: a result is not written to standard output; name a file\n")
+
+
+def test_parameters_from_python_that_are_no_json(service, gate):
+    gate.open.set()
+    with Client() as client:
+        for wrong in ({3}, b"3", [float("nan")]):
+            with pytest.raises(ServiceRefused, match=r"parameters\.size: .*; give a number, a text or a list of them"):
+                client.submit("smooth", "in.npy", "x.npy", size=wrong)
+        job = client.submit("smooth", "in.npy", "x.npy", mode="constant", cval=float("nan"))
+        assert job.view["parameters"]["cval"] == "nan"
+        job.wait(timeout_s=WAIT_S)
+
+
+def test_names_of_others_do_not_act_on_the_terminal(service, gate, monkeypatch):
+    gate.open.set()
+    job = json.loads(run("submit", "smooth", "in.npy", "two\nlines\x1b[31m.npy", "--wait", "--json").output)["id"]
+    (line,) = run("jobs").output.splitlines()
+    assert line.endswith(r"in.npy → two\nlines\x1b[31m.npy")
+    assert r"two\nlines\x1b[31m.npy" in run("status", job).output
+    titles = []
+    monkeypatch.setattr("pipeline.client._bar", lambda title: titles.append(title) or nullcontext())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Client() as client:
+        client.job(job).wait(progress=True)
+    assert titles == [r"two\nlines\x1b[31m.npy"]
+    monkeypatch.chdir(service.parent)
+    assert run("result", job).output == "two\\nlines\\x1b[31m.npy\n"
+    assert json.loads(run("result", job, "--json").output)["path"] == "two\nlines\x1b[31m.npy"
+
+
+def test_bash_completes_commands_workloads_and_options():
+    """With the line that docs/service.md names, in a real bash."""
+    script = """
+        eval "$(_MILLRACE_COMPLETE=bash_source millrace)"
+        ask() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            _millrace_completion "$1"; echo "${COMPREPLY[@]}"
+        }
+        ask millrace su; ask millrace submit ""; ask millrace submit smooth --si; ask millrace jobs --state ru
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=WAIT_S,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["submit", "coulomb mri smooth", "--size --sigma", "running"]
+
+
+def test_mistakes_are_one_line(service):
+    submit = ("submit", "smooth", "in.npy", "x.npy")
+    for command, said in (
+        ((*submit, "--size", "many"), "got 'many'"), ((*submit, "--size", "0"), "size must lie in 1 … 255; got 0"),
+        ((*submit, "--array", "x"), "array: must be FROM-TO, such as 0-99; got 'x'"),
+        ((*submit, "--after", "x"), "must be ids of jobs"), (("status", "nonsense"), ""), (("cancel", "x"), ""),
+        ((*submit, "--key", ""), "key '': an idempotency key"),
+    ):  # fmt: skip
+        refused = run(*command)
+        assert isinstance(refused.exception, ServiceRefused)
+        assert "\n" not in str(refused.exception)
+        assert said in str(refused.exception)
+
+
+def test_the_guide_names_every_key_and_command():
+    guide = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    named = [f"`{key}`" for key in ServiceSettings.model_fields]
+    named += [f"`millrace {command.name} " for command in client_commands.COMMANDS if command.name != "workers"]
+    missing = [each for each in named if each not in guide and each.replace(" ", " [") not in guide]
+    assert missing == []
