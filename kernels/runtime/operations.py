@@ -27,7 +27,7 @@ def get(name: str) -> ModuleType:
 def folder_of(operation: str) -> Path:
     """Where an operation's sources are."""
     folders = (FOLDER / group / operation for group in _GROUPS)
-    return next((folder for folder in folders if folder.is_dir()), FOLDER / operation)
+    return next((folder for folder in folders if (folder / "__init__.py").is_file()), FOLDER / operation)
 
 
 def package_of(operation: str) -> str:

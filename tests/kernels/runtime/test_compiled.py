@@ -28,7 +28,7 @@ def beside(name, *others, alone=builtins.__import__):
     return alone(name, *others)
 
 builtins.__import__ = beside
-import kernels.compiled
+import kernels.runtime.compiled
 """
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.runtime import binaries, launch, pdl
+from kernels.runtime import binaries, launch, operations, pdl
 from kernels.runtime.binaries import Binary
 
 ENTRY = "gauss_gather<float, float, float>"
@@ -79,7 +79,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 
 def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "FOLDER", tmp_path)
+    monkeypatch.setattr(operations, "FOLDER", tmp_path)
     monkeypatch.setattr(binaries, "INCLUDE", tmp_path / "include")
     (tmp_path / "include").mkdir()
     (tmp_path / "op").mkdir()
@@ -178,6 +178,9 @@ def test_work_runs_on_the_arrays_device_and_the_stream_given(
 
 
 def test_sources_are_read_as_utf8_whatever_the_locale():
-    program = "from kernels import binaries; [binaries.key(file.stem, ()) for file in binaries.FOLDER.glob('*/*.cu')]"
+    program = (
+        "from kernels.runtime import binaries, operations, operations; "
+        "assert [binaries.key(file.stem, ()) for file in operations.FOLDER.glob('**/*.cu')]"
+    )
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(binaries.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(binaries.__file__).parents[2])

@@ -16,7 +16,7 @@ from pipeline.workloads import JobSpec, workload_named
 LOADED = """
 import multiprocessing
 import sys
-from pipeline.cluster import fork_server
+from pipeline.cluster.dask import fork_server
 
 NAMES = ("pipeline.cluster.dask.worker_imports", "colorsys", "pipeline.no_such_module")
 
@@ -45,7 +45,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from pipeline.cluster import fork_server
+from pipeline.cluster.dask import fork_server
 
 NUMBER = int(sys.argv[1])
 

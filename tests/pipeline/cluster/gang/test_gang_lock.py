@@ -30,9 +30,9 @@ LEASES = {"lease-timeout": f"{LEASE_S}s", "lease-validation-interval": "100ms"}
 
 IMPORTS = """
 import sys
-from pipeline.cluster.gang import run_gang
-from pipeline.cluster.worker_processes import workers_of
-from tests.pipeline.cluster import gang_functions
+from pipeline.cluster.dask.worker_processes import workers_of
+from pipeline.cluster.gang.gang import run_gang
+from tests.pipeline.cluster.gang import gang_functions
 """
 # What another service does: it has the turn until it is told to end, or runs gangs.
 HOLDS = """

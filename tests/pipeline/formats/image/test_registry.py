@@ -189,7 +189,7 @@ def test_a_disk_that_fails_while_reading_is_no_fault_of_the_users(
 def test_a_simple_job_starts_without_the_heavy_libraries(tmp_path: Path) -> None:
     (tmp_path / "a.ppm").write_bytes(b"P6 1 1 255 abc")
     script = (
-        "import sys; from pathlib import Path; from pipeline.formats import create_image, open_image\n"
+        "import sys; from pathlib import Path; from pipeline.formats.image import create_image, open_image\n"
         "create_image(Path(sys.argv[2]), open_image(Path(sys.argv[1])).header).discard()\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
