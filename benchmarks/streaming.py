@@ -33,7 +33,7 @@ from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
-from pipeline.workloads.base import ArraySpec, Chunk
+from pipeline.workloads.protocol import ArraySpec, Chunk
 
 GIB = 1 << 30
 MIB = 1 << 20

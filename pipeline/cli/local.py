@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,8 +133,9 @@ def run(
     from pipeline.cli.terminal import plan_lines, published_before_line, result_line
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.receipt import to_json
-    from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before
+    from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import JobSpec, workload_named
+    from pipeline.workloads.protocol import Prefetches
 
     _begun.append(output)
     settings = load_settings(flags, file=config)
@@ -144,10 +146,14 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     kind = workload_named(workload)
-    with kind.begun(spec), open_executor(settings, kind.modules(spec)) as place:
+    slow = kind if isinstance(kind, Prefetches) else None
+    with (
+        slow.prefetch(spec) if slow else nullcontext(),
+        open_executor(settings, slow.modules(spec) if slow else ()) as place,
+    ):
         job = plan_job(spec, place.device, options)
         if dry_run:
-            job.workload.discard()
+            job.output.discard()
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
@@ -159,7 +165,7 @@ def run(
         receipt = before or _carried_out(job, options, place.stream, quiet)
     if preview is not None:
         try:
-            job.workload.write_preview(preview)
+            write_preview(job.job, preview)
         except MillraceError as error:
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json or not quiet:
@@ -171,10 +177,12 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
     """The receipt of a run, with a progress bar where somebody looks on."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
+    from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
     shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    with progress_bar(job.plan, printable(output.name), shown=shown, note=job.workload.progress_note) as bar:
+    note = job.job.progress_note if isinstance(job.job, Progress) else lambda: ""
+    with progress_bar(job.plan, printable(output.name), shown=shown, note=note) as bar:
         events = RunEvents(
             on_written=bar.written,
             on_recut=bar.recut,
@@ -201,7 +209,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 
 def left_behind() -> list[str]:
     """What there is of the output of a run that was stopped."""
-    from pipeline.workloads.base import ledger_path
+    from pipeline.workloads.paths import ledger_path
 
     if _published:
         return [f"{_published[-1]} is complete"]

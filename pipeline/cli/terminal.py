@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import format_bytes
 from pipeline.engine.discovery import DeviceReport
 from pipeline.errors import counted
-from pipeline.workloads.base import Chunk, Plan
+from pipeline.workloads.protocol import Chunk, Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,15 @@ from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import Cut, Ledger
+from pipeline.engine.ledger import Ledger
 from pipeline.engine.numa import near_cores, stay_on
+from pipeline.engine.output import Output
 from pipeline.engine.run import open_device, watch
 from pipeline.engine.stages import StageRecord, StagesTold
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
-from pipeline.workloads import Chunk, JobSpec, Plan, workload_named
+from pipeline.workloads import Budget, Chunk, JobSpec, Plan, workload_named
+from pipeline.workloads.protocol import HoldsInput
 
 # For each worker: enough that stealing balances them, few enough that their overhead does not count.
 SEGMENTS_A_WORKER = 8
@@ -66,8 +68,8 @@ class ClusterJob:
 
     name: str  # of this run of it alone: another try has another
     spec: JobSpec
-    cut: Cut
-    held_bytes: int  # what the workload may keep besides the chunks
+    budget: Budget
+    held_bytes: int  # that the job may keep besides the chunks
     ledger_identity: Mapping[str, Any]
     worker_device: WorkerDevice
 
@@ -142,7 +144,7 @@ def run_segment(
 
     with (
         _using(job) as opened,
-        Checkpoints(ledger, opened.workload, opened.device.name, joined=opened.saving) as checkpoints,
+        Checkpoints(ledger, opened.output, opened.device.name, joined=opened.saving) as checkpoints,
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
@@ -206,7 +208,7 @@ class EndedJobs:
 
 
 class _OpenJob:
-    """A job's workload, joined to its output, and a running pipeline; `users`: segments that are under way in it."""
+    """A job, joined to its output, and a running pipeline; `users`: segments that are under way in it."""
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
         """Raises UserError that names this host, where it does not see what the others see."""
@@ -218,28 +220,30 @@ class _OpenJob:
         self._stopped = False
         try:
             refuse_other_input(job)
-            self.workload = workload_named(job.spec.workload)(job.spec)
+            workload = workload_named(job.spec.workload)
+            self.output = Output(workload, workload.open(job.spec))
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
         try:
-            plan = self.workload.plan(job.cut.budget_bytes, job.cut.target_bytes)
+            plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks
             if len(plan.chunks) != job.ledger_identity["chunks"]:
                 cut = counted(len(plan.chunks), "chunk")
                 raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
-            self.workload.hold_at_most(job.held_bytes)
+            if isinstance(self.output.job, HoldsInput):
+                self.output.job.hold_at_most(job.held_bytes)
             self._join()
             refuse_other_run(job)
             slots = min(device.ring_depth, len(plan.chunks))
-            self.pipeline = DevicePipeline(device, self.workload, slot_bytes(plan.chunks), slots=slots)
+            self.pipeline = DevicePipeline(device, self.output, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
         except BaseException:
-            self.workload.discard()
+            self.output.discard()
             raise
 
     def _join(self) -> None:
         try:
-            self.workload.start(Opening.JOIN)
+            self.output.open(Opening.JOIN)
         except UserError as error:
             raise type(error)(f"{_here()}: {error}") from error
 
@@ -258,7 +262,7 @@ class _OpenJob:
         try:
             self.stop()
         finally:
-            self.workload.discard()
+            self.output.discard()
             self.closed.set()
 
 

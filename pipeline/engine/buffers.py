@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.engine.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
-from pipeline.workloads.base import ArraySpec, Chunk
+from pipeline.workloads.protocol import ArraySpec, Chunk
 
 # Every array in a buffer starts on such a boundary: a CUDA allocation's own, and a whole number of cache lines.
 ALIGNMENT_BYTES = 256

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.engine.ledger import Entry, Ledger
+from pipeline.engine.output import Output
 from pipeline.errors import MillraceError
-from pipeline.workloads.base import Chunk, Workload
+from pipeline.workloads.protocol import Chunk
 
 # A job that ends sooner leaves no ledger and costs nothing.
 INTERVAL_SECONDS = 10.0
@@ -22,7 +23,7 @@ class Checkpoints:
     def __init__(
         self,
         ledger: Ledger,
-        workload: Workload,
+        output: Output,
         device: str,
         interval_seconds: float | None = None,
         *,
@@ -33,7 +34,7 @@ class Checkpoints:
         The lock is the workload's: an entry may hold notes of chunks that somebody else enters after it
         """
         self._ledger = ledger
-        self._workload = workload
+        self._output = output
         self._device = device
         self._interval_seconds = INTERVAL_SECONDS if interval_seconds is None else interval_seconds
         self._written: list[int] = []
@@ -44,9 +45,12 @@ class Checkpoints:
         self._joined = joined
         self._unsaved: list[Entry] = []
         self.saved: list[Entry] = []
+        self._failure: BaseException | None = None
 
     def note(self, chunk: Chunk) -> None:
-        """The chunk is written; from any thread."""
+        """The chunk is written; from any thread. Raises what has ended the thread that keeps the ledger."""
+        if self._failure is not None:
+            raise self._failure
         with self._lock:
             self._written.append(chunk.index)
 
@@ -67,9 +71,12 @@ class Checkpoints:
                 self._save()
 
     def _save_regularly(self) -> None:
-        while not self._stopping.wait(self._interval_seconds):
-            with suppress(MillraceError):  # the same disk fails the writers, who say so
-                self._save()
+        try:
+            while not self._stopping.wait(self._interval_seconds):
+                with suppress(MillraceError):  # the same disk fails the writers, who say so
+                    self._save()
+        except BaseException as error:
+            self._failure = error
 
     def _save(self) -> None:
         """What fails to be entered is tried again with the next: a workload tells its notes only once."""
@@ -77,8 +84,8 @@ class Checkpoints:
             with self._lock:
                 written = sorted(self._written)
             if written:
-                self._workload.flush()
-                entry = Entry(chunks=tuple(written), notes=self._workload.audit_notes(), device=self._device)
+                self._output.flush()
+                entry = Entry(chunks=tuple(written), notes=self._output.take_notes(written), device=self._device)
                 self._unsaved.append(entry)
                 entered = set(written)
                 with self._lock:  # for which every writer waits

@@ -14,7 +14,7 @@ from pipeline.engine.cuda_driver import Call
 from pipeline.engine.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
-from pipeline.workloads.base import Chunk, Workload
+from pipeline.workloads.protocol import Chunk, OpenJob
 
 MIB = 1 << 20
 CLOCK_TRIES = 5
@@ -64,7 +64,7 @@ class Device(ABC):
         """Prepare the calling thread."""
 
     @abstractmethod
-    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
+    def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
 
     @abstractmethod
     def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None: ...
@@ -100,10 +100,10 @@ class CpuDevice(Device):
     def enter(self) -> None:
         """Any thread will do."""
 
-    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+    def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         began = time.perf_counter()
         record.add("upload", chunk.index, began, began, chunk.input_bytes)
-        workload.compute(chunk, slot.inputs(chunk), slot.outputs(chunk), None)
+        job.compute(chunk, slot.inputs(chunk), slot.outputs(chunk), None)
         record.add("compute", chunk.index, began, time.perf_counter(), chunk.input_bytes)
 
     def finish(self, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
@@ -159,14 +159,14 @@ class CudaDevice(Device):
     def enter(self) -> None:
         self._cupy.cuda.Device(self._ordinal).use()
 
-    def process(self, workload: Workload, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
+    def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         twin = slot.cuda
         assert twin is not None, "the slot was allocated for another device"
         before, after = self._calls(chunk, slot, twin)
         try:
             cuda_driver.make(before)
             with self._compute:
-                workload.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
+                job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
             cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(f"{self.name}, chunk {chunk.index}: {error}; lower --chunk-bytes") from error

@@ -22,8 +22,9 @@ from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
 from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device
+from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
-from pipeline.workloads.base import Chunk, Workload
+from pipeline.workloads.protocol import Chunk
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class DevicePipeline:
     def __init__(
         self,
         device: Device,
-        workload: Workload,
+        output: Output,
         slot_bytes: tuple[int, int],
         *,
         slots: int | None = None,
@@ -97,7 +98,7 @@ class DevicePipeline:
         """`slot_bytes`: of the input and the output of the largest chunk. `slots`, `readers`, `writers`: default what
         suits the device."""
         self._device = device
-        self._workload = workload
+        self._output, self._job = output, output.job
         self._lanes = {
             "read": readers or device.io_threads,
             "compute": device.lanes,
@@ -108,7 +109,7 @@ class DevicePipeline:
         self._batch = 1 if device.overlap == 5 else slots
         if self._batch > 1:
             self._lanes.update(read=1, write=1)
-        self._counted = metrics.work_of(workload.name, workload.unit)
+        self._counted = metrics.work_of(output.workload.name, output.workload.unit)
         self._at_work = metrics.AtWork(self._lanes)
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._filled: _Line = SimpleQueue()
@@ -251,7 +252,7 @@ class DevicePipeline:
                 continue
             with self._failing():
                 began = time.perf_counter()
-                self._workload.read(chunk, slot.inputs(chunk))
+                self._job.read(chunk, slot.inputs(chunk))
                 passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
                 self._counted.read(chunk.input_bytes)
                 batch.append(_Item(chunk, passage, slot))
@@ -265,7 +266,7 @@ class DevicePipeline:
         with interruptible(self._failed):
             for item in self._going(self._filled):
                 with self._failing():
-                    self._device.process(self._workload, item.chunk, item.slot, item.passage.record)
+                    self._device.process(self._job, item.chunk, item.slot, item.passage.record)
                     self._started.put(item)
 
     def _write_chunks(self) -> None:
@@ -284,7 +285,7 @@ class DevicePipeline:
 
     def _write(self, item: _Item) -> None:
         chunk, passage, began = item.chunk, item.passage, time.perf_counter()
-        self._workload.write(chunk, item.slot.outputs(chunk))
+        self._output.write(chunk, item.slot.outputs(chunk))
         passage.record.add("write", chunk.index, began, time.perf_counter(), chunk.output_bytes)
         self._counted.written(chunk.output_bytes, chunk.work)
         self._free.put(item.slot)

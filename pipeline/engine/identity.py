@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipeline.errors import InputError
 
@@ -26,36 +27,41 @@ def input_version(path: Path) -> dict[str, Any]:
 
 
 class InputIdentity:
-    """Starts hashing on a thread of its own at once; `result` waits for it."""
+    """The version of a job's input, and its SHA-256, which a thread works out while the context lasts."""
 
-    def __init__(self, path: Path, *, always_hash: bool = False) -> None:
+    def __init__(self, path: Path, version: Mapping[str, Any] | None = None, *, always_hash: bool = False) -> None:
+        """`version`: as `input_version` gave it when the job was planned; default now."""
         self._path = path
-        self._version = input_version(path)
+        self._version = input_version(path) if version is None else version
         self._is_folder = path.is_dir()
         self._digest: str | None = None
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
         if path.is_file() and (always_hash or self._version["bytes"] <= HASHED_UP_TO_BYTES):
             self._thread = threading.Thread(target=self._hash, name="input-sha256", daemon=True)
-            self._thread.start()
 
-    def abandon(self) -> None:
-        """The job failed: nobody will ask for the digest."""
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._abandoned.set()
 
     def check(self) -> None:
-        """InputError where the input is no longer the one that the job began with."""
+        """InputError if the input is no longer the one that the job began with."""
         if self._path.exists() and input_version(self._path) != self._version:
             raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
 
-    def result(self) -> dict[str, Any]:
+    def confirmed(self) -> dict[str, Any]:
         """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for).
 
         Of a folder: the bytes of all files in it, the newest one's mtime, and `listing_sha256`, the SHA-256 of their
-        names, sizes and times. Only a `check` after it says that the digest is of what the job read.
+        names, sizes and times. Call it once the input has been read for the last time. InputError if it has changed.
         """
         if self._thread is not None:
             self._thread.join()
+        self.check()
         found = {
             "path": str(self._path.absolute()),
             "bytes": self._version["bytes"],

@@ -29,7 +29,8 @@ from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
 from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
 from pipeline.storage.writable import writing
-from pipeline.workloads.base import JobSpec, Plan, ledger_path
+from pipeline.workloads.paths import ledger_path
+from pipeline.workloads.protocol import Budget, JobSpec, Plan
 
 _JOB = "job.json"
 _RECEIPT = "receipt.json"
@@ -42,14 +43,6 @@ _REMOVALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
-    """What decides how a job is cut into chunks, besides the job itself: bytes of one chunk."""
-
-    budget_bytes: int
-    target_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Entry:
     """Chunks that are in, `notes` for the audit, and the device that computed them."""
 
@@ -58,15 +51,15 @@ class Entry:
     device: str
 
 
-def job_identity(spec: JobSpec, cut: Cut, plan: Plan) -> dict[str, Any]:
-    """What must be the same for a ledger's chunks to be of use: the job, its input as it is now, and the cut."""
+def job_identity(spec: JobSpec, version: Mapping[str, Any], budget: Budget, plan: Plan) -> dict[str, Any]:
+    """What must be the same for a ledger's chunks to be of use: the job, its input's version, and the cut."""
     regions = hashlib.sha256(repr([(chunk.region, chunk.halo) for chunk in plan.chunks]).encode()).hexdigest()
     return {
         "millrace": __version__,
         "workload": spec.workload,
         "parameters": json.loads(json.dumps(spec.parameters.in_force())),
-        "input": {"path": os.path.realpath(spec.input), **input_version(spec.input)},
-        "cut": vars(cut),
+        "input": {"path": os.path.realpath(spec.input), **version},
+        "cut": vars(budget),
         "chunks": len(plan.chunks),
         "regions_sha256": regions,
     }
@@ -85,7 +78,7 @@ class Ledger:
         self.identity = identity
 
     @staticmethod
-    def recorded_cut(output: Path, spec: JobSpec | None = None) -> Cut | None:
+    def recorded_budget(output: Path, spec: JobSpec | None = None) -> Budget | None:
         """How the job of an earlier ledger was cut; None where there is no ledger that can be read.
 
         spec : None too where that was a job with other parameters
@@ -97,7 +90,7 @@ class Ledger:
         cut = job.get("cut") if job is not None else None
         if not isinstance(cut, dict) or cut.keys() != {"budget_bytes", "target_bytes"}:
             return None
-        return Cut(**cut) if all(type(value) is int and value > 0 for value in cut.values()) else None
+        return Budget(**cut) if all(type(value) is int and value > 0 for value in cut.values()) else None
 
     @classmethod
     def resumed(cls, output: Path, identity: Mapping[str, Any]) -> Self:
@@ -285,13 +278,6 @@ def _entry(path: Path, chunk_count: int) -> Entry | None:
     if not all(type(chunk) is int and 0 <= chunk < chunk_count for chunk in chunks):
         return None
     return Entry(chunks=tuple(chunks), notes=notes, device=device)
-
-
-def left_over(plan: Plan, entries: Sequence[Entry]) -> Plan | None:
-    """The plan without the chunks that are in; None where none is left."""
-    done = {chunk for entry in entries for chunk in entry.chunks}
-    chunks = tuple(chunk for chunk in plan.chunks if chunk.index not in done)
-    return Plan(chunks=chunks) if chunks else None
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

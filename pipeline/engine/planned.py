@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.engine.device_pipeline import slot_bytes
-from pipeline.engine.ledger import Cut
-from pipeline.workloads.base import JobSpec, Plan, Workload
+from pipeline.engine.ledger import job_identity
+from pipeline.engine.output import Output
+from pipeline.workloads.protocol import Budget, JobSpec, OpenJob, Plan, Workload
 
 
 class PlannedDevice(Protocol):
@@ -32,13 +33,30 @@ class PlannedDevice(Protocol):
 class PlannedJob:
     """What will run, on what, in which pieces."""
 
-    spec: JobSpec
-    workload: Workload
+    output: Output
     plan: Plan
     device: PlannedDevice
-    cut: Cut
+    budget: Budget  # by which it was cut
+    version: Mapping[str, Any]  # of the input, as `input_version` gives it
     # How often chunks were halved because the device had no room for them.
     halvings: int = 0
+
+    @property
+    def workload(self) -> Workload:
+        return self.output.workload
+
+    @property
+    def job(self) -> OpenJob:
+        return self.output.job
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.output.job.spec
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What an interrupted run's ledger must say for its chunks to be of use."""
+        return job_identity(self.spec, self.version, self.budget, self.plan)
 
     @property
     def slots(self) -> int:
@@ -57,7 +75,7 @@ class PlannedJob:
             "input": str(self.spec.input),
             "output": str(self.spec.output),
             "parameters": self.spec.parameters.in_force(),
-            "image": dict(self.workload.describe()),
+            "image": self.job.summary.describe(),
             "device": dict(self.device.describe()),
             "chunks": len(self.plan.chunks),
             "chunk_shape": list(first.region.shape),

@@ -17,7 +17,8 @@ from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError, StorageError
 from pipeline.storage.partial import PartialFile
-from pipeline.workloads.base import receipt_path
+from pipeline.workloads.paths import receipt_path
+from pipeline.workloads.protocol import Audit
 
 # Whose versions can change a result.
 RECORDED_PACKAGES = (
@@ -37,7 +38,7 @@ def make_receipt(
     *,
     entries: Sequence[Entry],
     record: StageRecord,
-    audit: Mapping[str, Any],
+    audit: Audit,
     identity: Mapping[str, Any],
     started: float,
 ) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def make_receipt(
             for stage, totals in record.totals.items()
         },
         "overlap_efficiency": round(record.overlap_efficiency, 4),
-        "audit": dict(audit),
+        "audit": audit.describe(),
     }
 
 

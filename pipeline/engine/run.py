@@ -7,7 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.discovery import discover, unavailable
-from pipeline.engine.identity import InputIdentity
-from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
+from pipeline.engine.identity import InputIdentity, input_version
+from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
+from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
@@ -31,9 +33,11 @@ from pipeline.errors import (
     StorageError,
     UserError,
 )
+from pipeline.formats.image.preview import write_preview as draw_image
 from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
-from pipeline.workloads import Chunk, JobSpec, Plan, Workload, workload_named
-from pipeline.workloads.base import receipt_path
+from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
+from pipeline.workloads.paths import receipt_path
+from pipeline.workloads.protocol import Audit, HoldsInput, Previews
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,47 +107,48 @@ def watch(device: Device) -> None:
 
 def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
     """Check the job against its input and cut it so that the ring fits the memory."""
-    workload = workload_named(spec.workload)(spec)
+    workload = workload_named(spec.workload)
+    job = workload.open(spec)
     try:
-        budget = _ring_bytes(workload, options.memory_bytes) // device.ring_depth
-        target = options.chunk_bytes or device.target_bytes(workload.job_bytes)
-        if target > budget and options.chunk_bytes is not None:
+        limit = _ring_bytes(job, options.memory_bytes) // device.ring_depth
+        target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)
+        if target > limit and options.chunk_bytes is not None:
             raise ParameterError(
                 f"--chunk-bytes {format_bytes(target)}: {device.ring_depth} such chunks do not fit --memory; "
-                f"at most {format_bytes(budget)} do"
+                f"at most {format_bytes(limit)} do"
             )
-        cut = Cut(budget_bytes=budget, target_bytes=min(budget, target))
-        earlier = Ledger.recorded_cut(spec.output, spec if options.start_over else None) if options.resume else None
+        budget = Budget(budget_bytes=limit, target_bytes=min(limit, target))
+        earlier = Ledger.recorded_budget(spec.output, spec if options.start_over else None) if options.resume else None
         if earlier is not None:
-            cut = _same_cut(earlier, cut, options)
-        plan = workload.plan(cut.budget_bytes, cut.target_bytes)
+            budget = _same_cut(earlier, budget, options)
+        plan, version = job.plan(budget), input_version(job.spec.input)
     except BaseException:
-        workload.discard()
+        job.close()
         raise
-    return PlannedJob(spec=workload.spec, workload=workload, plan=plan, device=device, cut=cut)
+    return PlannedJob(output=Output(workload, job), version=version, plan=plan, device=device, budget=budget)
 
 
-def _same_cut(earlier: Cut, cut: Cut, options: RunOptions) -> Cut:
-    """An interrupted run's cut, where this run has the memory for it."""
+def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
+    """An interrupted run's budget, if this run has the memory for it."""
     if options.chunk_bytes not in (None, earlier.target_bytes):
         raise ParameterError(
             f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
         )
-    if earlier.target_bytes > cut.budget_bytes:
+    if earlier.target_bytes > budget.budget_bytes:
         if options.start_over:
-            return cut
+            return budget
         raise ParameterError(
             f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
         )
     return earlier
 
 
-def _ring_bytes(workload: Workload, memory_bytes: int) -> int:
-    """What of the memory is left for the ring besides what the workload itself must keep."""
-    held = workload.hold_at_most(memory_bytes // 4)
+def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
+    """The memory that is left for the ring, besides what the job itself must keep."""
+    held = job.hold_at_most(memory_bytes // 4) if isinstance(job, HoldsInput) else 0
     if held > memory_bytes // 2:
         raise ParameterError(
-            f"{workload.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "
+            f"{job.spec.input} must be held whole, which takes {format_bytes(held)} of memory; "
             f"raise --memory to {format_bytes(2 * held)}, or give it in a format that can be read in parts"
         )
     return memory_bytes - held
@@ -169,73 +174,103 @@ def run_job(
 ) -> dict[str, Any]:
     """Run it to its published output and the receipt beside it. `stream`: where; default on the job's own device.
 
-    On an error nothing is left but the error; or, where a ledger had been begun and the user is not at fault, the
-    partial output and the ledger, for a run with `resume`.
+    On an error nothing is left but the error; or, if a ledger had been begun and the user is not at fault, the partial
+    output and the ledger, for a run with `resume`.
     """
     events, started = events or RunEvents(), time.time()
-    workload = job.workload
     try:
-        identity = InputIdentity(job.spec.input, always_hash=options.checksum)
-        try:
-            ledger, entries = _begun(job, options)
-            try:
-                job, record = _stream(job, ledger, entries, stream or stream_on_device, events)
-                audit = _audited(workload, identity)
-                found = identity.result()
-                identity.check()  # last: the audit has read the input once more, and it has been hashed to its end
-                receipt = make_receipt(
-                    job, entries=entries, record=record, audit=audit, identity=found, started=started
-                )
-                if options.job is not None:
-                    receipt = {"job": options.job, **receipt}
-                events.on_computed()
-                if options.job is not None or ledger.exists:
-                    workload.publish(lambda: ledger.conclude(receipt))
-                else:
-                    workload.publish()
-            except BaseException as error:
-                _keep_or_drop(workload, ledger, error, events)
-                raise
-        except BaseException:
-            identity.abandon()
-            raise
+        with (
+            InputIdentity(job.spec.input, job.version, always_hash=options.checksum) as identity,
+            _entered(job, options, events) as (ledger, entries),
+        ):
+            job, record = _stream(job, ledger, entries, stream or stream_on_device, events)
+            audit = _audited(job, identity)
+            receipt = make_receipt(
+                job, entries=entries, record=record, audit=audit, identity=identity.confirmed(), started=started
+            )
+            if options.job is not None:
+                receipt = {"job": options.job, **receipt}
+            events.on_computed()
+            if options.job is not None or ledger.exists:
+                job.output.publish(lambda: ledger.conclude(receipt))
+            else:
+                job.output.publish()
     finally:
-        workload.discard()
+        job.output.discard()
     events.on_published()
     write_receipt(job.spec.output, receipt)
     ledger.remove()
     return receipt
 
 
-def _audited(workload: Workload, identity: InputIdentity) -> Mapping[str, Any]:
-    """What the audit says, which the metrics hear whether it passes or not; InputError where the input has changed."""
+@contextmanager
+def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterator[tuple[Ledger, list[Entry]]]:
+    """Makes the output ours, and enters the job's ledger, once: what an interrupted run has entered comes out of it.
+
+    After a failure, what the ledger names is kept, unless the next run would fail at the same place.
+    """
+    ledger = Ledger(job.spec.output, job.identity)
+    found = _resumed(job, ledger, options) if options.resume and ledger.begun else None
+    if found is None:
+        job.output.open(Opening.NEW)
+        ledger.remove()  # an older one; only now that the output is ours
+        found = ledger, []
+    ledger = found[0]
     try:
-        audit = workload.audit()
+        yield found
+    except BaseException as error:
+        kept = sum(len(entry.chunks) for entry in ledger.entries())
+        if kept and not isinstance(error, UserError | AuditError):
+            job.output.keep()
+            events.on_kept(kept, ledger.identity["chunks"])  # of the cut as it is now: it may have been halved
+        else:
+            ledger.remove()
+        raise
+
+
+def _resumed(job: PlannedJob, ledger: Ledger, options: RunOptions) -> tuple[Ledger, list[Entry]] | None:
+    """The ledger of an interrupted run, taken over, and its entries; None if it is of no use and that is allowed."""
+    try:
+        ledger = Ledger.resumed(job.spec.output, ledger.identity)
+        entries = ledger.entries()
+        job.output.open(Opening.RESUME if entries else Opening.NEW)
+        ledger.go_on() if entries else ledger.remove()
+    except (ParameterError, OutputError, StorageError):
+        if not options.start_over:
+            raise
+        return None
+    return ledger, entries
+
+
+def _audited(job: PlannedJob, identity: InputIdentity) -> Audit:
+    """The audit, which the metrics count whether it passes or not; InputError if the input has changed."""
+    try:
+        audit = job.output.audit()
     except AuditError as error:
         identity.check()  # of an input that was changed no result is right
-        _tell_audit(workload, error.worst_error, error.tolerance)
+        _count_audit(job.workload, error.worst_error, error.tolerance)
         raise
-    _tell_audit(workload, audit["worst_error"], audit["tolerance"])
+    _count_audit(job.workload, audit.worst_error, audit.tolerance)
     return audit
 
 
-def _tell_audit(workload: Workload, worst_error: float, tolerance: float) -> None:
-    ratio = worst_error / tolerance
-    # Not a number would be above no limit.
+def _count_audit(workload: Workload, worst_error: float, tolerance: float) -> None:
+    ratio = worst_error / tolerance if tolerance else (math.inf if worst_error else 0.0)
+    # An alert compares with a limit, and NaN is above none.
     metrics.audit_error_ratio.labels(workload.name).set(math.inf if math.isnan(ratio) else ratio)
 
 
 def published_before(job: PlannedJob) -> dict[str, Any] | None:
-    """The receipt of a run of the same job that was killed after it had published; what it left to do is done now.
+    """The receipt of a run of the same job that was killed after it had published; finishes what it left undone.
 
-    None where there is none: the job is still to be run. ParameterError where it was another job.
+    None if there is none: the job is still to be run. ParameterError if it was another job.
     """
-    output, identity = job.spec.output, job_identity(job.spec, job.cut, job.plan)
+    output = job.spec.output
     receipt = Ledger.concluded(output)
-    if receipt is None or not Ledger(output, identity).begun:
+    if receipt is None or not Ledger(output, job.identity).begun:
         return None
-    job.workload.discard()
-    Ledger.resumed(output, identity)
+    job.output.discard()
+    Ledger.resumed(output, job.identity)
     write_receipt(output, receipt)
     remove_leftovers(output)
     return receipt
@@ -274,33 +309,12 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
         events.on_written(chunk)
         events.check()
 
-    with Checkpoints(ledger, job.workload, device.name) as checkpoints:
+    with Checkpoints(ledger, job.output, device.name) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
-        with DevicePipeline(device, job.workload, slot_bytes(plan.chunks), slots=slots) as pipeline:
+        with DevicePipeline(device, job.output, slot_bytes(plan.chunks), slots=slots) as pipeline:
             record = StageRecord()
             events.on_begun(record)
             return pipeline.stream(plan.chunks, note, record=record)
-
-
-def _begun(job: PlannedJob, options: RunOptions) -> tuple[Ledger, list[Entry]]:
-    """Makes the output ours; the job's ledger, and what an interrupted run has entered, if this one goes on with it."""
-    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
-    if options.resume and ledger.begun:
-        try:
-            return _resumed(job, Ledger.resumed(job.spec.output, ledger.identity))
-        except (ParameterError, OutputError, StorageError):
-            if not options.start_over:
-                raise
-    job.workload.start(Opening.NEW)
-    ledger.remove()  # an older one; only now that the output is ours
-    return ledger, []
-
-
-def _resumed(job: PlannedJob, ledger: Ledger) -> tuple[Ledger, list[Entry]]:
-    entries = ledger.entries()
-    job.workload.start(Opening.RESUME if entries else Opening.NEW)
-    ledger.go_on() if entries else ledger.remove()
-    return ledger, entries
 
 
 def _stream(
@@ -309,7 +323,7 @@ def _stream(
     """Every chunk that is not in; with chunks of half the size, from the start, where they do not fit the device."""
     for entry in entries:
         try:
-            job.workload.add_audit_notes(entry.notes)
+            job.output.add_notes(entry.notes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
                 f"{ledger.folder}: the entry of chunk {entry.chunks[0]} is damaged; run again without --resume"
@@ -317,14 +331,15 @@ def _stream(
         metrics.work_of(job.workload.name, job.workload.unit).kept(len(entry.chunks))
         for index in entry.chunks:
             events.on_written(job.plan.chunks[index])
-    plan = left_over(job.plan, entries)
+    plan = job.plan.without({chunk for entry in entries for chunk in entry.chunks})
     while plan is not None:
         try:
             return job, stream(job, plan, ledger, events)
         except OutOfDeviceMemory as error:
             job = _halved(job, error)
         plan = job.plan
-        ledger.restart(job_identity(job.spec, job.cut, job.plan))
+        job.output.forget()
+        ledger.restart(job.identity)
         # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
         gc.collect()
         events.on_recut(plan)
@@ -334,20 +349,19 @@ def _stream(
 def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
     """The same job in chunks of half the bytes; raises the error where there is nothing smaller."""
     half = max(chunk.input_bytes + chunk.output_bytes for chunk in job.plan.chunks) // 2
+    budget = Budget(budget_bytes=half, target_bytes=half)
     try:
-        plan = job.workload.plan(half, half)
+        plan = job.job.plan(budget)
     except ParameterError:
         plan = job.plan
     if len(plan.chunks) <= len(job.plan.chunks):
         raise error
-    return replace(job, plan=plan, cut=Cut(budget_bytes=half, target_bytes=half), halvings=job.halvings + 1)
+    return replace(job, plan=plan, budget=budget, halvings=job.halvings + 1)
 
 
-def _keep_or_drop(workload: Workload, ledger: Ledger, error: BaseException, events: RunEvents) -> None:
-    """After a failure: what the ledger names is kept, unless the next run would fail at the same place."""
-    kept = sum(len(entry.chunks) for entry in ledger.entries())
-    if kept and not isinstance(error, UserError | AuditError):
-        workload.keep()
-        events.on_kept(kept, ledger.identity["chunks"])  # of the cut as it is now: it may have been halved
+def write_preview(job: OpenJob, preview: Path) -> None:
+    """Draw the published output as a small PNG; called last, when all else is closed."""
+    if isinstance(job, Previews):
+        job.write_preview(preview)
     else:
-        ledger.remove()
+        draw_image(job.spec.output, preview)

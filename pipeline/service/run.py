@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline import metrics
 from pipeline.cluster.executor import Executor
-from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
+from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job, write_preview
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
 from pipeline.service.cleanup import Leftovers
@@ -20,7 +20,7 @@ from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned,
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, StoredJob
-from pipeline.workloads import Chunk, JobSpec, Plan, Workload
+from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 
 LOG = logging.getLogger("millrace.service")
 # How often the store hears of a job's chunks.
@@ -53,7 +53,7 @@ class Run:
     log: Callable[[str], None]  # into the job's log
     stopping: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
-    _workload: Workload | None = field(default=None, init=False)  # once planned
+    _job: OpenJob | None = field(default=None, init=False)  # once planned
     _record: StageRecord | None = field(default=None, init=False)  # once chunks move
     _began: float = field(default=0.0, init=False)
     _written: int = field(default=0, init=False)
@@ -99,11 +99,11 @@ class Run:
     def _carry_out(self) -> Mapping[str, Any]:
         options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)
         planned = plan_job(self._spec(), self.place.device, options)
-        self._workload = planned.workload
+        self._job = planned.job
         try:
             self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)))
         except BaseException:
-            planned.workload.discard()
+            planned.output.discard()
             raise
         events = RunEvents(
             on_written=self._count,
@@ -162,9 +162,9 @@ class Run:
 
     def draw_preview(self, preview: Path) -> None:
         """A picture that cannot be drawn is no reason to fail: the result is there."""
-        if self._workload is None:  # an earlier run had published
+        if self._job is None:  # an earlier run had published
             return
         try:
-            self._workload.write_preview(preview)
+            write_preview(self._job, preview)
         except MillraceError as error:
             self.log(f"no preview: {error}")

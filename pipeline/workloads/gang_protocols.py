@@ -1,16 +1,15 @@
-"""Jobs that the ranks of a gang share among them: sums over many parts of the input, or one chunk made by all."""
+"""Jobs that the ranks of a gang do together: sums over many parts of the input, or one chunk made by all."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from kernels.runtime.threads import check_wanted
 from pipeline.formats.image.base import Region
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Workload
+from pipeline.workloads.protocol import ArraySpec, Chunk, JobSpec, OpenJob
 
 
 class Room(Protocol):
@@ -23,20 +22,20 @@ class Room(Protocol):
     def device(self) -> Sequence[Any]: ...
 
     def upload(self) -> None:
-        """Bring the host's arrays to the device, in the order of the device's work."""
+        """Copy the host's arrays to the device, in stream order."""
 
     def computed(self) -> None:
-        """For the receipt: the work that was given to the device since the upload is what these arrays are for."""
+        """Mark, for the receipt, the end of the work on these arrays that was launched since the upload."""
 
     def wait(self) -> None:
-        """Until that is done, and no one reads the host's arrays: they may then be filled anew."""
+        """Wait until that work is done and the host's arrays may be filled again."""
 
 
 class Rank(Protocol):
-    """What one rank of a gang offers to the work: its device, and a word on whether to go on."""
+    """What one rank of a gang offers to the work: its device, and whether to go on."""
 
     threads: int  # that compute on a CPU
-    like: Any  # an array of the device, NumPy's or CuPy's, by which its kind is told
+    like: Any  # an array of the device, NumPy's or CuPy's
 
     def room(self, specs: Sequence[ArraySpec]) -> Room:
         """Such arrays, on the host (pinned, for a GPU) and on the device."""
@@ -45,14 +44,14 @@ class Rank(Protocol):
         """Prepare the calling thread for the device."""
 
     def check(self) -> None:
-        """CommunicatorError where the other ranks need not be waited for."""
+        """Raises CommunicatorError if the other ranks have given up."""
 
     def note_read(self, seconds: float, nbytes: int) -> None:
-        """For the receipt: reading took so long. From any thread."""
+        """Add time spent on reading to the receipt. From any thread."""
 
 
 class Collectives(Protocol):
-    """What `pipeline.cluster.communicators.base.Communicator` offers of it; each is called by all ranks at once."""
+    """The part of `pipeline.cluster.communicators.base.Communicator` that jobs use; all ranks call each at once."""
 
     def allreduce(self, array: Any, /) -> Any: ...
 
@@ -68,8 +67,8 @@ class Peers(Protocol):
 
     rank: int
     size: int
-    shards: tuple[int, ...]  # the parts that are this rank's own
-    partials: dict[int, Any]  # what it keeps of them for another try, should a rank be lost
+    shards: tuple[int, ...]  # the parts that this rank computes
+    partials: dict[int, Any]  # their results, kept for another try if a rank is lost
 
     @property
     def communicator(self) -> Collectives:
@@ -77,14 +76,14 @@ class Peers(Protocol):
 
     @property
     def control(self) -> Collectives:
-        """For the host's."""
+        """For the host's arrays."""
 
     def check(self) -> None:
-        """CommunicatorError where the other ranks need not be waited for."""
+        """Raises CommunicatorError if the other ranks have given up."""
 
 
 class Alone:
-    """The only rank: what `Peers` asks, without anybody else."""
+    """The only rank: `Peers` without any others."""
 
     def __init__(self, shards: int) -> None:
         self.rank, self.size = 0, 1
@@ -100,11 +99,11 @@ class Alone:
         return self
 
     def check(self) -> None:
-        """Nobody can be lost; but what is made may be wanted no more."""
+        """One rank has no peers; checks cancellation only."""
         check_wanted()
 
     def confirm(self) -> None:
-        """Nor spoil a sum."""
+        """One rank's sum is always whole."""
 
     def allreduce(self, array: Any, /) -> Any:
         return array
@@ -116,59 +115,55 @@ class Alone:
         return array
 
 
-class JointWorkload(Workload):
-    """A workload whose ranks can make each chunk together, with sums that go round as they compute."""
+@runtime_checkable
+class JointJob(OpenJob, Protocol):
+    """A job whose ranks can make each chunk together, with all-reduces while they compute."""
 
-    @abstractmethod
     def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
-        """Into how many parts the work of each of these chunks falls, where so many ranks are better off making one
-        chunk after another together than each its own; 0: they are not."""
+        """The number of parts into which the work of each chunk is split; 0 if each rank should make its own chunks."""
 
-    @abstractmethod
     def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
         """The chunk's outputs on the host, on rank 0, which writes them; None on the others."""
 
-    @abstractmethod
     def take_progress(self, note: str) -> None:
-        """What `progress_note` says in a process that computes."""
+        """Take over `progress_note` of a process that computes."""
+
+    def progress_note(self) -> str: ...
 
 
-class SharedWorkload(Workload):
-    """A workload of `shards` fixed parts. Whichever ranks compute them, the output has the same bits."""
+@runtime_checkable
+class SharedJob(OpenJob, Protocol):
+    """A job of `shards` fixed parts. Whichever ranks compute them, the output has the same bits."""
 
-    # How the shards' partial results are put together, element by element.
+    # How the shards' partial results are combined, element by element.
     reduction: Literal["sum", "min", "max"]
 
     @property
-    @abstractmethod
     def shards(self) -> int:
-        """Into how many parts each chunk's work falls; 1: there is nothing to share."""
+        """The number of parts of each chunk's work; 1: there is nothing to share."""
 
-    @abstractmethod
     def share_bytes(self, shards: int) -> int:
-        """Memory that a rank takes for each sample of the output while it holds so many shards' results."""
+        """Memory that a rank takes for each sample of the output while it holds the results of so many shards."""
 
-    @abstractmethod
     def facts(self) -> Any:
-        """What `joining` needs not find out again: small, and to be pickled."""
+        """What `SharedWorkload.join` needs not find out again: small, and picklable."""
 
-    @classmethod
-    @abstractmethod
-    def joining(cls, spec: JobSpec, facts: Any) -> Self:
-        """The same job in another process."""
-
-    @abstractmethod
     def share(self, region: Region, shard: int, rank: Rank) -> Any:
         """One shard's result for a region of the output: an array on the rank's device, alike for all shards."""
 
-    @abstractmethod
     def whole(self, region: Region, total: Any) -> NDArray[Any]:
-        """The region's output, on the host, from the partial results of all shards put together."""
+        """The region's output, on the host, from the combined results of all shards."""
 
-    @abstractmethod
     def share_notes(self) -> Mapping[str, Any]:
-        """What this process has found out on the way that `add_share_notes` can use, ready for JSON; told once."""
+        """What this process has found out since the last call that `add_share_notes` can use, ready for JSON."""
 
-    @abstractmethod
     def add_share_notes(self, notes: Mapping[str, Any]) -> None:
         """Take over what another process has found out."""
+
+
+@runtime_checkable
+class SharedWorkload(Protocol):
+    """A workload whose jobs are `SharedJob`s."""
+
+    def join(self, spec: JobSpec, facts: Any) -> SharedJob:
+        """The same job in another process."""

@@ -36,6 +36,7 @@ from pipeline.engine.run import RunEvents
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError, RankLost
 from pipeline.workloads import Chunk, Plan, Workload
+from pipeline.workloads.protocol import HoldsInput
 
 CONNECT_SECONDS = 10.0
 START_SECONDS = 60.0
@@ -95,8 +96,8 @@ class DaskWorkers:
         cluster_job = ClusterJob(
             name=f"{job.spec.workload}-{secrets.token_hex(8)}",
             spec=replace(job.spec, input=_absolute(job.spec.input), output=_absolute(job.spec.output)),
-            cut=job.cut,
-            held_bytes=job.workload.hold_at_most(job.cut.budget_bytes),
+            budget=job.budget,
+            held_bytes=job.job.hold_at_most(job.budget.budget_bytes) if isinstance(job.job, HoldsInput) else 0,
             ledger_identity=ledger.identity,
             worker_device=self._worker_device,
         )
@@ -104,7 +105,7 @@ class DaskWorkers:
         if self.gathers_metrics:
             events = _counting(job.workload, events)
         events.on_begun(record)
-        ring_bytes = job.cut.budget_bytes * self.ring_depth
+        ring_bytes = job.budget.budget_bytes * self.ring_depth
         shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
         if shares.are_better:
             shares.stream(plan, ledger, events, record)
@@ -118,7 +119,7 @@ class DaskWorkers:
                 record.under_way.pop(receipt.segment.chunks[0], None)
                 record.include(receipt.stages)
                 for notes in receipt.notes:
-                    job.workload.add_audit_notes(notes)
+                    job.output.add_notes(notes)
                 for index in receipt.segment.chunks:
                     events.on_written(by_index[index])
         return record

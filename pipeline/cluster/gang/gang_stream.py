@@ -1,8 +1,8 @@
 """Jobs whose ranks share the work of every output: a gang for each run of chunks.
 
-Of a `SharedWorkload` each rank computes the shards that it answers for, over the whole run of chunks; the partial
+Of a `SharedJob` each rank computes the shards that it answers for, over the whole run of chunks; the partial
 results are put together in an order that the shards alone decide; then every rank writes some of the chunks. Of a
-`JointWorkload` the ranks make one chunk after another, with all-reduces on the way, and rank 0 writes it. What is
+`JointJob` the ranks make one chunk after another, with all-reduces on the way, and rank 0 writes it. What is
 written is durable and in the ledger before the next run of chunks begins.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,14 +25,16 @@ from pipeline.cluster.gang.rank_device import RankDevice
 from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input, refuse_other_run
 from pipeline.engine.device import Device
 from pipeline.engine.ledger import Entry, Ledger
+from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
 from pipeline.engine.stages import StageRecord, StagesTold
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.image.base import Region
 from pipeline.storage.partial import Opening
-from pipeline.workloads import Chunk, Plan, Workload, workload_named
-from pipeline.workloads.gang_protocols import JointWorkload, SharedWorkload
+from pipeline.workloads import Chunk, Plan, workload_named
+from pipeline.workloads.gang_protocols import JointJob, SharedJob, SharedWorkload
+from pipeline.workloads.protocol import HoldsInput, Progress
 
 # Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
@@ -66,7 +68,7 @@ class RankReport:
 
 
 class Shares:
-    """A job of a `SharedWorkload` or a `JointWorkload` over the workers of a cluster."""
+    """A `SharedJob` or a `JointJob` over the workers of a cluster."""
 
     def __init__(
         self, workers: GangWorkers, cluster_job: ClusterJob, job: PlannedJob, *, ranks: int, memory_bytes: int
@@ -81,13 +83,12 @@ class Shares:
     @property
     def are_better(self) -> bool:
         """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
-        workload = self._job.workload
-        if isinstance(workload, JointWorkload):
-            return workload.joint_parts(self._job.plan.chunks, self._ranks) > 0
-        if not isinstance(workload, SharedWorkload) or workload.shards < max(2, SHARDS_A_RANK * self._ranks):
+        job, chunks = self._job.job, self._job.plan.chunks
+        if isinstance(job, JointJob):
+            return job.joint_parts(chunks, self._ranks) > 0
+        if not isinstance(job, SharedJob) or job.shards < max(2, SHARDS_A_RANK * self._ranks):
             return False
-        largest = max(math.prod(chunk.region.shape) for chunk in self._job.plan.chunks)
-        return largest <= self._most_samples(workload)
+        return max(math.prod(chunk.region.shape) for chunk in chunks) <= self._most_samples(job)
 
     def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
         """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
@@ -97,19 +98,17 @@ class Shares:
             self._stream(plan, ledger, events, record)
 
     def _stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
-        workload = self._job.workload
+        job, output = self._job.job, self._job.output
         try:
-            if isinstance(workload, JointWorkload):
-                self._stream_jointly(workload, plan, ledger, events, record)
+            if isinstance(job, JointJob):
+                self._stream_jointly(job, plan, ledger, events, record)
                 return
-            assert isinstance(workload, SharedWorkload)
-            for run in cut_runs(plan.chunks, self._most_samples(workload)):
+            assert isinstance(job, SharedJob)
+            for run in cut_runs(plan.chunks, self._most_samples(job)):
                 events.check()
-                arguments = (self._cluster_job, workload.facts(), run)
-                found = run_gang(
-                    self._workers, compute_run, workload.shards, *arguments, limits=LIMITS, check=events.check
-                )
-                _take_in(found, workload, ledger, record)
+                arguments = (self._cluster_job, job.facts(), run)
+                found = run_gang(self._workers, compute_run, job.shards, *arguments, limits=LIMITS, check=events.check)
+                _take_in(found, output, ledger, record)
                 for chunk in run.chunks:
                     events.on_written(chunk)
         finally:
@@ -117,20 +116,20 @@ class Shares:
                 self._workers.tell(list(self._workers.last_heard()), _close_soon, self._cluster_job.name)
 
     def _stream_jointly(
-        self, workload: JointWorkload, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord
+        self, job: JointJob, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord
     ) -> None:
-        parts = workload.joint_parts(self._job.plan.chunks, self._ranks)
-        with self._followed(workload):
+        parts = job.joint_parts(self._job.plan.chunks, self._ranks)
+        with self._followed(job):
             for chunk in plan.chunks:
                 events.check()
                 arguments = (self._cluster_job, chunk.index)
                 found = run_gang(self._workers, compute_jointly, parts, *arguments, limits=LIMITS, check=events.check)
-                _take_in(found, workload, ledger, record)
+                _take_in(found, self._job.output, ledger, record)
                 events.on_written(chunk)
 
     @contextmanager
-    def _followed(self, workload: JointWorkload) -> Iterator[None]:
-        """Meanwhile the workload hears how far a rank has come: all of them are at the same iteration."""
+    def _followed(self, job: JointJob) -> Iterator[None]:
+        """Meanwhile the job takes over the progress of one rank: all of them are at the same iteration."""
         ended = threading.Event()
 
         def ask() -> None:
@@ -140,7 +139,7 @@ class Shares:
                     there = sorted(self._workers.last_heard())[0]
                     call = self._workers.start_on(there, progress_of, self._cluster_job.name, on_done=answered.set)
                     if answered.wait(ASK_SECONDS):
-                        workload.take_progress(call.result())
+                        job.take_progress(call.result())
 
         asking = threading.Thread(target=ask, name="gang-progress", daemon=True)
         asking.start()
@@ -150,10 +149,10 @@ class Shares:
             ended.set()
             asking.join(2 * ASK_SECONDS)
 
-    def _most_samples(self, workload: SharedWorkload) -> int:
+    def _most_samples(self, job: SharedJob) -> int:
         """Of a run, so that what all ranks hold of it fits the memory."""
-        held = -(-workload.shards // self._ranks)
-        return self._memory_bytes // self._ranks // workload.share_bytes(held)
+        held = -(-job.shards // self._ranks)
+        return self._memory_bytes // self._ranks // job.share_bytes(held)
 
 
 def cut_runs(chunks: Sequence[Chunk], most_samples: int) -> list[Run]:
@@ -175,13 +174,13 @@ def _joined(first: Region, second: Region) -> Region | None:
     return Region(first.start, second.stop) if alike and first.stop[0] == second.start[0] else None
 
 
-def _take_in(found: GangResult, workload: Workload, ledger: Ledger, record: StageRecord) -> None:
-    """What the ranks tell; into the ledger only once all is there."""
+def _take_in(found: GangResult, output: Output, ledger: Ledger, record: StageRecord) -> None:
+    """What the ranks report; into the ledger only once all is there."""
     for report in found.values:
         record.include(report.stages)
-        workload.add_audit_notes(report.notes)
-        if isinstance(workload, SharedWorkload):
-            workload.add_share_notes(report.share_notes)
+        output.add_notes(report.notes)
+        if isinstance(output.job, SharedJob):
+            output.job.add_share_notes(report.share_notes)
     for report in found.values:
         if report.chunks:
             ledger.add(Entry(chunks=report.chunks, notes=report.notes, device=report.device))
@@ -198,35 +197,43 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
     """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
     device = own_device(job.worker_device)
     device.enter()
-    workload, rank = _opened(job, facts, device), RankDevice(device, member)
-    assert isinstance(workload, SharedWorkload)
+    output, rank = _opened(job, facts, device), RankDevice(device, member)
+    shared = output.job
+    assert isinstance(shared, SharedJob)
     try:
-        member.compute(lambda shard: workload.share(run.region, shard, rank))
-        total = member.reduce(workload.reduction, deterministic=True)
+        member.compute(lambda shard: shared.share(run.region, shard, rank))
+        total = member.reduce(shared.reduction, deterministic=True)
         member.communicator.confirm()  # what is written is noted for the audit, whoever writes it in another try
         mine = run.chunks[member.rank :: member.size]
         if mine:
-            _write(workload, mine, run.region, total, rank.record)
+            _write(output, shared.whole, mine, run.region, total, rank.record)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
-    _count(workload, rank.record, mine)
+    _count(output, rank.record, mine)
     return RankReport(
         chunks=tuple(chunk.index for chunk in mine),
-        notes=workload.audit_notes(),
-        share_notes=workload.share_notes(),
+        notes=output.take_notes([chunk.index for chunk in mine]),
+        share_notes=shared.share_notes(),
         stages=rank.record.told(),
         device=device.name,
     )
 
 
-def _write(workload: SharedWorkload, chunks: Sequence[Chunk], region: Region, total: Any, record: StageRecord) -> None:
-    """What of the result falls to this rank, from the device to the disk."""
+def _write(
+    output: Output,
+    whole: Callable[[Region, Any], NDArray[Any]],
+    chunks: Sequence[Chunk],
+    region: Region,
+    total: Any,
+    record: StageRecord,
+) -> None:
+    """This rank's chunks of the result, from the device to the disk."""
     began = time.perf_counter()
-    values = workload.whole(region, total)
+    values = whole(region, total)
     brought = time.perf_counter()
     for chunk in chunks:
-        workload.write(chunk, [_part(values, region, chunk.region)])
-    workload.flush()
+        output.write(chunk, [_part(values, region, chunk.region)])
+    output.flush()
     nbytes = sum(chunk.output_bytes for chunk in chunks)
     record.add("download", chunks[0].index, began, brought, nbytes)
     record.add("write", chunks[0].index, brought, time.perf_counter(), nbytes)
@@ -237,12 +244,13 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """This rank's part in one chunk that all make together; rank 0 makes it durable."""
     device = own_device(job.worker_device)
     device.enter()
-    workload, rank = _opened(job, None, device), RankDevice(device, member)
-    assert isinstance(workload, JointWorkload)
+    output, rank = _opened(job, None, device), RankDevice(device, member)
+    joint = output.job
+    assert isinstance(joint, JointJob)
     record, began = rank.record, time.perf_counter()
     try:
-        chunk = workload.plan(job.cut.budget_bytes, job.cut.target_bytes).chunks[number]
-        outputs = workload.compute_jointly(chunk, member, rank)
+        chunk = joint.plan(job.budget).chunks[number]
+        outputs = joint.compute_jointly(chunk, member, rank)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; split the coils over more workers") from error
     computed = time.perf_counter()
@@ -251,22 +259,22 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     # It reads on this thread.
     record.add("compute", number, began + record.totals["read"].seconds, computed, nbytes)
     if outputs is not None:
-        workload.write(chunk, outputs)
-        workload.flush()
+        output.write(chunk, outputs)
+        output.flush()
         record.add("write", number, computed, time.perf_counter(), nbytes)
-    _count(workload, record, mine)
+    _count(output, record, mine)
     return RankReport(
         chunks=tuple(chunk.index for chunk in mine),
-        notes=workload.audit_notes() if mine else {},
+        notes=output.take_notes([chunk.index for chunk in mine]),
         share_notes={},
         stages=record.told(),
         device=device.name,
     )
 
 
-def _count(workload: Workload, record: StageRecord, chunks: Sequence[Chunk]) -> None:
+def _count(output: Output, record: StageRecord, chunks: Sequence[Chunk]) -> None:
     """In the metrics of this process: the bytes that it read, and the chunks that it wrote."""
-    count = metrics.work_of(workload.name, workload.unit)
+    count = metrics.work_of(output.workload.name, output.workload.unit)
     count.read(record.totals["read"].nbytes)
     for chunk in chunks:
         count.written(chunk.output_bytes, chunk.work)
@@ -276,7 +284,7 @@ def progress_of(name: str) -> str:
     """How far this process has come with a job."""
     with _opening:
         found = _open.get(name)
-    return "" if found is None else found.progress_note()
+    return found.job.progress_note() if found is not None and isinstance(found.job, Progress) else ""
 
 
 def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
@@ -284,12 +292,12 @@ def _part(values: NDArray[Any], region: Region, part: Region) -> NDArray[Any]:
     return values[tuple(slice(start - first, stop - first) for start, stop, first in bounds)]
 
 
-_open: dict[str, Workload] = {}
+_open: dict[str, Output] = {}
 _ended = EndedJobs()
 _opening = threading.Lock()
 
 
-def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
+def _opened(job: ClusterJob, facts: Any, device: Device) -> Output:
     """The job as this process has it open; any other is closed first. MillraceError where it has been ended."""
     with _opening:
         _ended.refuse(job.name)
@@ -298,11 +306,15 @@ def _opened(job: ClusterJob, facts: Any, device: Device) -> Workload:
             for name in list(_open):
                 _open.pop(name).discard()
             refuse_other_input(job)
-            kind = workload_named(job.spec.workload)
-            found = kind.joining(job.spec, facts) if issubclass(kind, SharedWorkload) else kind(job.spec)
+            workload = workload_named(job.spec.workload)
+            found = Output(
+                workload,
+                workload.join(job.spec, facts) if isinstance(workload, SharedWorkload) else workload.open(job.spec),
+            )
             try:
-                found.hold_at_most(job.held_bytes)
-                found.start(Opening.JOIN)
+                if isinstance(found.job, HoldsInput):
+                    found.job.hold_at_most(job.held_bytes)
+                found.open(Opening.JOIN)
                 refuse_other_run(job)
             except BaseException:
                 found.discard()

@@ -16,8 +16,8 @@ from pipeline.engine.device import Device
 from pipeline.engine.stages import StageRecord
 from pipeline.formats.image.base import Region
 from pipeline.workloads import Chunk
-from pipeline.workloads.base import ArraySpec
 from pipeline.workloads.gang_protocols import Room
+from pipeline.workloads.protocol import ArraySpec
 
 
 class RankDevice:

@@ -42,7 +42,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
 from pipeline.storage import archive
 from pipeline.workloads import workloads
-from pipeline.workloads.base import refuse_long_name
+from pipeline.workloads.paths import refuse_long_name
 
 EVENTS_POLL_S = 0.25
 HEARTBEAT_S = 15.0
@@ -253,7 +253,7 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     read, written = roots.within(new.input), roots.writable(new.output)
     if read == written:
         raise OutputError(f"{new.output} is the input itself: name another output")
-    workloads()[new.workload].refuse_output(Path(new.output))
+    workloads()[new.workload].check_output(Path(new.output))
     refuse_long_name(written)
     # A link may lead to a folder whose name is no text.
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))

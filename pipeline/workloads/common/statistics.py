@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ from kernels.statistics import MAX_SAMPLES, Totals, partial_shape, summarise
 from kernels.statistics.totals import sparse
 from pipeline.errors import StorageError, counted
 from pipeline.formats.image.base import ImageHeader
-from pipeline.workloads.base import ArraySpec, Chunk
+from pipeline.workloads.protocol import ArraySpec, Chunk
 
 
 class ImageStatistics:
     """Minimum, maximum, mean, standard deviation and histogram of each channel of an image that is made in chunks.
 
-    `note`, `notes` and `add_notes` may be called from several threads.
+    `note` and `add_note` may be called from several threads.
     """
 
     def __init__(self, header: ImageHeader) -> None:
@@ -34,7 +34,7 @@ class ImageStatistics:
         self._axis = header.channel_axis
         self._channels = 1 if self._axis is None else header.shape[self._axis]
         self._lock = threading.Lock()
-        self.forget()
+        self.forget(0)
 
     @property
     def most_bytes(self) -> int:
@@ -46,54 +46,49 @@ class ImageStatistics:
         """What each chunk has as a further output."""
         return ArraySpec(partial_shape(self._dtype, self._channels), np.dtype(np.int64))
 
-    def forget(self) -> None:
-        """The image is cut anew: chunks' numbers mean other regions."""
+    def forget(self, chunks: int) -> None:
+        """Begin anew: the image is cut into so many chunks, and their numbers mean other regions."""
         with self._lock:
             self._totals = Totals(self._dtype, self._channels)
             self._counted: set[int] = set()
-            self._untold: dict[int, NDArray[np.int64]] = {}
+            self._chunks = chunks
 
     def compute(self, output: Any, partial: Any, stream: Any) -> None:
         """A chunk's part, on the device where its output is."""
         summarise(output, channel_axis=self._axis, out=partial, stream=stream)
 
-    def note(self, chunk: Chunk, partial: NDArray[np.int64]) -> None:
-        """Count a chunk in."""
+    def note(self, chunk: Chunk, partial: NDArray[np.int64]) -> Callable[[], Any]:
+        """Count a chunk in; returns a function that makes its part for other processes, ready for JSON."""
+        partial = partial.copy()
         samples = math.prod(chunk.region.shape) // self._channels
         with self._lock:
             if chunk.index not in self._counted:
                 self._counted.add(chunk.index)
                 self._totals.add(partial, samples)
-                self._untold[chunk.index] = partial.copy()
+        return lambda: sparse(partial)
 
-    def notes(self) -> Mapping[str, Any]:
-        """The parts that have not been told yet, by the chunk's number: each goes into the ledger once."""
+    def add_note(self, chunk: int, partial: Iterable[Mapping[str, int]]) -> None:
+        """Count in the part of a chunk that another process, or an interrupted run, wrote."""
         with self._lock:
-            untold, self._untold = self._untold, {}
-        return {str(index): sparse(partial) for index, partial in untold.items()}
-
-    def add_notes(self, notes: Mapping[str, Any]) -> None:
-        """Parts that another process, or an interrupted run, has told."""
-        with self._lock:
-            for index, partial in notes.items():
-                if int(index) not in self._counted:
-                    self._counted.add(int(index))
-                    self._totals.add_sparse(partial)
+            if chunk not in self._counted:
+                self._counted.add(chunk)
+                self._totals.add_sparse(partial)
 
     def describe(self) -> list[dict[str, Any]]:
         """By channel, of the chunks counted so far."""
         with self._lock:
             return self._totals.describe()
 
-    def covers(self, chunks: int) -> bool:
-        """Whether so many chunks have been counted."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk has been counted."""
         with self._lock:
-            return len(self._counted) == chunks
+            return 0 < self._chunks == len(self._counted)
 
-    def check(self, chunks: int) -> None:
-        """StorageError where a chunk is in the output and was not counted."""
-        if not self.covers(chunks):
+    def check(self) -> None:
+        """StorageError if a chunk is in the output and was not counted."""
+        if not self.is_complete:
+            missing = counted(self._chunks - len(self._counted), "chunk")
             raise StorageError(
-                f"statistics of {counted(chunks - len(self._counted), 'chunk')} are missing: entries of the ledger "
-                "cannot be read: run again without --resume"
+                f"statistics of {missing} are missing: entries of the ledger cannot be read: run again without --resume"
             )

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,9 @@ from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.grid import create_map, map_format_for_output
 from pipeline.formats.grid.base import DTYPE
-from pipeline.formats.image.base import Region
+from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.storage.partial import Opening
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file
-from pipeline.workloads.common.one_output import OneOutput
 from pipeline.workloads.coulomb.audit import CoulombAudit
 from pipeline.workloads.coulomb.combine import (
     add,
@@ -55,46 +53,44 @@ from pipeline.workloads.coulomb.grid import (
 )
 from pipeline.workloads.coulomb.parameters import CoulombParameters
 from pipeline.workloads.coulomb.slices import MiddleSlices
-from pipeline.workloads.gang_protocols import Rank, SharedWorkload
+from pipeline.workloads.gang_protocols import Rank
+from pipeline.workloads.paths import refuse_same_file
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan
 
 NO_HALO = ((0, 0),) * 3
 ATOM_DTYPE = np.dtype(np.float64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FramesPlan(Plan):
-    """Chunks that between them need every atom of every frame, of which their slots hold a part at most."""
-
-    atoms_bytes: int
-
-    @cached_property
-    def input_bytes(self) -> int:
-        return self.atoms_bytes
-
-
-class Coulomb(OneOutput, SharedWorkload):
-    """Each slab of the grid is computed on its own from all atoms; or ranks share the frames of a trajectory."""
+class Coulomb:
+    """Maps of the electrostatic potential, as a `Workload`."""
 
     name = "coulomb"
     summary = "Map the electrostatic potential of a molecule's charges on a regular grid."
     unit = "pairs"
     Parameters = CoulombParameters
 
-    @classmethod
-    def begun(cls, spec: JobSpec) -> AbstractContextManager[None]:
+    def check_output(self, path: Path) -> None:
+        map_format_for_output(path)
+
+    def open(self, spec: JobSpec) -> CoulombJob:
+        return CoulombJob(spec)
+
+    def join(self, spec: JobSpec, facts: Survey) -> CoulombJob:
+        return CoulombJob(spec, facts)
+
+    def prefetch(self, spec: JobSpec) -> AbstractContextManager[None]:
         assert isinstance(spec.parameters, CoulombParameters)
         if spec.parameters.trajectory is None:
-            return super().begun(spec)
+            return nullcontext()
         return opening_ahead(spec.input, spec.parameters)
 
-    @classmethod
-    def modules(cls, spec: JobSpec) -> Sequence[str]:
+    def modules(self, spec: JobSpec) -> Sequence[str]:
         assert isinstance(spec.parameters, CoulombParameters)
         return () if spec.parameters.trajectory is None else ("MDAnalysis",)
 
-    @classmethod
-    def refuse_output(cls, output: Path) -> None:
-        map_format_for_output(output)
+
+class CoulombJob:
+    """Each slab of the grid is computed on its own from all atoms; or ranks share the frames of a trajectory."""
 
     def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
         assert isinstance(spec.parameters, CoulombParameters)
@@ -116,12 +112,30 @@ class Coulomb(OneOutput, SharedWorkload):
                 raise OutputError(refusal)
             refuse_too_large(spec, self.header, form)
             refuse_too_many_cells(spec, self.header, self._scheme, self._frames.cells)
-            self.job_bytes = len(self._frames) * self._frames.nbytes + self.header.nbytes
             self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames)
             self._slices = MiddleSlices(self.header.shape)
         except BaseException:
             self._frames.close()
             raise
+
+    @property
+    def summary(self) -> JobSummary:
+        cells = {None if cell is None else cell.vectors for cell in self._frames.cells}
+        return JobSummary(
+            shape=self.header.shape,
+            axes=self.header.image.axes,
+            dtype=DTYPE.name,
+            nbytes=len(self._frames) * self._frames.nbytes + self.header.nbytes,
+            remarks={
+                "origin_angstrom": list(self.header.origin),
+                "spacing_angstrom": list(self.header.spacing),
+                "units": self.header.units,
+                "atoms": self._frames.n_atoms,
+                "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
+                "frames": len(self._frames),
+                "periodic": cells != {None},
+            },
+        )
 
     def _check_combination(self) -> None:
         how, count = self.parameters.combine, len(self._frames)
@@ -135,7 +149,8 @@ class Coulomb(OneOutput, SharedWorkload):
 
     # The plan
 
-    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+    def plan(self, budget: Budget) -> Plan:
+        budget_bytes, target_bytes = budget.budget_bytes, budget.target_bytes
         per_point = DTYPE.itemsize + scratch_bytes(self.parameters.combine, len(self._frames))
         points = max(1, min(budget_bytes, target_bytes) // per_point)
         while True:  # which atoms reach a chunk is known only when it is cut
@@ -151,7 +166,7 @@ class Coulomb(OneOutput, SharedWorkload):
             # Where the atoms alone fill the target, the map's part shall not be less than they are.
             most_bytes = min(budget_bytes, max(target_bytes, 2 * atoms_bytes))
             if atoms_bytes + map_bytes <= most_bytes:
-                return FramesPlan(chunks=tuple(chunks), atoms_bytes=len(self._frames) * self._frames.nbytes)
+                return Plan(chunks=tuple(chunks), read_bytes=len(self._frames) * self._frames.nbytes)
             if math.prod(extents) == 1:
                 raise ParameterError(
                     f"--memory is too small: a single point of {self.spec.output} takes {format_bytes(atoms_bytes)} "
@@ -193,14 +208,14 @@ class Coulomb(OneOutput, SharedWorkload):
 
     # One chunk
 
-    def start(self, opening: Opening = Opening.NEW) -> None:
+    def sink(self, opening: Opening) -> ImageWriter:
         shown = self.header
         if map_format_for_output(self.spec.output).shows_atoms:
             shown = replace(shown, atoms=self._frames.first_atoms())
-        self._open_output(lambda: create_map(self.spec.output, shown, opening))
         self._audits_here = opening is not Opening.JOIN
         if self._audits_here and len(self._frames) == 1:
-            self._audit.look(0, self._frames.frame(0).coordinates)  # aside, while the map is computed
+            self._audit.look(0, self._frames.frame(0).coordinates)  # on threads of its own, while the map is computed
+        return create_map(self.spec.output, shown, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if inputs:
@@ -251,10 +266,6 @@ class Coulomb(OneOutput, SharedWorkload):
     def facts(self) -> Survey:
         return self._frames.survey
 
-    @classmethod
-    def joining(cls, spec: JobSpec, facts: Survey) -> Self:
-        return cls(spec, facts)
-
     def share(self, region: Region, shard: int, rank: Rank) -> Any:
         grid, how = part_of(self.header, region), self.parameters.combine
         atoms = rank.room([ArraySpec((self._frames.n_atoms, 4), ATOM_DTYPE)])
@@ -291,43 +302,19 @@ class Coulomb(OneOutput, SharedWorkload):
     def add_share_notes(self, notes: Mapping[str, Any]) -> None:
         self._audit.add_looks(notes)
 
-    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
-        self._audit.note(chunk.region, outputs[0])
-        self._slices.note(chunk.region, outputs[0])
-        self._output.write(chunk.region, outputs[0])
-
     # The end
 
-    def audit_notes(self) -> Mapping[str, Any]:
-        return self._audit.notes()
+    def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        self._slices.note(chunk.region, outputs[0])
 
-    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
-        self._audit.add_notes(notes)
+    def add_note(self, chunk: int, note: Any) -> None:
+        """The slices of other processes are computed again for a preview."""
 
-    def audit(self) -> Mapping[str, Any]:
-        if self.parameters.trajectory is not None and not self._frames.is_as_it_was():
-            raise InputError(
-                f"{self.parameters.trajectory}: changed while it was read; nothing was published; run again"
-            )
-        return self._audit.verdict()
+    def reference(self) -> CoulombAudit:
+        return self._audit
 
-    def _close_input(self) -> None:
+    def close(self) -> None:
         self._frames.close()
-
-    def describe(self) -> Mapping[str, Any]:
-        cells = {None if cell is None else cell.vectors for cell in self._frames.cells}
-        return {
-            "shape": list(self.header.shape),
-            "axes": self.header.image.axes,
-            "dtype": DTYPE.name,
-            "origin_angstrom": list(self.header.origin),
-            "spacing_angstrom": list(self.header.spacing),
-            "units": self.header.units,
-            "atoms": self._frames.n_atoms,
-            "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
-            "frames": len(self._frames),
-            "periodic": cells != {None},
-        }
 
     def write_preview(self, preview: Path) -> None:
         slices = self._slices

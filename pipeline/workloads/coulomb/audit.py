@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,10 +16,10 @@ from kernels.coulomb import Cell, Scheme
 from pipeline.errors import AuditError
 from pipeline.formats.charges.base import Array
 from pipeline.formats.grid.base import GridHeader
-from pipeline.workloads.common.audited_places import AuditedPlaces
 from pipeline.workloads.coulomb.definition import Expectation, expectation
 from pipeline.workloads.coulomb.frames import ChosenFrames
 from pipeline.workloads.coulomb.parameters import Combination
+from pipeline.workloads.protocol import Audit, random_places
 
 SAMPLES, FEWEST_SAMPLES = 300, 8
 # Pairs of a point and an atom in all: 1 s on one core where few are near each other, 20 s where all count.
@@ -34,17 +34,17 @@ STEPS_A_TERM = 26
 STEP = float(np.finfo(np.float32).eps)
 
 
-class CoulombAudit(AuditedPlaces):
-    """Keeps the written values at a few random points, and afterwards compares each with the definition."""
+class CoulombAudit:
+    """The `Reference` of a potential map: the plain definition at a few random points."""
 
     def __init__(self, header: GridHeader, scheme: Scheme, how: Combination, frames: ChosenFrames) -> None:
         self._header = header
         self._scheme = scheme
         self._how = how
         self._frames = frames
+        self._lock = threading.Lock()
         affordable = MOST_PAIRS // (frames.n_atoms * len(frames))
-        count = min(SAMPLES, max(FEWEST_SAMPLES, affordable))
-        super().__init__(header.shape, count)
+        self.places = random_places(header.shape, min(SAMPLES, max(FEWEST_SAMPLES, affordable)))
         # Frames that ranks have looked at as they came by: what the definition says of all places, (4, places).
         self._looks: dict[int, Array] = {}
         self._seen: set[int] = set()
@@ -55,10 +55,10 @@ class CoulombAudit(AuditedPlaces):
     def look(self, number: int, coordinates: Array) -> None:
         """Work out what the definition says of one frame, in angstrom, aside: on threads of the audit's own.
 
-        Each frame once, and only as long as all of them together are little; otherwise `verdict` reads it again.
+        Each frame once, and only as long as all of them together are little; otherwise `audit` reads it again.
         """
         with self._lock:
-            if number in self._seen or len(self._frames) * len(self._places) > MOST_LOOKS:
+            if number in self._seen or len(self._frames) * len(self.places) > MOST_LOOKS:
                 return
             if self._lookers is None:
                 self._lookers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="look")
@@ -69,7 +69,7 @@ class CoulombAudit(AuditedPlaces):
     def _look(self, number: int, coordinates: Array) -> None:
         try:
             atoms = np.column_stack([coordinates, self._frames.charges])
-            found = self._expected(atoms, self._points(self._places), self._frames.cells[number])
+            found = self._expected(atoms, self._points(self.places), self._frames.cells[number])
             self._looks[number] = np.array([found.values, found.sizes, found.doubtful, found.counted])
         finally:
             self._waiting.release()
@@ -77,11 +77,9 @@ class CoulombAudit(AuditedPlaces):
     def _expected(self, atoms: Array, points: Array, cell: Cell | None) -> Expectation:
         if len(self._frames) == 1:
             return expectation(atoms, points, self._scheme, cell)
-        from pipeline.workloads.coulomb import (
-            lazy_definition as coulomb_definition_compiled,
-        )  # Numba, which one frame is not worth loading for
+        from pipeline.workloads.coulomb import lazy_definition  # with Numba, which takes longer to load than one frame
 
-        return coulomb_definition_compiled.expectation(atoms, points, self._scheme, cell)
+        return lazy_definition.expectation(atoms, points, self._scheme, cell)
 
     def _end_looking(self) -> None:
         while self._pending:
@@ -101,11 +99,11 @@ class CoulombAudit(AuditedPlaces):
         """Take over what another process has found."""
         self._looks.update({int(number): np.array(found) for number, found in notes.items()})
 
-    def verdict(self) -> Mapping[str, Any]:
-        """Worst and rms error; AuditError where the worst passes the tolerance."""
+    def audit(self, which: Sequence[int], written: Array) -> Audit:
+        """InputError if the trajectory has changed since the job began."""
+        self._frames.refuse_changed()
         self._end_looking()
-        which = sorted(self._written)
-        places, written = self._places[which], np.array([self._written[each] for each in which])
+        places = self.places[which]
         expected = self._expectation(which)
         errors = relative_errors(written, expected)
         tolerance = STEP * (STEPS_A_TERM + math.sqrt(float(expected.counted.max(initial=0))))
@@ -119,19 +117,19 @@ class CoulombAudit(AuditedPlaces):
                 worst_error=float(errors[worst]),
                 tolerance=tolerance,
             )
-        return {
-            "samples": len(which),
-            "worst_error": float(errors.max(initial=0.0)),
-            "rms_error": float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0,
-            "tolerance": tolerance,
-            "unit": "relative to the sum of the terms' sizes",
-        }
+        return Audit(
+            samples=len(which),
+            worst_error=float(errors.max(initial=0.0)),
+            rms_error=float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0,
+            tolerance=tolerance,
+            unit="relative to the sum of the terms' sizes",
+        )
 
     def _points(self, places: NDArray[np.int64]) -> Array:
         return np.asarray(np.array(self._header.origin) + places * np.array(self._header.spacing))
 
-    def _expectation(self, which: list[int]) -> Expectation:
-        points, found = self._points(self._places[which]), []
+    def _expectation(self, which: Sequence[int]) -> Expectation:
+        points, found = self._points(self.places[which]), []
         for number, cell in enumerate(self._frames.cells):
             look = self._looks.get(number)
             if look is None:

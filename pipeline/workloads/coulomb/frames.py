@@ -19,10 +19,10 @@ from kernels.coulomb.geometry import check_cell
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats.charges import open_point_charges
 from pipeline.formats.charges.base import Array, Frame
-from pipeline.workloads.base import ArraySpec
 from pipeline.workloads.coulomb.parameters import FARTHEST_ANGSTROM, LEAST_CUTOFF_ANGSTROM, CoulombParameters
 from pipeline.workloads.coulomb.units import per_e_per_angstrom
 from pipeline.workloads.gang_protocols import Rank, Room
+from pipeline.workloads.protocol import ArraySpec
 
 ATOM_BYTES = 4 * np.dtype(np.float64).itemsize
 # Some terms of larger ones leave the range of float32, as do all terms where every charge is far below the smaller.
@@ -59,6 +59,7 @@ class ChosenFrames:
 
         InputError or ParameterError, in one line that names the file or the option.
         """
+        self._trajectory_file = parameters.trajectory
         self._source = parameters.trajectory or path
         self._unwanted = unwanted or threading.Event()
         self._version = self._version_now()
@@ -151,9 +152,10 @@ class ChosenFrames:
         """Coordinates of the first frame and the charges in e, (n, 4): what some files show beside the map."""
         return np.column_stack([self._frame(0).coordinates, self._trajectory.charges])
 
-    def is_as_it_was(self) -> bool:
-        """Whether the file is the one that was opened."""
-        return self._version_now() == self._version
+    def refuse_changed(self) -> None:
+        """InputError if the trajectory is not the file that was opened."""
+        if self._trajectory_file is not None and self._version_now() != self._version:
+            raise InputError(f"{self._trajectory_file}: changed while it was read; nothing was published; run again")
 
     def close(self) -> None:
         self._trajectory.close()

@@ -16,9 +16,9 @@ from pipeline.formats.charges.base import Array
 from pipeline.formats.grid.base import GridFormat, GridHeader, readable
 from pipeline.formats.image.base import Region
 from pipeline.storage.partial import partial_path, samples_path
-from pipeline.workloads.base import JobSpec
 from pipeline.workloads.coulomb.parameters import DEFAULT_PADDING_ANGSTROM, CoulombParameters
 from pipeline.workloads.coulomb.units import in_words
+from pipeline.workloads.protocol import JobSpec
 
 # Whole tiles of the kernels and whole blocks of the formats, along x, y and z.
 GRAIN = (16, 128, 256)

@@ -13,9 +13,10 @@ from pydantic import Field, field_validator, model_validator
 from kernels.coulomb import Scheme
 from pipeline.config import NamedPath
 from pipeline.formats.charges.base import Array, cell_from
-from pipeline.workloads.base import Parameters, version_of
 from pipeline.workloads.common.index_range import IndexRange
 from pipeline.workloads.coulomb.units import DEFAULT_TEMPERATURE_KELVIN, Units
+from pipeline.workloads.paths import version_of
+from pipeline.workloads.protocol import Parameters
 
 Combination = Literal["avg", "min", "max", "std", "none"]
 

@@ -9,8 +9,8 @@ ranks may share the coils.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,20 @@ from kernels.sense import namespace, to_host
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.cfl import files_of, pair_of
-from pipeline.formats.image.base import Region
+from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.formats.series import series_format_for_output
 from pipeline.formats.series.base import AXES
 from pipeline.storage.partial import Opening
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file, version_of
-from pipeline.workloads.common.one_output import OneOutput
-from pipeline.workloads.gang_protocols import Alone, JointWorkload, Peers, Rank
+from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
-from pipeline.workloads.mri.preview import packed, shades, unpacked
 from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
-from pipeline.workloads.mri.series import misplaced, series_header
+from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
+from pipeline.workloads.paths import refuse_same_file, version_of
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
 
 NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
@@ -44,28 +43,23 @@ COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
 LARGE_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagesPlan(Plan):
-    """Chunks whose slots may hold no samples."""
-
-    samples_bytes: int
-
-    @cached_property
-    def input_bytes(self) -> int:
-        return self.samples_bytes
-
-
-class Mri(OneOutput, JointWorkload):
-    """Each image is reconstructed on its own; or ranks share the coils of each."""
+class Mri:
+    """Reconstruction of MRI raw data, as a `Workload`."""
 
     name = "mri"
     summary = "Reconstruct images from non-Cartesian multi-coil MRI raw data."
     unit = "samples"
     Parameters = MriParameters
 
-    @classmethod
-    def refuse_output(cls, output: Path) -> None:
-        series_format_for_output(output)
+    def check_output(self, path: Path) -> None:
+        series_format_for_output(path)
+
+    def open(self, spec: JobSpec) -> MriJob:
+        return MriJob(spec)
+
+
+class MriJob:
+    """Each image is reconstructed on its own; or ranks share the coils of each."""
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
@@ -88,10 +82,8 @@ class Mri(OneOutput, JointWorkload):
             self._source.close()
             raise
         self._reconstruction = Reconstruction(self._source, self.parameters)
-        self._audit = MriAudit(self.parameters.eps)
+        self._audit = MriAudit(self.parameters.eps, self._refuse_changed)
         self._images = self._source.images
-        self.job_bytes = sum(self._source.coils * image.points for image in self._images) * COMPLEX.itemsize
-        self.job_bytes += self.header.nbytes
         # Of chunks between two stages, by number: what travels in no slot.
         self._trajectories: dict[int, Trajectory] = {}
         self._checked: dict[int, dict[str, Any]] = {}
@@ -111,17 +103,15 @@ class Mri(OneOutput, JointWorkload):
 
     # The plan
 
-    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+    def plan(self, budget: Budget) -> Plan:
         chunks = tuple(self._chunk(number, image) for number, image in enumerate(self._images))
         largest = max(chunk.input_bytes + chunk.output_bytes for chunk in chunks)
-        if largest > budget_bytes:
+        if largest > budget.budget_bytes:
             raise ParameterError(
                 f"--memory is too small: an image of {self.spec.input} takes {format_bytes(largest)} with its samples, "
-                f"and {format_bytes(budget_bytes)} are there for each; raise it"
+                f"and {format_bytes(budget.budget_bytes)} are there for each; raise it"
             )
-        return ImagesPlan(
-            chunks=chunks, samples_bytes=sum(samples_bytes(self._source, image) for image in self._images)
-        )
+        return Plan(chunks=chunks, read_bytes=sum(samples_bytes(self._source, image) for image in self._images))
 
     @cached_property
     def _in_parts(self) -> bool:
@@ -159,8 +149,9 @@ class Mri(OneOutput, JointWorkload):
 
     # One chunk
 
-    def start(self, opening: Opening = Opening.NEW) -> None:
-        self._open_output(lambda: self._form.create(self.spec.output, self.header, opening))
+    def sink(self, opening: Opening) -> Sink:
+        writer = self._form.create(self.spec.output, self.header, opening)
+        return writer if self.header.dtype == COMPLEX else _MagnitudeSink(writer)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if not inputs:
@@ -254,7 +245,7 @@ class Mri(OneOutput, JointWorkload):
         self._make(chunk, peers, rank.like, outputs, rank.note_read)
         return None if outputs is None else [to_host(each) for each in outputs]
 
-    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+    def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any]:
         pixels, residuals, transformed = outputs
         with self._lock:
             checked = self._checked.pop(chunk.index)
@@ -264,12 +255,20 @@ class Mri(OneOutput, JointWorkload):
         if self.parameters.field_map is not None:
             checked["field_hz"] = self._source.field_map(self._images[chunk.index].readouts.slice)
         image = pixels.reshape(self._source.grid.shape[::-1]).T
-        self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
-        shown = np.abs(pixels)
+        note = self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
         if chunk.index == self._preview_chunk():
-            self._shown = shades(shown[0, shown.shape[1] // 2])
+            self._shown = shades(np.abs(pixels[0, pixels.shape[1] // 2]))
+            if self._in_parts:  # it takes too long to be made again
+                note = {**note, "preview": packed(self._shown)}
         self._follow(chunk.index, residuals[np.isfinite(residuals)])
-        self._output.write(chunk.region, pixels if self.header.dtype == COMPLEX else shown)
+        return lambda: note
+
+    def add_note(self, chunk: int, note: Any) -> None:
+        self._audit.add_note(chunk, note)
+        if "preview" in note:
+            self._shown = unpacked(note["preview"])
+        if note["residual"] is not None:
+            self._told(chunk, note["iterations"], note["residual"])
 
     def _where(self, image: Image) -> str:
         return f"{self.spec.input}, slice {image.readouts.slice}, time {image.readouts.time}"
@@ -298,37 +297,23 @@ class Mri(OneOutput, JointWorkload):
 
     # The end
 
-    def audit_notes(self) -> Mapping[str, Any]:
-        notes, number = dict(self._audit.notes()), str(self._preview_chunk())
-        if self._in_parts and self._shown is not None and number in notes:  # too long to make again
-            notes[number] = {**notes[number], "preview": packed(self._shown)}
-        return notes
-
-    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
-        self._audit.add_notes(notes)
-        for number, note in notes.items():
-            if "preview" in note:
-                self._shown = unpacked(note["preview"])
-            if note["residual"] is not None:
-                self._told(int(number), note["iterations"], note["residual"])
-
-    def audit(self) -> Mapping[str, Any]:
+    def _refuse_changed(self) -> None:
         if self._further_versions() != self._versions:
             raise InputError(
                 "a file named beside the input (trajectory, maps, weights or field) changed while it was read; nothing "
                 "was published; run again"
             )
-        return self._audit.verdict()
 
-    def _close_input(self) -> None:
+    def reference(self) -> MriAudit:
+        return self._audit
+
+    def close(self) -> None:
         self._source.close()
 
-    def describe(self) -> Mapping[str, Any]:
+    @property
+    def summary(self) -> JobSummary:
         source, header = self._source, self._source.header
         found: dict[str, Any] = {
-            "shape": list(self.header.shape),
-            "axes": AXES,
-            "dtype": self.header.dtype.name,
             "coils": source.coils,
             "channels": source.channels,
             "readouts": self._images[0].readouts.count,
@@ -344,7 +329,14 @@ class Mri(OneOutput, JointWorkload):
             found["frames"] = source.frames
         if header.times > 1:
             found["times"] = list(header.time_names)
-        return found | dict(self._audit.convergence())
+        samples = sum(source.coils * image.points for image in self._images)
+        return JobSummary(
+            shape=self.header.shape,
+            axes=AXES,
+            dtype=self.header.dtype.name,
+            nbytes=samples * COMPLEX.itemsize + self.header.nbytes,
+            remarks=found | dict(self._audit.convergence()),
+        )
 
     # The preview
 
@@ -369,3 +361,15 @@ class Mri(OneOutput, JointWorkload):
         finally:
             self._source.close()
         return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))
+
+
+class _MagnitudeSink:
+    """Writes the magnitudes of complex images."""
+
+    def __init__(self, writer: ImageWriter) -> None:
+        self._writer = writer
+        self.flush, self.publish = writer.flush, writer.publish
+        self.keep, self.discard = writer.keep, writer.discard
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        self._writer.write(region, np.abs(samples))

@@ -7,13 +7,14 @@ and compared with what the transform that the reconstruction used makes of the i
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import AuditError
+from pipeline.workloads.protocol import Audit
 
 SAMPLES = 6  # of each image
 _AROUND = 1 / 16  # of the matrix
@@ -26,10 +27,18 @@ MOST_CURVES = 16
 
 
 class MriAudit:
-    """Worst error, residual and curve of each image, by number; `note` may be called from several threads."""
+    """The `Reference` of a reconstruction: worst error, residual and curve of each image, by number.
 
-    def __init__(self, eps: float) -> None:
+    The samples are of k-space, and are compared when an image is written; no place of the output is compared later.
+    `note` may be called from several threads.
+    """
+
+    places = np.empty((0, 4), np.int64)
+
+    def __init__(self, eps: float, refuse_changed: Callable[[], None]) -> None:
+        """`refuse_changed` raises InputError if a file beside the input has changed."""
         self._eps = max(eps, _FLOOR)
+        self._refuse_changed = refuse_changed
         self._lock = threading.Lock()
         self._images: dict[int, dict[str, Any]] = {}
 
@@ -56,7 +65,7 @@ class MriAudit:
         notes: Mapping[str, str] | None = None,
         field_hz: NDArray[np.float64] | None = None,
         times_s: NDArray[np.float64] | None = None,
-    ) -> None:
+    ) -> dict[str, Any]:
         """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,);
         notes: what else the receipt says of it."""
         expected = definition(image, points, field_hz, times_s)
@@ -77,15 +86,12 @@ class MriAudit:
                 self._images[number]["notes"] = dict(notes)
             if number < MOST_CURVES and residuals:
                 self._images[number]["curve"] = [float(f"{value:.6g}") for value in residuals]
+            return self._images[number]
 
-    def notes(self) -> Mapping[str, Any]:
+    def add_note(self, number: int, note: Mapping[str, Any]) -> None:
+        """What `note` returned in another process."""
         with self._lock:
-            return {str(number): note for number, note in self._images.items()}
-
-    def add_notes(self, notes: Mapping[str, Any]) -> None:
-        with self._lock:
-            for number, note in notes.items():
-                self._images[int(number)] = {name: value for name, value in note.items() if name != "preview"}
+            self._images[number] = {name: value for name, value in note.items() if name != "preview"}
 
     def convergence(self) -> Mapping[str, Any]:
         """For the receipt: the residuals of the first image after each iteration, and the last ones of all."""
@@ -110,8 +116,9 @@ class MriAudit:
             found["convergence"] = curves[min(curves)]
         return found
 
-    def verdict(self) -> Mapping[str, Any]:
-        """AuditError where a sample is off by more than is tolerated, or not finite."""
+    def audit(self, which: Sequence[int], written: NDArray[np.float64]) -> Audit:
+        """AuditError if a k-space sample is off by more than is tolerated, or not finite."""
+        self._refuse_changed()
         with self._lock:
             images = dict(sorted(self._images.items()))
         worst, tolerance = 0.0, self._tolerance(max((each["segment_error"] for each in images.values()), default=0.0))
@@ -126,12 +133,12 @@ class MriAudit:
                     tolerance=allowed,
                 )
             worst = max(worst, note["error"])
-        return {
-            "samples": sum(note["samples"] for note in images.values()),
-            "worst_error": worst,
-            "tolerance": tolerance,
-            "unit": "k-space samples, relative to the sum of the pixels' magnitudes",
-        }
+        return Audit(
+            samples=sum(note["samples"] for note in images.values()),
+            worst_error=worst,
+            tolerance=tolerance,
+            unit="k-space samples, relative to the sum of the pixels' magnitudes",
+        )
 
     def _tolerance(self, segment_error: float) -> float:
         return _TIMES_EPS * self._eps + _WORST_OF_SEGMENTS * segment_error

@@ -12,8 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.config import NamedPath
 from pipeline.formats.cfl import files_of
 from pipeline.formats.kspace.base import TrajectoryUnits
-from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters, version_of
 from pipeline.workloads.common.index_range import IndexRange
+from pipeline.workloads.paths import version_of
+from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
 
 DENSITIES = ("pipe-menon", "ramp", "none")
 OF_THE_FILE = "file"

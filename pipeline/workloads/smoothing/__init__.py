@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,13 @@ from kernels.smoothing.window import Window, box_window, gaussian_windows
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import Region
+from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.storage.partial import Opening
-from pipeline.workloads.base import ArraySpec, Chunk, JobSpec, Plan, refuse_same_file
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.one_output import OneOutput
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.common.tiling import best_tiling
+from pipeline.workloads.paths import refuse_same_file
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan
 from pipeline.workloads.smoothing.audit import SmoothingAudit
 from pipeline.workloads.smoothing.parameters import DEFAULT_SIZE, SmoothingParameters
 
@@ -30,17 +30,23 @@ from pipeline.workloads.smoothing.parameters import DEFAULT_SIZE, SmoothingParam
 MOST_CHUNKS = 1 << 18
 
 
-class Smoothing(OneOutput):
-    """Each chunk is smoothed on its own from a read that includes its halo: map, no communication."""
+class Smoothing:
+    """Smoothing with a box or a Gaussian, as a `Workload`."""
 
     name = "smooth"
     summary = "Smooth an image or a volume with a box or a Gaussian."
     unit = "pixels"
     Parameters = SmoothingParameters
 
-    @classmethod
-    def refuse_output(cls, output: Path) -> None:
-        images.format_for_output(output)
+    def check_output(self, path: Path) -> None:
+        images.format_for_output(path)
+
+    def open(self, spec: JobSpec) -> SmoothingJob:
+        return SmoothingJob(spec)
+
+
+class SmoothingJob:
+    """Each chunk is smoothed on its own from a read that includes its halo: map, no communication."""
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, SmoothingParameters)
@@ -51,18 +57,27 @@ class Smoothing(OneOutput):
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
-            self.job_bytes = 2 * self.header.nbytes
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
             self._check_cval()
             sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
-            self._audit = SmoothingAudit(self.header, self._windows, sigmas, self.parameters)
             self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
-            self._chunks = 0
+            self._audit = SmoothingAudit(self._reader, self._windows, sigmas, self.parameters, self._statistics)
         except BaseException:
             self._reader.close()
             raise
+
+    @property
+    def summary(self) -> JobSummary:
+        header, statistics = self.header, self._statistics
+        return JobSummary(
+            shape=header.shape,
+            axes=header.axes,
+            dtype=header.dtype.name,
+            nbytes=2 * header.nbytes,
+            remarks={"statistics": statistics.describe()} if statistics and statistics.is_complete else {},
+        )
 
     # What is asked for
 
@@ -127,10 +142,10 @@ class Smoothing(OneOutput):
 
     # The plan
 
-    def plan(self, budget_bytes: int, target_bytes: int) -> Plan:
+    def plan(self, budget: Budget) -> Plan:
+        budget_bytes, target_bytes = budget.budget_bytes, budget.target_bytes
         shape, dtype, asked_bytes = self.header.shape, self.header.dtype, budget_bytes
         if self._statistics is not None:
-            self._statistics.forget()
             budget_bytes = min(budget_bytes - self._statistics.spec.nbytes, self._statistics.most_bytes)
         halo = [(0, 0)] * len(shape)
         for window in self._windows:
@@ -158,7 +173,8 @@ class Smoothing(OneOutput):
             )
         regions = enumerate(tiling.regions())
         chunks = tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions)
-        self._chunks = len(chunks)
+        if self._statistics is not None:
+            self._statistics.forget(len(chunks))
         return Plan(chunks=chunks)
 
     def _grain(self) -> tuple[int, ...]:
@@ -186,8 +202,8 @@ class Smoothing(OneOutput):
 
     # One chunk
 
-    def start(self, opening: Opening = Opening.NEW) -> None:
-        self._open_output(lambda: images.create_image(self.spec.output, self.header, opening))
+    def sink(self, opening: Opening) -> ImageWriter:
+        return images.create_image(self.spec.output, self.header, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = _grown(chunk.region, chunk.halo)
@@ -218,36 +234,18 @@ class Smoothing(OneOutput):
         if self._statistics is not None:
             self._statistics.compute(outputs[0], outputs[1], stream)
 
-    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
-        self._audit.note(chunk.region, outputs[0])
-        self._output.write(chunk.region, outputs[0])
+    def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
+        return None if self._statistics is None else self._statistics.note(chunk, outputs[1])
+
+    def add_note(self, chunk: int, note: Any) -> None:
         if self._statistics is not None:
-            self._statistics.note(chunk, outputs[1])
+            self._statistics.add_note(chunk, note)
 
-    # The end
+    def reference(self) -> SmoothingAudit:
+        return self._audit
 
-    def audit_notes(self) -> Mapping[str, Any]:
-        counted = {} if self._statistics is None else {"statistics": self._statistics.notes()}
-        return {**self._audit.notes(), **counted}
-
-    def add_audit_notes(self, notes: Mapping[str, Any]) -> None:
-        self._audit.add_notes({place: value for place, value in notes.items() if place != "statistics"})
-        if self._statistics is not None:
-            self._statistics.add_notes(notes.get("statistics", {}))
-
-    def audit(self) -> Mapping[str, Any]:
-        if self._statistics is not None:
-            self._statistics.check(self._chunks)
-        return self._audit.verdict(self._reader)
-
-    def _close_input(self) -> None:
+    def close(self) -> None:
         self._reader.close()
-
-    def describe(self) -> Mapping[str, Any]:
-        found = {"shape": list(self.header.shape), "axes": self.header.axes, "dtype": self.header.dtype.name}
-        if self._statistics is not None and self._chunks and self._statistics.covers(self._chunks):
-            found["statistics"] = self._statistics.describe()
-        return found
 
 
 def _grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.window import Window
 from pipeline.errors import AuditError, InputError
-from pipeline.formats.image.base import ImageHeader, ImageReader, Region
-from pipeline.workloads.common.audited_places import AuditedPlaces
+from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.halo import read_with_borders
+from pipeline.workloads.common.statistics import ImageStatistics
+from pipeline.workloads.protocol import Audit, random_places
 from pipeline.workloads.smoothing.parameters import SmoothingParameters
 
 SAMPLES = 100
@@ -27,20 +27,29 @@ FURTHER_AXIS = 0.25
 FLOAT_TOLERANCE = 256
 
 
-class SmoothingAudit(AuditedPlaces):
-    """Keeps the written values at a few random places, and afterwards compares each with the definition."""
+class SmoothingAudit:
+    """The `Reference` of a smoothing job: the weighted mean of each place's window."""
 
     def __init__(
-        self, header: ImageHeader, windows: Sequence[Window], sigmas: Sequence[float], parameters: SmoothingParameters
+        self,
+        reader: ImageReader,
+        windows: Sequence[Window],
+        sigmas: Sequence[float],
+        parameters: SmoothingParameters,
+        statistics: ImageStatistics | None,
     ) -> None:
-        self._header = header
+        self._reader = reader
+        self._header = reader.header
         self._windows = windows
         self._sigmas = sigmas
         self._parameters = parameters
-        super().__init__(header.shape, SAMPLES)
+        self._statistics = statistics
+        self.places = random_places(self._header.shape, SAMPLES)
 
-    def verdict(self, reader: ImageReader) -> Mapping[str, Any]:
-        """The worst error; AuditError where it passes the tolerance, InputError where sums have passed their range."""
+    def audit(self, which: Sequence[int], written: NDArray[np.float64]) -> Audit:
+        """InputError if sums have passed the range of the dtype, StorageError if a chunk's statistics are missing."""
+        if self._statistics is not None:
+            self._statistics.check()
         is_float = self._header.dtype.kind == "f"
         tolerance = INTEGER_TOLERANCE[self._parameters.filter]
         if any(window.exact for window in self._windows):
@@ -48,33 +57,33 @@ class SmoothingAudit(AuditedPlaces):
         if is_float:
             tolerance = FLOAT_TOLERANCE * float(np.finfo(self._header.dtype).eps)
         worst = 0.0
-        for which, written in sorted(self._written.items()):
-            error = self._error(reader, self._places[which], written)
+        for number, value in zip(which, written.tolist(), strict=True):
+            error = self._error(self.places[number], value)
             if not error <= tolerance:
-                place = tuple(self._places[which].tolist())
+                place = tuple(self.places[number].tolist())
                 raise AuditError(
-                    f"audit failed at sample {place}: wrote {written:g}, off by {error:g} (tolerated: {tolerance:g}); "
+                    f"audit failed at sample {place}: wrote {value:g}, off by {error:g} (tolerated: {tolerance:g}); "
                     "nothing was published; please report this",
                     worst_error=error,
                     tolerance=tolerance,
                 )
             worst = max(worst, error)
         unit = "relative to the window's largest value" if is_float else "sample values"
-        return {"samples": len(self._written), "worst_error": worst, "tolerance": tolerance, "unit": unit}
+        return Audit(samples=len(which), worst_error=worst, tolerance=tolerance, unit=unit)
 
-    def _error(self, reader: ImageReader, place: NDArray[np.int64], written: float) -> float:
+    def _error(self, place: NDArray[np.int64], written: float) -> float:
         start, stop = place.copy(), place + 1
         for window in self._windows:
             start[window.axis] -= window.before
             stop[window.axis] += window.after
         region = Region(tuple(start.tolist()), tuple(stop.tolist()))
         samples = np.empty(region.shape, self._header.dtype)
-        read_with_borders(reader, region, self._parameters.mode, self._parameters.cval, samples)
+        read_with_borders(self._reader, region, self._parameters.mode, self._parameters.cval, samples)
         try:
             return self._difference(written, samples.astype(np.float64))
         except OverflowError as error:
             raise InputError(
-                f"{reader.path}: holds {error} near {tuple(place.tolist())}, whose sums pass the range of "
+                f"{self._reader.path}: holds {error} near {tuple(place.tolist())}, whose sums pass the range of "
                 f"{self._header.dtype.name}; nothing was published; divide the image by a number first, or make NaN of "
                 "what marks missing samples (--nan-policy)"
             ) from error

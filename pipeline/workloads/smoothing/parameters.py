@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kernels.smoothing.window import MAX_TAPS, box_window, gaussian_radius
-from pipeline.workloads.base import BETWEEN_NUMBERS, Parameters
+from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
 
 DEFAULT_SIZE = (3,)
 

@@ -12,7 +12,7 @@ from pipeline.engine import cuda_driver
 from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.formats.image.base import Region
-from pipeline.workloads.base import ArraySpec, Chunk
+from pipeline.workloads.protocol import ArraySpec, Chunk
 
 SHAPE = (257, 1031, 3)
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2

@@ -16,7 +16,7 @@ from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.formats.image.base import Region
-from pipeline.workloads.base import ArraySpec, Chunk, Plan
+from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 
 # The device's clock is read on the host's with the time of one synchronisation.
 CLOCK_SKEW_S = 1e-3

@@ -14,7 +14,7 @@ from distributed import Client
 from kernels.smoothing import gaussian
 from pipeline.cluster.segments import SEGMENTS_A_WORKER, cut_segments
 from pipeline.formats.image.base import Region
-from pipeline.workloads.base import ArraySpec, Chunk, Plan
+from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import kill_9, run, running, running_scheduler, wait_until, worker_processes
 from tests.pipeline.scrapes import free_port, scraped

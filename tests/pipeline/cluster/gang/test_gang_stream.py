@@ -22,9 +22,9 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError, RankLost
 from pipeline.formats.image.base import Region
 from pipeline.workloads import Chunk, workload_named
-from pipeline.workloads.base import ArraySpec
 from pipeline.workloads.coulomb import Coulomb
 from pipeline.workloads.coulomb.frames import ChosenFrames
+from pipeline.workloads.protocol import ArraySpec
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.coulomb.coulomb_jobs import job, make_map, write_trajectory
 

@@ -1,0 +1,109 @@
+"""A job's output in the making: written chunks, what is noted of them, the audit, and the end of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import stopping
+from pipeline.formats.image.base import Region
+from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.workloads.protocol import Audit, Chunk, Notes, OpenJob, Sink, Workload
+
+
+class Output:
+    """Between `open` and `publish`, `keep` or `discard`; `write` may be called from several threads.
+
+    Of each chunk it notes the values at the places that the job's reference wants, and what the job itself wants to
+    remember; `take_notes` and `add_notes` carry both to other processes and later runs.
+    """
+
+    def __init__(self, workload: Workload, job: OpenJob) -> None:
+        self.workload = workload
+        self.job = job
+        self._sink: Sink | None = None
+        self._values: dict[int, float] = {}  # by the number of the reference's place
+        self._notes: dict[int, tuple[dict[int, float], Callable[[], Any] | None]] = {}  # by chunk, until they are taken
+        self._lock = threading.Lock()
+
+    def open(self, opening: Opening = Opening.NEW) -> None:
+        """Create the partial output, take over an interrupted run's, or join another process's."""
+        with stopping.held():  # an interruption in between would leave a file behind
+            self._sink = self.job.sink(opening)
+
+    def write(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> None:
+        """Store a chunk's output arrays (host memory)."""
+        assert self._sink is not None, "open comes first"
+        values = self._audited(chunk.region, outputs[0])
+        note = self.job.note(chunk, outputs) if isinstance(self.job, Notes) else None
+        self._sink.write(chunk.region, outputs[0])
+        if values or note is not None:
+            with self._lock:
+                self._values.update(values)
+                self._notes[chunk.index] = values, note
+
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+        assert self._sink is not None, "open comes first"
+        self._sink.flush()
+
+    def forget(self) -> None:
+        """The job is cut anew: the notes of chunks written so far are of other regions."""
+        with self._lock:
+            self._values.clear()
+            self._notes.clear()
+
+    def take_notes(self, chunks: Sequence[int]) -> Mapping[str, Any]:
+        """The notes of these written chunks, ready for JSON; a second call has none of them."""
+        with self._lock:
+            taken = {chunk: self._notes.pop(chunk) for chunk in chunks if chunk in self._notes}
+        return {
+            str(chunk): {"values": list(values.items()), "note": None if note is None else note()}
+            for chunk, (values, note) in taken.items()
+        }
+
+    def add_notes(self, notes: Mapping[str, Any]) -> None:
+        """Take over what another process or an interrupted run took.
+
+        AttributeError, KeyError, TypeError or ValueError if they are damaged.
+        """
+        for chunk, noted in notes.items():
+            values = {int(which): float(value) for which, value in noted["values"]}
+            if not all(0 <= which < len(self.job.reference().places) for which in values):
+                raise ValueError("notes of other places")
+            if noted["note"] is not None and isinstance(self.job, Notes):
+                self.job.add_note(int(chunk), noted["note"])
+            with self._lock:
+                self._values.update(values)
+
+    def audit(self) -> Audit:
+        """Compare what was written with the job's reference. Raises as `Reference.audit` does."""
+        which = sorted(self._values)
+        return self.job.reference().audit(which, np.array([self._values[each] for each in which], np.float64))
+
+    def publish(self, sealed: Sealed = not_told) -> None:
+        """Make the output durable, call `sealed`, and give it its final name at once."""
+        assert self._sink is not None, "open comes first"
+        self._sink.publish(sealed)
+
+    def keep(self) -> None:
+        """Leave the partial output for a run that resumes, and close the job; harmless after `publish`."""
+        if self._sink is not None:
+            self._sink.keep()
+        self.job.close()
+
+    def discard(self) -> None:
+        """Remove the partial output and close the job; harmless after `publish`, or a second time."""
+        if self._sink is not None:
+            self._sink.discard()
+        self.job.close()
+
+    def _audited(self, region: Region, samples: NDArray[Any]) -> dict[int, float]:
+        """The values of a chunk at the audited places inside it."""
+        places = self.job.reference().places
+        inside = np.all((places >= region.start) & (places < region.stop), axis=1)
+        return {int(which): float(samples[tuple(places[which] - region.start)]) for which in np.flatnonzero(inside)}

@@ -1,0 +1,325 @@
+"""The contract between the engine and the kinds of job.
+
+A `Workload` stands for one kind of job and opens jobs; an `OpenJob` knows one job: its chunks, how a chunk is read and
+computed, where it is written, and what the result is compared with. The engine owns everything else: files, threads,
+progress, resuming, auditing, receipts, publishing.
+
+What only some jobs can do is a small protocol of its own (`HoldsInput`, `Notes`, `Previews`, `Prefetches`, `Progress`;
+for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on the object; nothing is registered.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from pipeline.formats.image.base import Region
+from pipeline.storage.partial import Opening, Sealed, not_told
+
+# The x of 3x5, which may stand for a comma; an x within a word stays as it is.
+BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s*x\s*(?=\d)")
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array that does not exist yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One piece of a job. Everything about it is known before a byte is read.
+
+    region  : the part of the output that it computes; the chunks' regions cover the output exactly once
+    halo    : samples that its input holds before and after the region along each axis
+    inputs  : the arrays that `OpenJob.read` fills
+    outputs : the arrays that `OpenJob.compute` fills; the first is the region of the output
+    work    : the amount of work, in the workload's unit (pixels, pairs, samples)
+    """
+
+    index: int
+    region: Region
+    halo: tuple[tuple[int, int], ...]
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    work: int
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.inputs)
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The chunks of a job, in the order in which they are read. The same job and budget give the same plan.
+
+    read_bytes : bytes of input that the chunks read in all; None: the sum of their input arrays
+    """
+
+    chunks: tuple[Chunk, ...]
+    read_bytes: int | None = None
+
+    @cached_property
+    def input_bytes(self) -> int:
+        return sum(chunk.input_bytes for chunk in self.chunks) if self.read_bytes is None else self.read_bytes
+
+    @cached_property
+    def output_bytes(self) -> int:
+        return sum(chunk.output_bytes for chunk in self.chunks)
+
+    def without(self, done: set[int]) -> Plan | None:
+        """The plan without the chunks of these numbers; None if nothing is left."""
+        left = tuple(chunk for chunk in self.chunks if chunk.index not in done)
+        if len(left) == len(self.chunks):
+            return self
+        share = None if self.read_bytes is None else self.read_bytes * len(left) // len(self.chunks)
+        return Plan(chunks=left, read_bytes=share) if left else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The memory of one chunk, input and output together, in bytes.
+
+    target_bytes : the size to aim at
+    budget_bytes : the size never to exceed
+    """
+
+    budget_bytes: int
+    target_bytes: int
+
+
+class Parameters(BaseModel):
+    """Base of every workload's parameters: frozen, without unknown fields. Its fields are the command's options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for numbers, which Python would take for 1 and 0."""
+        is_bool = info.field_name is not None and cls.model_fields[info.field_name].annotation is bool
+        several = value if isinstance(value, tuple | list) else (value,)
+        for each in () if is_bool else several:
+            if isinstance(each, bool):
+                raise ValueError(f"is not {str(each).lower()}; give a number or text")
+        return value
+
+    @property
+    def further_files(self) -> Iterator[Path]:
+        """Inputs besides the main one."""
+        return iter(())
+
+    def in_force(self) -> dict[str, Any]:
+        """The values that decide the result, defaults included, ready for JSON: for the plan and the receipt."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A job as the user asks for it."""
+
+    workload: str
+    input: Path
+    output: Path
+    parameters: Parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSummary:
+    """What a job makes: the shape, axes and dtype of its output, its bytes, and remarks for the plan and the receipt.
+
+    nbytes  : bytes that the job reads and writes in all, without halos
+    remarks : further facts by name, ready for JSON; some are known only once chunks are written
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    dtype: str
+    nbytes: int
+    remarks: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> dict[str, Any]:
+        """For the plan and the receipt, ready for JSON."""
+        return {"shape": list(self.shape), "axes": self.axes, "dtype": self.dtype, **self.remarks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """The outcome of an audit that passed.
+
+    samples     : compared values
+    worst_error : in `unit`
+    tolerance   : the largest error that passes, 0 or more
+    """
+
+    samples: int
+    worst_error: float
+    tolerance: float
+    unit: str
+    rms_error: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """For the receipt, ready for JSON."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+class Reference(Protocol):
+    """What a result is compared with before it is published: its definition in float64.
+
+    places : int64 (n, axes), the samples of the output whose written values `audit` wants; may be empty
+    """
+
+    @property
+    def places(self) -> NDArray[np.int64]: ...
+
+    def audit(self, which: Sequence[int], written: NDArray[np.float64]) -> Audit:
+        """Compare the written values of the places of these numbers with the definition.
+
+        Raises AuditError if an error exceeds the tolerance or is NaN, InputError if an input makes it impossible.
+        """
+
+
+def random_places(shape: tuple[int, ...], count: int) -> NDArray[np.int64]:
+    """At most `count` different places in an output of that shape, (n, axes): the same ones for the same shape."""
+    places = np.random.default_rng(0).integers(0, shape, (count, len(shape)))
+    # np.unique would load masked arrays first.
+    return np.array(sorted({*map(tuple, places.tolist())}), np.int64)
+
+
+class Sink(Protocol):
+    """An output in the making; an `ImageWriter` is one. `write` is called from several threads, on disjoint regions."""
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None: ...
+
+    def flush(self) -> None:
+        """Make durable what has been written so far."""
+
+    def publish(self, sealed: Sealed = not_told) -> None:
+        """Make everything durable, call `sealed`, and give the output its final name at once."""
+
+    def keep(self) -> None:
+        """Close, and leave the partial output for a run that resumes; harmless after `publish`."""
+
+    def discard(self) -> None:
+        """Remove the partial output; harmless after `publish`, or a second time."""
+
+
+class OpenJob(Protocol):
+    """One job, opened: its input's headers are read and checked. `read` is called from several threads at once."""
+
+    spec: JobSpec
+
+    @property
+    def summary(self) -> JobSummary: ...
+
+    def plan(self, budget: Budget) -> Plan:
+        """Cut the job into chunks. Raises ParameterError if not even the smallest chunk fits the budget."""
+
+    def sink(self, opening: Opening) -> Sink:
+        """Create the partial output, take over an interrupted run's, or join another process's."""
+
+    def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
+        """Fill the chunk's input arrays (host memory)."""
+
+    def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
+        """Fill the outputs from the inputs: NumPy arrays (`stream` None) or CuPy arrays on the given stream."""
+
+    def reference(self) -> Reference:
+        """The same object on every call."""
+
+    def close(self) -> None:
+        """Close the inputs; harmless a second time."""
+
+
+class Workload(Protocol):
+    """One kind of job; the registry holds one instance of each."""
+
+    name: str
+    summary: str  # one sentence, for the command's help
+    unit: str  # of Chunk.work
+    Parameters: type[Parameters]
+
+    def check_output(self, path: Path) -> None:
+        """Raises OutputError if no result of this kind can be stored under that name, whatever the input."""
+
+    def open(self, spec: JobSpec) -> OpenJob:
+        """Read headers only, and refuse what cannot be done. Raises UserError."""
+
+
+# Optional capabilities of an open job
+
+
+@runtime_checkable
+class HoldsInput(Protocol):
+    """A job that keeps input in memory besides its chunks."""
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        """Keep no more host memory than this if possible; returns how much may be kept."""
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """A job that remembers something of each written chunk, whichever process wrote it."""
+
+    def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
+        """Look at a chunk's outputs (host memory) before they are written. Called from several threads.
+
+        Returns a function that makes the chunk's note, what other processes and a resumed run must know of it, ready
+        for JSON; it is called only if some do. None: they need not know.
+        """
+
+    def add_note(self, chunk: int, note: Any) -> None:
+        """Take over the note of a chunk that another process, or an interrupted run, wrote.
+
+        A chunk's note may come twice. KeyError, TypeError or ValueError if it is damaged.
+        """
+
+
+@runtime_checkable
+class Previews(Protocol):
+    """A job that draws its own preview; of others, the published output is drawn as an image."""
+
+    def write_preview(self, preview: Path) -> None:
+        """Draw the result as a small PNG; called after `close`."""
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """A job that can say more of its progress than bytes."""
+
+    def progress_note(self) -> str:
+        """A few words for the progress line."""
+
+
+# Optional capability of a workload
+
+
+@runtime_checkable
+class Prefetches(Protocol):
+    """A workload whose jobs take long to open."""
+
+    def prefetch(self, spec: JobSpec) -> AbstractContextManager[None]:
+        """Start slow preparation while devices or workers start; cancel it if no such job is opened inside."""
+
+    def modules(self, spec: JobSpec) -> Sequence[str]:
+        """Modules that take long to import and that worker processes may import as they start."""
