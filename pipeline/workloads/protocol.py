@@ -134,6 +134,9 @@ class Parameters(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
+_Parameters = Parameters  # for classes that have an attribute of that name
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """A job as the user asks for it."""
@@ -254,10 +257,19 @@ class OpenJob(Protocol):
 class Workload(Protocol):
     """One kind of job; the registry holds one instance of each."""
 
-    name: str
-    summary: str  # one sentence, for the command's help
-    unit: str  # of Chunk.work
-    Parameters: type[Parameters]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """One sentence, for the command's help."""
+
+    @property
+    def unit(self) -> str:
+        """What `Chunk.work` counts."""
+
+    @property
+    def Parameters(self) -> type[_Parameters]: ...  # noqa: N802 - a class
 
     def check_output(self, path: Path) -> None:
         """Raises OutputError if no result of this kind can be stored under that name, whatever the input."""
