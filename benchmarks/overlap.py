@@ -72,12 +72,12 @@ def _streamed(options: argparse.Namespace, source: Path, overlap: int) -> dict[s
     spec = JobSpec(workload="smooth", input=source, output=source.with_name("out.tif"), parameters=parameters)
     device = open_device(options.device, overlap=overlap)
     job = plan_job(spec, device, RunOptions(memory_bytes=options.memory))
-    job.workload.start()
+    job.output.open()
     try:
-        with DevicePipeline(device, job.workload, slot_bytes(job.plan.chunks), slots=job.slots) as pipeline:
+        with DevicePipeline(device, job.output, slot_bytes(job.plan.chunks), slots=job.slots) as pipeline:
             record = pipeline.stream(job.plan.chunks, keep_timeline=True)
     finally:
-        job.workload.discard()
+        job.output.discard()
     origin = min(interval.began for interval in record.timeline)
     return {
         "overlap": overlap,

@@ -77,7 +77,7 @@ def test_a_rank_gives_the_bits_of_the_device_alone(tmp_path, how):
     def stream(planned, plan, ledger, events):
         ledger.create()
         cluster_job = ClusterJob(
-            name=how, spec=planned.spec, cut=planned.cut, held_bytes=0, ledger_identity=ledger.identity,
+            name=how, spec=planned.spec, budget=planned.budget, held_bytes=0, ledger_identity=ledger.identity,
             worker_device=WorkerDevice(device="cuda:0", threads=None),
         )  # fmt: skip
         found, record = Shares(ThreadWorkers(1), cluster_job, planned, ranks=1, memory_bytes=256 << 20), StageRecord()

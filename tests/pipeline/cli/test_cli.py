@@ -281,9 +281,9 @@ def test_one_pixel_and_thin_images(folder, millrace):
 
 
 def test_a_defect_of_ours_is_one_line_and_exit_code_1(folder, millrace, monkeypatch):
-    from pipeline.workloads.smoothing import Smoothing
+    from pipeline.workloads.smoothing import SmoothingJob
 
-    monkeypatch.setattr(Smoothing, "compute", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(SmoothingJob, "compute", lambda *arguments: 1 / 0)
     code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
     assert code == 1
     assert err.startswith("millrace: internal error: ZeroDivisionError")
@@ -377,15 +377,15 @@ def test_a_long_name_leaves_room_for_the_progress(capsys, monkeypatch):
 
 
 def test_a_wrong_result_is_never_published(folder, millrace, monkeypatch):
-    from pipeline.workloads.smoothing import Smoothing
+    from pipeline.workloads.smoothing import SmoothingJob
 
-    right = Smoothing.compute
+    right = SmoothingJob.compute
 
     def wrong(self, chunk, inputs, outputs, stream):
         right(self, chunk, inputs, outputs, stream)
         outputs[0][...] ^= 1
 
-    monkeypatch.setattr(Smoothing, "compute", wrong)
+    monkeypatch.setattr(SmoothingJob, "compute", wrong)
     code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
     assert code == 1
     assert "audit failed at sample" in err
@@ -497,15 +497,15 @@ def test_a_damaged_kernel_cache_is_made_anew(folder, monkeypatch):
 
 
 def test_an_input_that_changes_is_not_published(folder, millrace, monkeypatch):
-    from pipeline.workloads.smoothing import Smoothing
+    from pipeline.engine.output import Output
 
-    right = Smoothing.write
+    right = Output.write
 
     def write(self, chunk, outputs):
         right(self, chunk, outputs)
         os.utime("in.ppm", ns=(0, 0))
 
-    monkeypatch.setattr(Smoothing, "write", write)
+    monkeypatch.setattr(Output, "write", write)
     code, _, err = millrace("run", "smooth", "in.ppm", "out.ppm")
     assert (code, err) == (2, "millrace: in.ppm: changed while it was read; nothing was published; run again\n")
     assert names_in(folder) == ["in.ppm"]

@@ -12,7 +12,7 @@ from pipeline.cli.demo.molecule import RISE_ANGSTROM, SITES, make_helix
 from pipeline.cli.demo.scan import ELLIPSES, SLOPE, make_scan
 from pipeline.errors import OutputError, StorageError
 from pipeline.formats.charges.pqr import read_pqr
-from pipeline.workloads import JobSpec, workloads
+from pipeline.workloads import Budget, JobSpec, workloads
 from tests.images import names_in
 
 
@@ -20,9 +20,9 @@ def test_every_workload_has_an_input(tmp_path):
     inputs = make_demo_inputs(tmp_path / "made", 64, 0)
     for name, source, output in zip(("smooth", "coulomb", "mri"), inputs, ("a.tif", "b.dx", "c.nii.gz"), strict=True):
         kind = workloads()[name]
-        job = kind(JobSpec(workload=name, input=source, output=tmp_path / output, parameters=kind.Parameters()))
-        assert job.plan(1 << 28, 1 << 24).chunks
-        job.discard()
+        job = kind.open(JobSpec(workload=name, input=source, output=tmp_path / output, parameters=kind.Parameters()))
+        assert job.plan(Budget(budget_bytes=1 << 28, target_bytes=1 << 24)).chunks
+        job.close()
     assert set(workloads()) == {"smooth", "coulomb", "mri"}
 
 

@@ -13,7 +13,7 @@ from kernels.smoothing import box
 from pipeline.cluster import segments
 from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, close_job, run_segment
 from pipeline.engine.device import CpuDevice
-from pipeline.engine.ledger import Entry, Ledger, job_identity
+from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError
@@ -61,13 +61,13 @@ class Streamed:
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=self.name, spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
+            name=self.name, spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=ledger.identity,
             worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
         self.chunks = [chunk.index for chunk in plan.chunks]
         receipt = run_segment(cluster_job, Segment(chunks=tuple(self.chunks)), self.tell, self.check)
         for notes in receipt.notes:
-            job.workload.add_audit_notes(notes)
+            job.output.add_notes(notes)
         record = StageRecord()
         record.include(receipt.stages)
         return record
@@ -150,16 +150,16 @@ def test_a_worker_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(
     late, following = Streamed(folder), Streamed(folder)
 
     def stand_still(job):
-        late.job.workload.discard()
-        following.job.workload.start(Opening.NEW)
-        its_own = Ledger(job.spec.output, job_identity(job.spec, job.cut, following.job.plan))
+        late.job.output.discard()
+        following.job.output.open(Opening.NEW)
+        its_own = Ledger(job.spec.output, following.job.identity)
         its_own.create() if ledger == "its own" else its_own.remove()
 
     monkeypatch.setattr(segments, "refuse_other_input", stand_still)
     with pytest.raises(MillraceError, match="the job was ended"):
         late.run()
     assert not np.load(folder / "out.npy.partial").any()
-    following.job.workload.discard()
+    following.job.output.discard()
 
 
 def test_of_jobs_that_were_ended_only_the_newest_are_remembered():

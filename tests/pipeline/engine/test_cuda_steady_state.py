@@ -28,6 +28,7 @@ class Smoothed:
     unit = "pixels"
 
     def __init__(self):
+        self.workload = self.job = self  # as an output has them
         self.wrong = []
 
     def chunks(self, count):

@@ -47,6 +47,7 @@ class Counting:
     unit = "samples"
 
     def __init__(self, fail_at=(None, None), delay_s=0.0):
+        self.workload = self.job = self  # as an output has them
         self.fail_at = fail_at
         self.delay_s = delay_s
         self.results = {}

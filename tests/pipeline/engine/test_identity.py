@@ -49,14 +49,14 @@ def test_the_digest_is_of_what_was_read(tmp_path, job):
 
 
 def in_the_audit(job, monkeypatch):
-    audit = job.workload.audit
+    audit = job.output.audit
 
     def slow():
         verdict = audit()
         replace_input(job)
         return verdict
 
-    monkeypatch.setattr(job.workload, "audit", slow)
+    monkeypatch.setattr(job.output, "audit", slow)
 
 
 def before_a_failing_audit(job, monkeypatch):
@@ -64,17 +64,17 @@ def before_a_failing_audit(job, monkeypatch):
         replace_input(job)
         raise AuditError("audit failed at sample (0, 0); nothing was published; please report this")
 
-    monkeypatch.setattr(job.workload, "audit", fail)
+    monkeypatch.setattr(job.output, "audit", fail)
 
 
 def while_it_is_hashed(job, monkeypatch):
-    result = InputIdentity.result
+    result = InputIdentity.confirmed
 
     def late(identity):
         replace_input(job)
         return result(identity)
 
-    monkeypatch.setattr(InputIdentity, "result", late)
+    monkeypatch.setattr(InputIdentity, "confirmed", late)
 
 
 @pytest.mark.parametrize("changed", [in_the_audit, before_a_failing_audit, while_it_is_hashed])
@@ -89,7 +89,7 @@ def test_a_wrong_result_of_an_input_that_did_not_change_is_ours_to_answer_for(jo
     def fail():
         raise AuditError("audit failed at sample (0, 0); nothing was published; please report this")
 
-    monkeypatch.setattr(job.workload, "audit", fail)
+    monkeypatch.setattr(job.output, "audit", fail)
     with pytest.raises(AuditError, match="please report this"):
         run(job)
 
@@ -97,10 +97,10 @@ def test_a_wrong_result_of_an_input_that_did_not_change_is_ours_to_answer_for(jo
 def test_a_folder_has_the_bytes_of_its_files(tmp_path):
     write_image(tmp_path / "in.zarr", samples(1), "YX")
     files = [path for path in (tmp_path / "in.zarr").rglob("*") if path.is_file()]
-    found = InputIdentity(tmp_path / "in.zarr").result()
+    found = InputIdentity(tmp_path / "in.zarr").confirmed()
     assert found["bytes"] == sum(path.stat().st_size for path in files)
     assert found["mtime"] == pytest.approx(max(path.stat().st_mtime for path in files), abs=1e-6)
     assert found["sha256"] is None
     before = found["listing_sha256"]
     files[0].rename(files[0].with_name("renamed"))
-    assert InputIdentity(tmp_path / "in.zarr").result()["listing_sha256"] != before
+    assert InputIdentity(tmp_path / "in.zarr").confirmed()["listing_sha256"] != before

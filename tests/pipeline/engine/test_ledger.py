@@ -21,11 +21,11 @@ from pipeline.engine import checkpoints
 from pipeline.engine import run as run_module
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import Cut, Entry, Ledger, job_identity, left_over, remove_leftovers
+from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
+from pipeline.engine.output import Output
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, published_before, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
-from pipeline.workloads import JobSpec, workloads
-from pipeline.workloads.common.one_output import OneOutput
+from pipeline.workloads import Budget, JobSpec, workloads
 from tests.images import names_in, read_image, write_image
 
 ROWS = 900
@@ -184,7 +184,7 @@ def killed_after(step, folder, monkeypatch, output="out.npy"):
 
 
 @pytest.mark.parametrize("output", ["out.npy", "out.png", "out.zarr"])
-@pytest.mark.parametrize("step", [(OneOutput, "publish"), (run_module, "write_receipt")])
+@pytest.mark.parametrize("step", [(Output, "publish"), (run_module, "write_receipt")])
 def test_a_run_killed_after_it_had_published_is_complete(folder, monkeypatch, step, output):
     write_image(folder / output, np.zeros((3, 3), np.uint8), "YX")  # an older result, which it has replaced
     killed_after(step, folder, monkeypatch, output)
@@ -265,14 +265,14 @@ def test_an_older_output_is_not_taken_for_one_that_was_never_published(folder, m
 
 def test_a_second_run_of_the_same_output_leaves_the_firsts_ledger_alone(folder):
     job, _ = job_in(folder)
-    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
-    job.workload.start()
+    ledger = Ledger(job.spec.output, job.identity)
+    job.output.open()
     ledger.create()
     ledger.add(Entry(chunks=(0, 1), notes={}, device="cpu"))
     with pytest.raises(OutputError, match="another run is writing"):
         run_job(*job_in(folder))
     assert [entry.chunks for entry in ledger.entries()] == [(0, 1)]
-    job.workload.discard()
+    job.output.discard()
 
 
 def test_a_folder_that_is_no_ledger_is_never_removed(folder):
@@ -301,8 +301,8 @@ def test_what_lies_in_a_ledger_is_named_before_work_goes_on(folder):
 
 def ledger_of(folder):
     job, _ = job_in(folder)
-    job.workload.discard()
-    ledger = Ledger(job.spec.output, job_identity(job.spec, job.cut, job.plan))
+    job.output.discard()
+    ledger = Ledger(job.spec.output, job.identity)
     ledger.create()
     return ledger, job.plan
 
@@ -320,9 +320,9 @@ def test_entries_of_many_writers_come_back_in_order(folder):
     assert [entry.chunks for entry in ledger.entries()] == [(n, n + 1) for n in range(0, 20, 2)]
     assert ledger.within((4, 5)) == [Entry(chunks=(4, 5), notes={"n": 4}, device="cpu")]
     assert ledger.within((5, 6)) == ledger.within((4,)) == []
-    left = left_over(plan, ledger.entries())
+    left = plan.without({chunk for entry in ledger.entries() for chunk in entry.chunks})
     assert [chunk.index for chunk in left.chunks] == list(range(20, len(plan.chunks)))
-    assert left_over(plan, [Entry(chunks=tuple(range(len(plan.chunks))), notes={}, device="cpu")]) is None
+    assert plan.without(set(range(len(plan.chunks)))) is None
 
 
 def test_a_ledger_that_is_removed_as_the_job_runs_is_named(folder):
@@ -371,7 +371,7 @@ def test_a_damaged_entry_counts_for_nothing(folder, damaged):
 def test_a_damaged_job_is_not_resumed(folder, damaged):
     fail(folder, DeviceError("gone"))
     (folder / "out.npy.ledger" / "job.json").write_text(damaged)
-    assert Ledger.recorded_cut(folder / "out.npy") is None
+    assert Ledger.recorded_budget(folder / "out.npy") is None
     with pytest.raises(ParameterError, match="run again without --resume"):
         run_job(*job_in(folder, resume=True))
     run_job(*job_in(folder))
@@ -443,10 +443,10 @@ def test_a_file_system_that_cannot_sync_folders_has_a_ledger_all_the_same(folder
     assert [entry.chunks for entry in ledger.entries()] == [(3,)]
 
 
-def test_the_recorded_cut_comes_back(folder):
+def test_the_recorded_budget_comes_back(folder):
     ledger, _ = ledger_of(folder)
     (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))
-    assert Ledger.recorded_cut(folder / "out.npy") == Cut(budget_bytes=5, target_bytes=4)
+    assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=5, target_bytes=4)
 
 
 def make_file(path, _):
@@ -492,10 +492,10 @@ def test_a_folder_changed_in_place_is_another_input(folder):
 
 def test_a_worker_that_sees_another_input_refuses(folder):
     job, _ = job_in(folder)
-    job.workload.discard()
-    identity = job_identity(job.spec, job.cut, job.plan)
+    job.output.discard()
+    identity = job.identity
     task = ClusterJob(
-        name="one", spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=identity,
+        name="one", spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=identity,
         worker_device=WorkerDevice(device="cpu", threads=1),
     )  # fmt: skip
     os.utime(folder / "in.npy", (1, 1))

@@ -55,7 +55,7 @@ def run_in_segments(job, plan, ledger, events):
     if not ledger.exists:
         ledger.create()
     cluster_job = ClusterJob(
-        name=secrets.token_hex(8), spec=job.spec, cut=job.cut, held_bytes=0, ledger_identity=ledger.identity,
+        name=secrets.token_hex(8), spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=ledger.identity,
         worker_device=WorkerDevice(device="cpu", threads=1),
     )  # fmt: skip
     record = StageRecord()
@@ -63,7 +63,7 @@ def run_in_segments(job, plan, ledger, events):
         receipt = run_segment(cluster_job, segment, lambda stages: None)
         record.include(receipt.stages)
         for notes in receipt.notes:
-            job.workload.add_audit_notes(notes)
+            job.output.add_notes(notes)
     close_job(cluster_job.name)
     return record
 

@@ -16,13 +16,13 @@ from pipeline.cluster.gang.gang_stream import Shares, cut_runs
 from pipeline.cluster.gang.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.engine.device import CpuDevice
-from pipeline.engine.ledger import Ledger, job_identity
+from pipeline.engine.ledger import Ledger
+from pipeline.engine.output import Output
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import InputError, MillraceError, RankLost
 from pipeline.formats.image.base import Region
 from pipeline.workloads import Chunk, workload_named
-from pipeline.workloads.coulomb import Coulomb
 from pipeline.workloads.coulomb.frames import ChosenFrames
 from pipeline.workloads.protocol import ArraySpec
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
@@ -59,7 +59,7 @@ class Streamed:
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=f"test-{next(self._runs)}", spec=planned.spec, cut=planned.cut, held_bytes=0,
+            name=f"test-{next(self._runs)}", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=self.threads),
         )  # fmt: skip
         found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
@@ -114,31 +114,31 @@ def test_each_stage_counts_its_own_seconds(folder, monkeypatch):
 def test_a_rank_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder):
     planned, _ = job(folder, "a.pqr", "late.npy", chunk_bytes=CHUNK_BYTES["avg"], **options(folder, "avg"))
     cluster_job = ClusterJob(
-        name="ended", spec=planned.spec, cut=planned.cut, held_bytes=0, ledger_identity={},
+        name="ended", spec=planned.spec, budget=planned.budget, held_bytes=0, ledger_identity={},
         worker_device=WorkerDevice(device="cpu", threads=1),
     )  # fmt: skip
     gang_stream._close("ended")
     with pytest.raises(MillraceError, match="the job was ended"):
         gang_stream._opened(cluster_job, None, CpuDevice(1))
     assert not gang_stream._open
-    planned.workload.discard()
+    planned.output.discard()
 
 
 def test_a_rank_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(folder):
     """It finds another run's output under the name that it was told."""
     planned, _ = job(folder, "a.pqr", "next.npy", chunk_bytes=CHUNK_BYTES["avg"], **options(folder, "avg"))
-    identity = job_identity(planned.spec, planned.cut, planned.plan)
+    identity = planned.identity
     cluster_job = ClusterJob(
-        name="of an earlier run", spec=planned.spec, cut=planned.cut, held_bytes=0,
+        name="of an earlier run", spec=planned.spec, budget=planned.budget, held_bytes=0,
         ledger_identity={**identity, "runs": ["earlier"]}, worker_device=WorkerDevice(device="cpu", threads=1),
     )  # fmt: skip
-    planned.workload.start()
+    planned.output.open()
     Ledger(planned.spec.output, identity).create()
     with pytest.raises(MillraceError, match="the job was ended"):
-        gang_stream._opened(cluster_job, planned.workload.facts(), CpuDevice(1))
+        gang_stream._opened(cluster_job, planned.job.facts(), CpuDevice(1))
     assert not gang_stream._open
     Ledger(planned.spec.output, identity).remove()
-    planned.workload.discard()
+    planned.output.discard()
 
 
 class StreamEvent:
@@ -186,7 +186,7 @@ def test_a_gpus_arrays_are_timed_by_its_own_clock_once_they_are_done_with(monkey
 def test_what_a_lost_rank_may_have_spoilt_is_not_written(folder, monkeypatch):
     """Nor noted for the audit: in another try somebody else may write, and note, the same chunk."""
     alone, _ = make_map(folder, "a.pqr", output="alone.npy", **options(folder, "avg"))
-    done, write = [], Coulomb.write
+    done, write = [], Output.write
 
     def confirm(communicator):
         done.append(communicator.epoch)
@@ -198,7 +198,7 @@ def test_what_a_lost_rank_may_have_spoilt_is_not_written(folder, monkeypatch):
         write(workload, chunk, outputs)
 
     monkeypatch.setattr(NcclCommunicator, "confirm", confirm)
-    monkeypatch.setattr(Coulomb, "write", writes)
+    monkeypatch.setattr(Output, "write", writes)
     found, _, _ = shared(folder, "avg", ThreadWorkers(2), 2)
     assert 1 in done
     assert done.index("written") > done.index(2) > max(place for place, each in enumerate(done) if each == 1)
@@ -260,12 +260,12 @@ def test_a_run_that_was_stopped_goes_on(folder):
 
 def test_a_frame_that_cannot_be_read_is_named(folder):
     planned, run_options = job(folder, "a.pqr", "bad.npy", **options(folder, "avg"))
-    frames = planned.workload._frames
+    frames = planned.job._frames
 
     def broken(number):
         raise InputError(f"a.dcd, frame {number}: cannot be read")
 
-    original = workload_named("coulomb").joining
+    original = workload_named("coulomb").join
 
     def joining(spec, facts):
         found = original(spec, facts)
@@ -274,7 +274,7 @@ def test_a_frame_that_cannot_be_read_is_named(folder):
 
     stream = Streamed(ThreadWorkers(2), 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workload_named("coulomb"), "joining", joining)
+        patch.setattr(workload_named("coulomb"), "join", joining)
         with pytest.raises(InputError, match="cannot be read"):
             run_job(planned, run_options, stream=stream)
     assert len(frames) == FRAMES
@@ -283,15 +283,15 @@ def test_a_frame_that_cannot_be_read_is_named(folder):
 def test_few_frames_stay_with_whole_chunks(folder):
     for frames, better in (("::", True), (":5:", False), ("3", False)):
         planned, _ = job(folder, "a.pqr", "few.npy", **options(folder, "avg", frames=frames))
-        ledger = Ledger(planned.spec.output, job_identity(planned.spec, planned.cut, planned.plan))
+        ledger = Ledger(planned.spec.output, planned.identity)
         cluster_job = ClusterJob(
-            name="few", spec=planned.spec, cut=planned.cut, held_bytes=0,
+            name="few", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
         found = Shares(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
         assert found.are_better is better
         assert not replace_memory(found).are_better
-        planned.workload.discard()
+        planned.output.discard()
 
 
 def replace_memory(found):

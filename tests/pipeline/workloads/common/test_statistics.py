@@ -111,7 +111,7 @@ def part(index, values):
 def noted(statistics, index, image):
     partial = np.zeros(statistics.spec.shape, np.int64)
     statistics.compute(np.ascontiguousarray(image[2 * index : 2 * index + 2]), partial, None)
-    statistics.note(part(index, None)[0], partial)
+    return statistics.note(part(index, None)[0], partial)
 
 
 def test_chunks_that_are_told_twice_count_once():
@@ -120,25 +120,25 @@ def test_chunks_that_are_told_twice_count_once():
     for index in range(4):
         noted(whole, index, image)
     first, second, client = ImageStatistics(HEADER), ImageStatistics(HEADER), ImageStatistics(HEADER)
-    for index in (0, 1, 2):
-        noted(first, index, image)
-    for index in (3, 2):  # 2 was in the hands of a worker that died
-        noted(second, index, image)
-    told = [json.loads(json.dumps(each.notes())) for each in (first, second)]
-    assert [sorted(each) for each in told] == [["0", "1", "2"], ["2", "3"]]
-    assert first.notes() == {}
+    client.forget(4)
+    told = [
+        {index: json.loads(json.dumps(noted(each, index, image)())) for index in indices}
+        for each, indices in ((first, (0, 1, 2)), (second, (3, 2)))  # 2 was in the hands of a worker that died
+    ]
     for notes in (told[1], told[0], told[1]):
-        client.add_notes(notes)
-    assert client.covers(4)
+        for index, note in notes.items():
+            client.add_note(index, note)
+    assert client.is_complete
     assert client.describe() == whole.describe() == [exact(image[..., channel].reshape(-1)) for channel in range(3)]
 
 
 def test_a_part_that_was_lost_is_an_error():
     image = made_image("uint16", HEADER.shape)
     statistics = ImageStatistics(HEADER)
+    statistics.forget(4)
     noted(statistics, 0, image)
     with pytest.raises(StorageError, match=r"statistics of 3 chunks are missing: .* run again without --resume"):
-        statistics.check(4)
+        statistics.check()
 
 
 # Processes

@@ -17,7 +17,7 @@ from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError, StorageError
 from pipeline.workloads.common.index_range import IndexRange
-from pipeline.workloads.coulomb import Coulomb
+from pipeline.workloads.coulomb import Coulomb, CoulombJob
 from pipeline.workloads.coulomb import definition as coulomb_definition
 from pipeline.workloads.coulomb import lazy_definition as coulomb_definition_compiled
 from pipeline.workloads.coulomb.audit import CoulombAudit, relative_errors
@@ -98,9 +98,9 @@ def test_each_frame_goes_where_the_one_before_was(tmp_path):
     assert not chunk.inputs
     assert planned.plan.input_bytes == 4 * 60 * 32
     out = np.empty(whole.shape, np.float32).view(Settable)
-    planned.workload.read(chunk, [])
-    planned.workload.compute(chunk, [], [out], stream)
-    planned.workload.discard()
+    planned.job.read(chunk, [])
+    planned.job.compute(chunk, [], [out], stream)
+    planned.output.discard()
     np.testing.assert_array_equal(out, whole)
     assert stream.calls == ("set", "synchronize") * 4
 
@@ -109,7 +109,7 @@ def test_each_frame_goes_where_the_one_before_was(tmp_path):
 def test_frames_are_the_same_from_memory_and_from_the_file(tmp_path, kept):
     frames = write_trajectory(tmp_path, 5)
     planned, _ = job(tmp_path, "a.pqr", "out.npy", trajectory=str(tmp_path / "a.dcd"), units="e/A", cell="none")
-    chosen = planned.workload._frames
+    chosen = planned.job._frames
     held = chosen.keep((2 + kept) * chosen.nbytes)
     assert held == (2 + min(kept, 5)) * chosen.nbytes
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_frames_are_the_same_from_memory_and_from_the_file(tmp_path, kept):
             np.testing.assert_array_equal(chosen.atoms(number)[:, :3], expected[:, :3])
             np.testing.assert_allclose(chosen.atoms(number)[:, 3], expected[:, 3], rtol=1e-7)  # float32 on the way
     assert len(chosen._kept) <= kept
-    planned.workload.discard()
+    planned.output.discard()
 
 
 SIZES = st.integers(1, 400)
@@ -201,7 +201,7 @@ def test_another_trajectory_is_not_resumed(tmp_path):
     options = {"trajectory": str(tmp_path / "a.dcd"), "cell": "none"}
     first, _ = job(tmp_path, "a.pqr", "out.npy", **options)
     before = first.spec.parameters.in_force()
-    first.workload.discard()
+    first.output.discard()
     write_trajectory(tmp_path, 3, seed=9)
     assert first.spec.parameters.in_force() != before
 
@@ -229,13 +229,13 @@ WRONG = [
 @pytest.mark.parametrize(("change", "is_found"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
 @pytest.mark.parametrize("options", [{"cutoff": 5}, {"scheme": "direct"}], ids=["shift", "direct"])
 def test_a_wrong_map_is_never_published(folder, monkeypatch, change, is_found, options):
-    right = Coulomb.compute
+    right = CoulombJob.compute
 
     def compute(self, chunk, inputs, outputs, stream):
         right(self, chunk, inputs, outputs, stream)
         change(chunk, outputs[0])
 
-    monkeypatch.setattr(Coulomb, "compute", compute)
+    monkeypatch.setattr(CoulombJob, "compute", compute)
     if not is_found:
         make_map(folder, **options, **GRID)
         return
@@ -349,11 +349,11 @@ def test_space_that_the_job_itself_has_taken_counts_as_free(folder, monkeypatch)
         job(folder, "a.npz", "out.npy", cutoff=5, **GRID)
     (folder / "out.npy.partial").write_bytes(bytes(215_000))
     planned, _ = job(folder, "a.npz", "out.npy", cutoff=5, **GRID)
-    planned.workload.discard()
+    planned.output.discard()
     (folder / "out.zarr.partial").mkdir()
     (folder / "out.zarr.partial" / "c").write_bytes(bytes(215_000))
     planned, _ = job(folder, "a.npz", "out.zarr", cutoff=5, **GRID)
-    planned.workload.discard()
+    planned.output.discard()
 
 
 def test_a_map_that_an_empty_disk_would_not_take_is_a_mistake(folder, monkeypatch):
@@ -377,9 +377,9 @@ def test_a_slot_holds_the_atoms_that_reach_its_slab(folder, cell):
     grid = {"origin": "-7,3,20", "shape": "101,5,6", "spacing": "1,2,2", "cutoff": 4, "units": "e/A"}
     planned, _ = job(folder, "long.npz", "out.npy", memory=7 << 20, device=CpuDevice(16), chunk_bytes=200_000, **grid)
     assert len(planned.plan.chunks) > 3
-    assert planned.plan.input_bytes == 20_000 * 32 > planned.cut.budget_bytes
-    assert all(chunk.input_bytes + chunk.output_bytes <= planned.cut.budget_bytes for chunk in planned.plan.chunks)
-    planned.workload.discard()
+    assert planned.plan.input_bytes == 20_000 * 32 > planned.budget.budget_bytes
+    assert all(chunk.input_bytes + chunk.output_bytes <= planned.budget.budget_bytes for chunk in planned.plan.chunks)
+    planned.output.discard()
     whole, _ = make_map(folder, "long.npz", "whole.npy", **grid)
     parts, receipt = make_map(
         folder, "long.npz", "parts.npy", memory=7 << 20, device=CpuDevice(16), chunk_bytes=200_000, **grid

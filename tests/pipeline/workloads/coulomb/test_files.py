@@ -111,7 +111,7 @@ def test_units_stand_in_the_header(folder, suffix):
 def test_a_preview_shows_three_slices(folder, chunk_bytes):
     planned, options = job(folder, "a.npz", "out.npy", chunk_bytes=chunk_bytes, **GRID)
     run_job(planned, options)
-    planned.workload.write_preview(folder / "small.png")
+    planned.job.write_preview(folder / "small.png")
     shown = read_image(folder / "small.png")
     # xy of 7 × 11, xz of 7 × 5 and yz of 11 × 5 points, magnified, with gaps of six pixels.
     magnified = 192 // 11
@@ -129,24 +129,24 @@ def test_a_preview_shows_three_slices(folder, chunk_bytes):
 def test_a_preview_of_a_map_that_others_wrote_is_the_same(folder):
     planned, options = job(folder, "a.npz", "out.npy", **GRID)
     run_job(planned, options)
-    planned.workload.write_preview(folder / "here.png")
+    planned.job.write_preview(folder / "here.png")
     other, _ = job(folder, "a.npz", "out.npy", **GRID)
-    other.workload.discard()
-    other.workload.write_preview(folder / "elsewhere.png")
+    other.output.discard()
+    other.job.write_preview(folder / "elsewhere.png")
     assert (folder / "here.png").read_bytes() == (folder / "elsewhere.png").read_bytes()
 
 
 def test_a_preview_of_a_large_map_skips_points(folder):
     got, _ = make_map(folder, origin="-30,2,19", shape="1501,5,7", spacing="0.05", scheme="direct")
     planned, _ = job(folder, "a.npz", "out.npy", origin="-30,2,19", shape="1501,5,7", spacing="0.05", scheme="direct")
-    slices = planned.workload._slices
+    slices = planned.job._slices
     assert slices.step == 3
     from pipeline.formats.image.base import Region
 
     for start, stop in ((0, 100), (100, 101), (101, 1501)):  # not at multiples of the step
         slices.note(Region((start, 0, 0), (stop, 5, 7)), got[start:stop])
     assert slices.is_complete
-    planned.workload.discard()
+    planned.output.discard()
     np.testing.assert_array_equal(slices._planes[2], got[::3, ::3, 3])
     np.testing.assert_array_equal(slices._planes[1], got[::3, 2, ::3])
     np.testing.assert_array_equal(slices._planes[0], got[750, ::3, ::3])

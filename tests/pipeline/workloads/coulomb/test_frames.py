@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.formats.charges import open_point_charges
 from pipeline.workloads import JobSpec
-from pipeline.workloads.coulomb import Coulomb
+from pipeline.workloads.coulomb import Coulomb, CoulombJob
 from pipeline.workloads.coulomb import frames as coulomb_frames
 from tests.pipeline.workloads.coulomb.coulomb_jobs import write_trajectory
 
@@ -44,31 +44,31 @@ def spec_of(folder, **options):
 
 def test_frames_opened_ahead_are_those_of_the_job(tmp_path, opened_frames):
     write_trajectory(tmp_path, 3)
-    with Coulomb.begun(spec_of(tmp_path)):
-        workload = Coulomb(spec_of(tmp_path))
+    with Coulomb().prefetch(spec_of(tmp_path)):
+        workload = CoulombJob(spec_of(tmp_path))
         assert opened_frames["opened"] == 1
-        other = Coulomb(spec_of(tmp_path, cutoff=9))
+        other = CoulombJob(spec_of(tmp_path, cutoff=9))
         assert opened_frames["opened"] == 2
     assert opened_frames["closed"] == 0
-    workload.discard()
-    other.discard()
+    workload.close()
+    other.close()
     assert opened_frames["closed"] == 2
 
 
 def test_frames_that_nobody_asked_for_are_closed(tmp_path, opened_frames):
     write_trajectory(tmp_path, 3)
-    with Coulomb.begun(spec_of(tmp_path)):
+    with Coulomb().prefetch(spec_of(tmp_path)):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "opening-ahead"]
-    Coulomb(spec_of(tmp_path)).discard()
+    CoulombJob(spec_of(tmp_path)).close()
     assert opened_frames == {"opened": 2, "closed": 2}
 
 
 def test_what_is_wrong_with_frames_opened_ahead_is_told(tmp_path):
     write_trajectory(tmp_path, 3)
     (tmp_path / "a.dcd").write_bytes(b"no trajectory")
-    with Coulomb.begun(spec_of(tmp_path)), pytest.raises(InputError, match=r"a\.dcd"):
-        Coulomb(spec_of(tmp_path))
+    with Coulomb().prefetch(spec_of(tmp_path)), pytest.raises(InputError, match=r"a\.dcd"):
+        CoulombJob(spec_of(tmp_path))
 
 
 def test_who_is_stopped_while_waiting_leaves_nothing_open(tmp_path, monkeypatch, opened_frames):
@@ -86,8 +86,8 @@ def test_who_is_stopped_while_waiting_leaves_nothing_open(tmp_path, monkeypatch,
     before = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt), Coulomb.begun(spec_of(tmp_path)):
-            Coulomb(spec_of(tmp_path))
+        with pytest.raises(KeyboardInterrupt), Coulomb().prefetch(spec_of(tmp_path)):
+            CoulombJob(spec_of(tmp_path))
     finally:
         signal.signal(signal.SIGALRM, before)
     assert opened_frames == {"opened": 1, "closed": 1}

@@ -62,7 +62,7 @@ def job(source, output, *, memory=64 << 20, resume=False, device=None, **paramet
 def images(source, output, **options):
     """The series [time, z, y, x] of an .npy, and the receipt."""
     planned, run_options = job(source, output, **options)
-    shape = planned.workload.header.shape
+    shape = planned.job.header.shape
     receipt = run_job(planned, run_options)
     return np.load(output).reshape(shape), receipt
 
@@ -89,8 +89,8 @@ class Streamed:
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
-            name=f"mri-{id(self)}", spec=planned.spec, cut=planned.cut,
-            held_bytes=planned.workload.hold_at_most(planned.cut.budget_bytes),
+            name=f"mri-{id(self)}", spec=planned.spec, budget=planned.budget,
+            held_bytes=planned.job.hold_at_most(planned.budget.budget_bytes),
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
         self.shares = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=64 << 20)
@@ -103,6 +103,6 @@ class Streamed:
 def shared_images(source, output, workers, ranks, **parameters):
     """As `images`, the coils split over the workers."""
     planned, options = job(source, output, **{"split": "coils"} | parameters)
-    shape = planned.workload.header.shape
+    shape = planned.job.header.shape
     receipt = run_job(planned, options, stream=Streamed(workers, ranks))
     return np.load(output).reshape(shape), receipt

@@ -365,9 +365,9 @@ def test_an_affine_has_three_directions_wherever_slices_lie(tmp_path, places, sa
         records += readouts(kspace, points / N, idx_slice=number, position=(place, 0, 0), **axes)
     source = write_ismrmrd(tmp_path / "a.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), records)
     planned, _ = job(source, tmp_path / "out.nii", traj_units="cycles/pixel")
-    planned.workload.discard()
-    assert planned.workload.describe().get("slices") == said
-    header = planned.workload.header
+    planned.output.discard()
+    assert planned.job.summary.describe().get("slices") == said
+    header = planned.job.header
     assert header.voxel_mm == pytest.approx((5, 5, step))
     np.testing.assert_allclose(header.affine[:3, 2], [-step, 0, 0], atol=1e-6)
 
@@ -381,10 +381,10 @@ def test_slices_side_by_side_have_an_affine_of_three_directions(tmp_path):
         records += readouts(kspace, points / N, idx_slice=number, position=(0, 7 * number, 0), **axes)
     source = write_ismrmrd(tmp_path / "a.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), records)
     planned, _ = job(source, tmp_path / "out.nii", traj_units="cycles/pixel")
-    planned.workload.discard()
+    planned.output.discard()
     said = "all in one plane by the header: the affine puts them a thickness apart"
-    assert planned.workload.describe()["slices"] == said
-    header = planned.workload.header
+    assert planned.job.summary.describe()["slices"] == said
+    header = planned.job.header
     np.testing.assert_allclose(header.affine[:3, :3], [[0, 0, -5], [-5, 0, 0], [0, 5, 0]], atol=1e-6)
     assert header.voxel_mm == pytest.approx((5, 5, 5))
 
@@ -422,7 +422,7 @@ def test_an_interrupted_job_goes_on(tmp_path, monkeypatch):
     assert receipt["audit"]["samples"] == 3 * mri_audit.SAMPLES
     np.testing.assert_array_equal(found, expected[0])
     # The middle slice was written by the earlier run: the preview makes it again.
-    planned.workload.write_preview(tmp_path / "small.png")
+    planned.job.write_preview(tmp_path / "small.png")
     shown = np.clip(found[1] / np.percentile(found[1], 99.7), 0, 1) * 255
     assert np.abs(read_image(tmp_path / "small.png") - shown).max() < 3
 
@@ -470,10 +470,10 @@ def test_the_audit_looks_at_the_centre_and_around_it():
 
 def test_progress_tells_how_far_the_iterations_have_come(tmp_path):
     planned, options = job(write_npz(tmp_path / "a.npz"), tmp_path / "out.npy", **EXACT)
-    assert planned.workload.progress_note() == ""
+    assert planned.job.progress_note() == ""
     receipt = run_job(planned, options)
-    assert planned.workload.progress_note().startswith("image 1, 8 iterations: residual 0.")
-    assert f"{receipt['image']['residual']:.2g}" in planned.workload.progress_note()
+    assert planned.job.progress_note().startswith("image 1, 8 iterations: residual 0.")
+    assert f"{receipt['image']['residual']:.2g}" in planned.job.progress_note()
 
 
 def test_what_is_kept_is_made_once_and_the_oldest_goes():

@@ -183,8 +183,8 @@ def test_coils_are_split_where_volumes_are_large_and_fewer_than_ranks(tmp_path, 
     def parts(ranks, chunks=1, large=1, source=three, **parameters):
         monkeypatch.setattr(mri, "LARGE_BYTES", large)
         planned, _ = job(source, tmp_path / "out.npy", **parameters)
-        found = planned.workload.joint_parts(planned.plan.chunks * chunks, ranks)
-        planned.workload.discard()
+        found = planned.job.joint_parts(planned.plan.chunks * chunks, ranks)
+        planned.output.discard()
         return found
 
     assert parts(4) == 5
@@ -208,9 +208,9 @@ def test_samples_of_a_large_volume_go_through_no_slot(tmp_path, monkeypatch):
     assert [bool(each.plan.chunks[0].inputs) for each in (small, large)] == [True, False]
     assert small.plan.input_bytes == large.plan.input_bytes == size
     for budget, maps in ((1 << 30, 5 * 1000 * 8), (1 << 10, 0)):
-        assert large.workload.hold_at_most(budget) == small.workload.hold_at_most(budget) + size + maps
+        assert large.job.hold_at_most(budget) == small.job.hold_at_most(budget) + size + maps
     for each in (small, large):
-        each.workload.discard()
+        each.output.discard()
 
 
 # Coils beyond the device's memory
@@ -290,7 +290,7 @@ def test_a_rank_is_asked_how_far_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(gang_stream, "ASK_SECONDS", 0.2)
     monkeypatch.setattr(gang_stream, "progress_of", lambda name: note)
     monkeypatch.setattr(gang_stream, "compute_jointly", waits)
-    monkeypatch.setattr(mri.Mri, "take_progress", take)
+    monkeypatch.setattr(mri.MriJob, "take_progress", take)
     options = {"iterations": 1, "density": "none"}
     _, receipt = shared_images(write_npz(tmp_path / "a.npz"), tmp_path / "out.npy", ThreadWorkers(2), 2, **options)
     assert receipt["chunks"] == 1
@@ -298,11 +298,11 @@ def test_a_rank_is_asked_how_far_it_is(tmp_path, monkeypatch):
 
 def test_progress_comes_from_the_ranks(tmp_path):
     planned, _ = job(write_npz(tmp_path / "a.npz"), tmp_path / "out.npy", split="coils")
-    workload = planned.workload
-    workload.take_progress("image 1, iteration 3: residual 0.1")
-    workload.take_progress("")
-    assert workload.progress_note() == "image 1, iteration 3: residual 0.1"
-    workload.add_audit_notes({"0": {"iterations": 7, "residual": 0.01}})  # as another process tells
-    assert workload.progress_note() == "image 1, 7 iterations: residual 0.01"
-    workload.discard()
+    opened = planned.job
+    opened.take_progress("image 1, iteration 3: residual 0.1")
+    opened.take_progress("")
+    assert opened.progress_note() == "image 1, iteration 3: residual 0.1"
+    opened.add_note(0, {"iterations": 7, "residual": 0.01})  # as another process tells
+    assert opened.progress_note() == "image 1, 7 iterations: residual 0.01"
+    planned.output.discard()
     assert gang_stream.progress_of("no such job") == ""
