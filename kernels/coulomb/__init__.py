@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
-from kernels.coulomb.reach import Reach, reaching
+from kernels.coulomb.neighbours import Reach, reaching
 from kernels.runtime.arrays import check_array, check_out, check_workers
 
 __all__ = [

@@ -88,9 +88,9 @@ class Nufft:
 
             self._plan: Any = cpu.Plan(trajectory, self.shape, self.eps, method, workers)
         else:
-            from kernels.nufft import methods
+            from kernels.nufft import cuda
 
-            self._plan = methods.Plan(trajectory, self.shape, self.eps, method, coils)
+            self._plan = cuda.Plan(trajectory, self.shape, self.eps, method, coils)
         self.method: str = self._plan.method
 
     def forward(self, images: Any, out: Any = None, stream: Any = None) -> Any:

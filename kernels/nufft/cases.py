@@ -1,6 +1,6 @@
 """Test inputs of non-uniform Fourier transforms and what must come out: what the tests of every device iterate over.
 
-The oracle is the definition in float64 (exact_cases.py): one exponential for each pair of a sample and a pixel. It
+The oracle is the definition in float64 (exact/cases.py): one exponential for each pair of a sample and a pixel. It
 shares neither grid, kernel, FFT nor factors with the code under test.
 """
 

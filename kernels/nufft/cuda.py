@@ -1,15 +1,86 @@
-"""Every kernel of nufft.cu: those in production, and the steps of their ladders."""
+"""Transforms on CUDA: the choice between the two methods, one trajectory's plan, and every kernel of nufft.cu."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Literal
 
+from kernels.nufft.exact import PRECISIONS
 from kernels.nufft.exact import cuda as exact
 from kernels.nufft.gridding import cuda as gridding
+from kernels.nufft.gridding.spreading import grid_shape, kernel_for
 from kernels.nufft.toeplitz import cuda as toeplitz
 from kernels.runtime.ladder import Variant
 
 OPTIONS: tuple[str, ...] = ()
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({**exact.VARIANTS, **gridding.VARIANTS, **toeplitz.VARIANTS})
+
+# The model of a call's time behind method "auto", from an H200: pairs a second of the exact product by number of terms,
+# what launching takes either method, and what gridding takes for a sample, by number of axes, and for a cell.
+EXACT_PAIRS_A_S = {1: 6e13, 3: 2.5e13}
+EXACT_CALL_S, GRIDDING_CALL_S = 1.0e-4, 1.7e-4
+GRIDDING_SAMPLE_S, GRIDDING_CELL_S = {2: 2.2e-11, 3: 1.5e-10}, 2e-11
+
+
+def terms_for(eps: float) -> Literal[1, 3] | None:
+    """Terms of the exact product that reach eps; None where none do."""
+    if eps >= PRECISIONS[1]:
+        return 1
+    return 3 if eps >= PRECISIONS[3] else None
+
+
+def chosen(points: int, shape: tuple[int, ...], eps: float, coils: int) -> str:
+    """The method that should take less time."""
+    terms = terms_for(eps)
+    if terms is None:
+        return "gridding"
+    cells = math.prod(grid_shape(shape, kernel_for(eps, len(shape)).oversampling))
+    exact_s = EXACT_CALL_S + coils * points * math.prod(shape) / EXACT_PAIRS_A_S[terms]
+    gridding_s = GRIDDING_CALL_S + coils * (points * GRIDDING_SAMPLE_S[len(shape)] + cells * GRIDDING_CELL_S)
+    return "exact" if exact_s < gridding_s else "gridding"
+
+
+class Plan:
+    """One trajectory's transforms; see kernels.nufft.Nufft."""
+
+    def __init__(self, trajectory: Any, shape: tuple[int, ...], eps: float, method: str, coils: int) -> None:
+        self.method = chosen(len(trajectory), shape, eps, coils) if method == "auto" else method
+        self._shape, self._device = shape, trajectory.device
+        self._points = len(trajectory)
+        if self.method == "exact":
+            terms = terms_for(eps)
+            if terms is None:
+                raise ValueError(f'method "exact" is good to {min(PRECISIONS.values()):g} on CUDA: eps is {eps:g}')
+            self._body: Any = exact.Plan(trajectory, shape, terms)
+        else:
+            self._body = gridding.Plan(trajectory, shape, eps)
+
+    def forward(self, images: Any, out: Any, stream: Any) -> Any:
+        import cupy
+
+        with self._device:
+            stream = cupy.cuda.get_current_stream() if stream is None else stream
+            with stream:
+                images = cupy.ascontiguousarray(images)
+                leading = images.shape[: -len(self._shape)]
+                out = cupy.empty((*leading, self._points), cupy.complex64) if out is None else out
+                flat = images.reshape(-1, *self._shape)
+                self._body.forward(flat, out.reshape(len(flat), self._points), stream)
+        return out
+
+    def adjoint(self, samples: Any, weights: Any, out: Any, stream: Any) -> Any:
+        import cupy
+
+        with self._device:
+            stream = cupy.cuda.get_current_stream() if stream is None else stream
+            with stream:
+                samples = cupy.ascontiguousarray(samples)
+                weights = None if weights is None else cupy.ascontiguousarray(weights, cupy.float32)
+                leading = samples.shape[:-1]
+                out = cupy.empty((*leading, *self._shape), cupy.complex64) if out is None else out
+                flat = out.reshape(-1, *self._shape)
+                self._body.adjoint(samples.reshape(len(flat), self._points), weights, flat, stream)
+        return out

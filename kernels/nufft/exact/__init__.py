@@ -35,15 +35,15 @@ def exact_forward(images: Any, trajectory: Any, *, terms: Literal[1, 3] = 3, str
     points, axes = trajectory.shape
     leading, shape = images.shape[:-axes], images.shape[-axes:]
     if isinstance(images, np.ndarray):
-        from kernels.nufft.exact import cpu as exact_cpu
+        from kernels.nufft.exact import cpu
 
         result = np.empty((*leading, points), images.dtype)
         flat = images.reshape(math.prod(leading), *shape)
-        exact_cpu.forward(trajectory.astype(np.float64), flat, result.reshape(len(flat), points))
+        cpu.forward(trajectory.astype(np.float64), flat, result.reshape(len(flat), points))
         return result
-    from kernels.nufft.exact import cuda as exact_cuda
+    from kernels.nufft.exact import cuda
 
-    return exact_cuda.forward(images, trajectory, terms, stream)
+    return cuda.forward(images, trajectory, terms, stream)
 
 
 def exact_adjoint(
@@ -58,17 +58,17 @@ def exact_adjoint(
     """Images [..., *shape] of samples [..., M] times real weights [M] along a trajectory [M, d] in cycles per FOV."""
     leading, points = samples.shape[:-1], samples.shape[-1]
     if isinstance(samples, np.ndarray):
-        from kernels.nufft.exact import cpu as exact_cpu
+        from kernels.nufft.exact import cpu
 
         result = np.empty((*leading, *shape), samples.dtype)
         flat = samples.reshape(math.prod(leading), points)
         if weights is not None:
             flat = flat * weights.astype(flat.real.dtype)
-        exact_cpu.adjoint(trajectory.astype(np.float64), flat, result.reshape(len(flat), *shape))
+        cpu.adjoint(trajectory.astype(np.float64), flat, result.reshape(len(flat), *shape))
         return result
-    from kernels.nufft.exact import cuda as exact_cuda
+    from kernels.nufft.exact import cuda
 
-    return exact_cuda.adjoint(samples, trajectory, tuple(shape), weights, terms, stream)
+    return cuda.adjoint(samples, trajectory, tuple(shape), weights, terms, stream)
 
 
 def exact_point_spread(

@@ -1,4 +1,4 @@
-"""The exact transform on CUDA: which kernels of exact*.cuh run, with which grids."""
+"""The exact transform on CUDA: which kernels of this folder run, with which grids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kernels.nufft.exact import pairs as exact_ladder_cuda
+from kernels.nufft.exact import pairs
 from kernels.nufft.exact.structs import (
     ADJOINT_THREADS,
     BLOCK_GROUPS,
@@ -309,7 +309,7 @@ _PHASES = tuple(f"exact_phases<{real}>" for real in REALS.values())
 # In the order of the source, naive to fast: the last adjoint and forward ones are those in production.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        **exact_ladder_cuda.VARIANTS,
+        **pairs.VARIANTS,
         "exact_tensor": Variant(
             summary="one real matrix product on tensor cores, of one fp16 term or of three",
             entries=(

@@ -1,4 +1,4 @@
-"""The adjoint transform pair by pair on CUDA: the steps of exact_ladder.cuh, naive to fast, for FᴴD and Q."""
+"""The adjoint transform pair by pair on CUDA: the steps of pairs.cuh, naive to fast, for FᴴD and Q."""
 
 from __future__ import annotations
 

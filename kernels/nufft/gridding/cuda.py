@@ -1,4 +1,4 @@
-"""Gridding on CUDA: which kernels of gridding*.cuh transform samples and images, from the naive form to production."""
+"""Gridding on CUDA: which kernels of this folder transform samples and images, from the naive form to production."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 //
 //   phi(t) = sum over i of coefficient[i] (1 − (2 t / width)²)^i,   |t| <= width / 2 cells
 //
-// whose coefficients gridding.py has: a polynomial costs a multiply-add a degree and no special function.
+// with the coefficients of spreading.py: a polynomial costs a multiply-add a degree and no special function.
 //
 // A grid's axes are x, y, z, z fastest; a 2-D grid has no y. A point touches `width` cells from its first one on each
 // axis. Its record holds, in order, the distance from the point to its first cell on x, y, z (-width/2 … 1 - width/2),

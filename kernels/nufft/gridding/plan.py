@@ -175,7 +175,7 @@ class SortedTrajectory:
     def region_bytes(self, lanes: int) -> int:
         a_point = 4 * self.axes * blocks_of(self.spreading.width, 4) * 4 + 8
         cells, step = self.window_cells(), max(16 // lanes, 1)
-        pitch = cells + (step - cells) % 16  # plane_pitch of gridding_interpolate.cuh
+        pitch = cells + (step - cells) % 16  # plane_pitch of interpolate.cuh
         return REGION_WARPS * max(BATCH, 32 // lanes) * a_point + lanes * pitch * 8
 
     def fft(self, grid: Any, inverse: bool, stream: Any) -> None:

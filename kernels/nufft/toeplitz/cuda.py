@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.nufft.gridding.cuda import Plan
 from kernels.nufft.gridding.plan import THREADS, blocks_of, launch, rows_grid, three
-from kernels.nufft.methods import Plan
 from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import on_stream, shared_bytes_a_block
@@ -270,6 +270,8 @@ def toeplitz_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], eps: 
 
     with on_stream(trajectory, stream) as current:
         doubled = tuple(2 * n for n in shape)
-        plan = Plan(2 * trajectory, doubled, eps, "gridding", 1)
-        spread = plan.adjoint(cupy.ones(len(trajectory), cupy.complex64), weights, None, current)
-        return kernel_from_spread(spread, shape, cupy)
+        weights = None if weights is None else cupy.ascontiguousarray(weights, cupy.float32)
+        spread = cupy.empty((1, *doubled), cupy.complex64)
+        ones = cupy.ones((1, len(trajectory)), cupy.complex64)
+        Plan(2 * trajectory, doubled, eps).adjoint(ones, weights, spread, current)
+        return kernel_from_spread(spread[0], shape, cupy)
