@@ -11,12 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from kernels.coulomb.geometry import Cell, Grid, Scheme, images, reach_box
-
-# Cells a cutoff along x, y, z: cubes of 4 Å at the default cutoff, 6.4 atoms of water; or thin slices of them, which
-# cost nothing where cells are visited by columns, and leave fewer atoms to test at both ends.
-CUBES, SLICES = (3, 3, 3), (3, 3, 12)
-# An edge has at least so many points divided by its cells a cutoff: never many more cells than points.
-POINTS_A_CUTOFF = 12
+from kernels.coulomb.tuning import CUBES, POINTS_A_CUTOFF
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,17 @@ from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
+from kernels.coulomb.tuning import (
+    CUTOFF_BLOCK_ROWS,
+    DIRECT_BLOCK_POINTS,
+    DIRECT_BLOCK_ROWS,
+    MIN_BLOCKS_A_WORKER,
+    MOST_BLOCK_PAIRS,
+)
 from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
 
-# Rows of a block, x × y: the sums that an atom reaches stay in a core's cache, and its distances along z serve many.
-CUTOFF_BLOCK_ROWS = (16, 16)
-DIRECT_BLOCK_ROWS = (8, 8)
-DIRECT_BLOCK_POINTS = 512  # along z
-MOST_BLOCK_PAIRS = 1 << 32  # 2 s on a core: work that is not wanted any more ends between blocks
-MIN_BLOCKS_A_WORKER = 12
 POINT = (1, 1, 1)
 
 

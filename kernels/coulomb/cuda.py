@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.coulomb.cells import CUBES, SLICES, Cells, cells_around
+from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.geometry import SCHEMES, Cell, Grid, Scheme, images, reach_box
 from kernels.coulomb.structs import (
     CONSTANT_ATOMS,
@@ -23,20 +23,19 @@ from kernels.coulomb.structs import (
     in_cutoffs,
     points_struct,
 )
+from kernels.coulomb.tuning import CUBES, OVERFLOW_BLOCKS, SLICES, THREADS
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import kernel, on_stream
 
 # What an atom's cell is must come out the same in every kernel: nothing is contracted that does not say so.
 OPTIONS = ("--fmad=false",)
 
-THREADS = 256
 DIRECT_THREADS, COARSE = 128, 8
 DIRECT_TILE = (16, 8, 8)
 REGION, REGION_THREADS, SLOTS = (8, 8, 8), 128, 8
 TILE, WARPS, TILES_A_BLOCK = (4, 4, 8), 4, (2, 2, 1)
 SCANNED, SCAN_THREADS = 4096, 1024
 MAX_CELLS = (1 << 31) - 1 - SCANNED
-OVERFLOW_BLOCKS = 4096
 REALS = {"float32": "float", "float64": "double"}
 CUTOFF_SCHEMES = SCHEMES[:-1]
 RATE_ENTRY, RATE_ROOTS_A_ROUND = "inverse_roots", 8

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.coulomb.cells import CUBES, SLICES, cells_around
+from kernels.coulomb.cells import cells_around
 from kernels.coulomb.geometry import Cell, Grid, Scheme, images, times
+from kernels.coulomb.tuning import CUBES, SLICES
 
 # Whole tiles and blocks of every kernel; and what rounding may move an atom by, generously.
 _ALIGNED = (8, 8, 16)

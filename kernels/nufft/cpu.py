@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft.exact import cpu as exact_cpu
+from kernels.nufft.tuning import EXACT_PAIRS, VALUES_A_THREAD
 
 Array = NDArray[Any]
 
@@ -24,8 +25,6 @@ SINGLE_EPS, SINGLE_EPS_A_SIZE = 5e-6, 1.5e-7
 # smaller grid is the faster one, with more of a margin.
 COARSE_EPS, COARSE = 1e-3, {"upsampfac": 1.25, "margin": 0.2}
 FINE = {"upsampfac": 2.0, "margin": 0.5}
-VALUES_A_THREAD = 20_000  # below that, FINUFFT's threads cost more than they save
-EXACT_PAIRS = 1 << 15  # pairs of a point and a pixel up to which the sum costs less than FINUFFT's set-up
 
 _PLANNING = threading.Lock()  # FFTW's planner, which FINUFFT may be built on, is one for all
 

@@ -12,17 +12,18 @@ from kernels.nufft.exact import cuda as exact
 from kernels.nufft.gridding import cuda as gridding
 from kernels.nufft.gridding.spreading import grid_shape, kernel_for
 from kernels.nufft.toeplitz import cuda as toeplitz
+from kernels.nufft.tuning import (
+    EXACT_CALL_S,
+    EXACT_PAIRS_A_S,
+    GRIDDING_CALL_S,
+    GRIDDING_CELL_S,
+    GRIDDING_SAMPLE_S,
+)
 from kernels.runtime.ladder import Variant
 
 OPTIONS: tuple[str, ...] = ()
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({**exact.VARIANTS, **gridding.VARIANTS, **toeplitz.VARIANTS})
-
-# The model of a call's time behind method "auto", from an H200: pairs a second of the exact product by number of terms,
-# what launching takes either method, and what gridding takes for a sample, by number of axes, and for a cell.
-EXACT_PAIRS_A_S = {1: 6e13, 3: 2.5e13}
-EXACT_CALL_S, GRIDDING_CALL_S = 1.0e-4, 1.7e-4
-GRIDDING_SAMPLE_S, GRIDDING_CELL_S = {2: 2.2e-11, 3: 1.5e-10}, 2e-11
 
 
 def terms_for(eps: float) -> Literal[1, 3] | None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.nufft.tuning import PART_BYTES
+
 Array = NDArray[Any]
 
-PART_BYTES = 1 << 22  # of a part's factors, for one coil: about a core's cache
 RADIX = 16
 
 

@@ -28,6 +28,7 @@ from kernels.nufft.exact.structs import (
     ShapeStruct,
     blocks_of,
 )
+from kernels.nufft.tuning import SLOT_BYTES, TABLE_BYTES
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import kernel, multiprocessors, on_stream, shared_bytes_a_block
 
@@ -36,8 +37,6 @@ Terms = Literal[1, 3]
 THREADS = 256
 MAX_COILS_AT_ONCE = 1 << 15  # a row of blocks each
 TENSOR_CAPABILITY = 80  # products of fp16 fragments by m16n8k16
-TABLE_BYTES = 64 << 20  # of the cosines and sines that are made at a time: about the L2 cache
-SLOT_BYTES = 512 << 20
 REALS = {"float32": "float", "float64": "double"}
 
 

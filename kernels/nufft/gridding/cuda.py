@@ -10,7 +10,6 @@ from typing import Any
 
 from kernels.nufft.gridding.plan import (
     REALS,
-    REGION_PART,
     REGION_WARPS,
     THREADS,
     TILE,
@@ -21,11 +20,11 @@ from kernels.nufft.gridding.plan import (
     rows_grid,
 )
 from kernels.nufft.gridding.spreading import KERNELS, lanes_for
+from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, REGION_PART
 from kernels.runtime.ladder import Variant
 
 NARROW = 5  # cells of the kernels that reach into one bin more, not two
 ORDERED_VALUES = 1024  # of all coils of a chunk, that a block brings into order
-MAX_CELLS_AT_ONCE = 1 << 29  # of all coils, but for one too large: 4 GiB
 SHARED_WIDTHS = {2: 4, 3: 5}  # of the ladder's step that production left behind: those for 1e-3
 
 

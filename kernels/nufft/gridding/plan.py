@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from kernels.nufft.gridding.spreading import Spreading, deapodisation, grid_shape, kernel_for, lanes_for
+from kernels.nufft.tuning import MEAN_PARTS, REGION_PART, SPREAD_PART
 from kernels.runtime.launch import kernel, shared_bytes_a_block
 
 THREADS = 256
 TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; tiles along x and z that a block writes
-SPREAD_PART, MEAN_PARTS, REGION_PART = 256, 4, 512  # see `_list_tiles`; points that a block takes
 COEFFICIENTS = 12
 REGION = {2: (8, 1, 8), 3: (4, 8, 8)}  # cells
 REGION_WARPS, BATCH = 8, 8
