@@ -1,5 +1,7 @@
-"""Potential maps of NumPy arrays: the grid is cut into blocks of rows, and our own threads compute them with
-Numba-compiled code. Each point is summed in one block, in an order that only the atoms and the whole grid decide."""
+"""Potential maps of NumPy arrays: our own threads compute blocks of rows of the grid with Numba-compiled code.
+
+Each point is summed in one block, in an order that depends only on the atoms and the whole grid.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def _kind(scheme: Scheme) -> int:
 
 
 def _scale(scheme: Scheme, unit: float) -> float:
-    """From sums of charge / length in units of `unit` to e/Å."""
+    """The factor from sums of charge / length, in lengths of `unit` angstrom, to e/Å."""
     return 1 / (scheme.dielectric * unit ** (1 + scheme.distance_dependent))
 
 
@@ -60,7 +62,7 @@ def from_origin(atoms: Array, grid: Grid) -> Array:
 
 
 def image_positions(positions: Array, cell: Cell | None, multiples: Array, low: Array, high: Array) -> Any:
-    """Positions of the atoms' images inside a box: (positions, which atom, which image)."""
+    """Positions of the atoms' images inside a box: (positions, atom indices, image indices)."""
     if cell is not None:
         positions = positions - cell.vectors_of(np.floor(times(positions, cell.inverse)))
     found = []
@@ -76,7 +78,7 @@ def image_positions(positions: Array, cell: Cell | None, multiples: Array, low: 
 def sorted_atoms(
     atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, cells: Cells
 ) -> tuple[Array, Array, Array]:
-    """Charged atoms and images by cell, then by their place in the input.
+    """Charged atoms and images sorted by cell, then by input order.
 
     Returns positions from the grid's origin in angstrom [n, 3] float64, charges [n] float32, first atom of each cell.
     """
@@ -141,13 +143,13 @@ def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Ar
 
 
 def _points(block: Block) -> tuple[int, int]:
-    """Sums that a block takes, and how many of them a row."""
+    """Sums that a block needs, and how many of them make a row."""
     pitch = -(-(block.z1 - block.z0) // LANES) * LANES
     return (block.x1 - block.x0) * (block.y1 - block.y0) * pitch, pitch
 
 
 def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int, most_points: float = math.inf) -> list[Block]:
-    """Blocks that cover the grid once: smaller ones where there would be too few for the workers, or too large."""
+    """Blocks that cover the grid once, made smaller if they would be too few for the workers or too long to cancel."""
     wide, deep = rows
     while wide * deep > 1 and (
         wide * deep * points > most_points
