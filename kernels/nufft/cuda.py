@@ -27,14 +27,14 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType({**exact.VARIANTS, **gridding
 
 
 def terms_for(eps: float) -> Literal[1, 3] | None:
-    """Terms of the exact product that reach eps; None where none do."""
+    """The number of terms of the exact product that reaches eps; None if neither does."""
     if eps >= PRECISIONS[1]:
         return 1
     return 3 if eps >= PRECISIONS[3] else None
 
 
 def chosen(points: int, shape: tuple[int, ...], eps: float, coils: int) -> str:
-    """The method that should take less time."""
+    """The faster method by the cost model."""
     terms = terms_for(eps)
     if terms is None:
         return "gridding"

@@ -59,7 +59,7 @@ def _run_gather(task: Any, name: str) -> None:
 
 
 def _host_values(task: Any) -> tuple[Any, Any]:
-    """Phases [points, 3] and weighted samples [coils, points, 2] on the host, as a launch's parameters must come."""
+    """Phases [points, 3] and weighted samples [coils, points, 2] on the host, since they are launch parameters."""
     import cupy
 
     phases = cupy.asnumpy(task.plan.phases, stream=task.stream)[:, :3]
@@ -106,7 +106,7 @@ def _run_staged(task: Any) -> None:
 
 
 def _entries(*names: str) -> tuple[str, ...]:
-    """Of FᴴD and of Q; `{}` in a name stands for which."""
+    """Entries for FᴴD and for Q, which replace `{}` by "false" and "true"."""
     return tuple(name.format(kind) for name in names for kind in ("false", "true"))
 
 

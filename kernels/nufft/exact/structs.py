@@ -1,4 +1,4 @@
-"""The structures that kernels of this folder take by value, and the constants that Python and CUDA share."""
+"""The structures that kernels of this folder take by value, mirrored in ctypes, and the constants shared with CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Toeplitz convolution on CUDA: pad, FFT, multiply, inverse FFT, crop, with the coil maps in the first and last."""
+"""The Toeplitz convolution on CUDA: pad, FFT, multiply, inverse FFT, crop; the first and last step apply coil maps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DoubledStruct(ctypes.Structure):
 
 
 def at_front(sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Axes x, y, z of a kernel; an image of two has no x."""
+    """Sizes along x, y, z as toeplitz.cuh takes them; a 2-D image has no x."""
     return (1, sizes[0], sizes[1]) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
 
 
@@ -42,7 +42,7 @@ class LinesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One application to run: images [coils, *shape] to the same; or, with maps, one image to one, or added to it."""
+    """One application: images [coils, *shape] to images; or with maps one image to one, which may be added to."""
 
     body: Convolution
     image: Any
@@ -53,7 +53,7 @@ class Task:
 
 
 class Convolution:
-    """The body of kernels.nufft.Toeplitz."""
+    """The CUDA body of kernels.nufft.Toeplitz."""
 
     def __init__(self, kernel: Any, shape: tuple[int, ...]) -> None:
         import cupy
@@ -104,7 +104,7 @@ class Convolution:
         return [slice(begin, min(begin + step, coils)) for begin in range(0, coils, step)]
 
     def space(self, coils: int) -> tuple[Any, Any]:
-        """The grid of so many coils and the plan of its FFT, kept."""
+        """The cached grid for a number of coils, and the plan of its FFT."""
         import cupy
         from cupyx.scipy.fft import get_fft_plan
 
@@ -116,7 +116,7 @@ class Convolution:
         return found
 
     def work(self, coils: int) -> Any:
-        """What lies between the passes of our own FFTs, of so many coils, kept."""
+        """The cached array between the passes of our own FFTs, for a number of coils."""
         import cupy
 
         found = self._work.get(coils)
@@ -125,7 +125,7 @@ class Convolution:
         return found
 
     def work_bytes(self, coils: int) -> int:
-        """Of the largest part of so many coils that goes together; cuFFT's plan has as much again, at most."""
+        """Bytes for the coils computed together; includes cuFFT's own work space, at most as large as the grid."""
         if self.variant == "lines":
             a_coil = 8 * three(self.shape)[0] * math.prod(three(self.padded)[1:])
             return a_coil * min(coils, lines_at_once(self.shape, self.padded))
@@ -141,14 +141,14 @@ def _null() -> ctypes.c_void_p:
 
 
 def _apart(task: Task, in_parts: bool) -> Task:
-    """The image where the result of the first part of the coils will not overwrite it."""
+    """The task with a copied image, if the result of the first part of the coils would overwrite it."""
     if in_parts and task.maps is not None and task.out.data.ptr == task.image.data.ptr:
         return replace(task, image=task.image.copy())
     return task
 
 
 def _run_convolve(task: Task) -> None:
-    """A part of the coils after the other."""
+    """One part of the coils after the other."""
     body = task.body
     parts = body.coil_parts(len(task.image if task.maps is None else task.maps))
     task = _apart(task, len(parts) > 1)
@@ -194,7 +194,7 @@ def _twiddles(size: int, device: int) -> Any:
 
 
 def lines_at_once(shape: tuple[int, ...], padded: tuple[int, ...]) -> int:
-    """Coils that go together."""
+    """The number of coils computed together."""
     return max(MAX_WORK // (math.prod(three(padded)[1:]) * three(shape)[0]), 1)
 
 
@@ -247,7 +247,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_convolve,
         ),
         "lines": Variant(
-            summary="our own FFTs of lines: nothing that is zero or unwanted is moved, the products cost no pass",
+            summary="our own FFTs of lines: zeros and unwanted values are not moved, products cost no extra pass",
             entries=tuple(
                 entry
                 for log in LOGARITHMS.values()
