@@ -80,7 +80,7 @@ def test_what_the_exact_method_cannot_reach_is_refused(cupy: Any) -> None:
 @pytest.mark.parametrize("content", ["radial", "spiral", "clustered", "random"])
 @pytest.mark.parametrize("shape", [(256, 192), (64, 61, 40)])
 def test_many_points_against_the_cpu_in_float64(cupy: Any, shape: tuple[int, ...], content: str, eps: float) -> None:
-    """Thousands of points in a cell, tiles cut into parts, several regions of a coil chunk."""
+    """Thousands of points in a cell, split tiles, several regions of a coil chunk."""
     k, coils = made_trajectory(content, 60_013, shape), 5
     images, samples = random_values((coils, *shape), 1), random_values((coils, len(k)), 2)
     weights = np.random.default_rng(3).uniform(0, 1, len(k)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_many_points_against_the_cpu_in_float64(cupy: Any, shape: tuple[int, ...
     ahead, back = right.forward(images.astype(complex)), right.adjoint(samples.astype(complex), weights)
     plan = Nufft(cupy.asarray(k), shape, eps=eps, method="gridding")
     assert relative(plan.forward(cupy.asarray(images)).get(), ahead) <= eps
-    # 60,000 float32 terms in one cell's sum cost some digits of their own.
+    # 60,000 float32 terms in one cell's sum lose some digits.
     allowed = eps + 1e-6 * (content == "clustered")
     assert relative(plan.adjoint(cupy.asarray(samples), cupy.asarray(weights)).get(), back) <= allowed
 
@@ -114,7 +114,7 @@ def test_every_run_gives_the_same_bits(cupy: Any, shape: tuple[int, ...]) -> Non
 
 
 def test_work_is_ordered_on_the_stream_given(cupy: Any) -> None:
-    """Samples arrive just before and are overwritten just after, on the stream: only the right order is right."""
+    """Samples arrive just before and are overwritten just after, on the same stream: only the right order passes."""
     shape, values = (256, 256), random_values((16, 100_000), 1)
     plan = Nufft(cupy.asarray(made_trajectory("radial", 100_000, shape)), shape, method="gridding")
     expected = plan.adjoint(cupy.asarray(values)).get()
@@ -154,7 +154,7 @@ def test_one_plan_on_many_streams(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_more_cells_than_two_to_the_31(cupy: Any) -> None:
-    """Coils far up must not wrap round to the first: the same image in each gives the same samples."""
+    """Indices beyond 2³¹ must not wrap around to the first coils: equal images give equal samples."""
     shape, coils = (512, 512, 300), 14
     cells = np.prod(grid_shape(shape, kernel_for(1e-2, 3).oversampling)) * coils
     assert cells > 1 << 31

@@ -39,7 +39,7 @@ def test_toeplitz_is_the_normal_operator(cupy: Any, shape: tuple[int, ...], vari
     maps, image, images = random_values((5, *shape), 1), random_values(shape, 2), random_values((3, *shape), 3)
     kernel = toeplitz_kernel(cupy.asarray(k), cupy.asarray(weights), shape, eps)
     body = Toeplitz(kernel, shape)._body
-    # The definition, by way of FINUFFT in float64, which is another kernel, grid and FFT.
+    # The definition by FINUFFT in float64, with another kernel, grid and FFT.
     right = Nufft(k, shape, eps=1e-10)
     expected = right.adjoint(right.forward(images.astype(complex)), weights)
     out = poisoned(cupy, 3, *shape)
