@@ -13,17 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.coulomb import tuning
 from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
-from kernels.coulomb.tuning import (
-    CUTOFF_BLOCK_ROWS,
-    DIRECT_BLOCK_POINTS,
-    DIRECT_BLOCK_ROWS,
-    MIN_BLOCKS_A_WORKER,
-    MOST_BLOCK_PAIRS,
-)
 from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
@@ -116,7 +110,7 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
         sums, squares = np.empty(points, np.float32), np.empty(pitch, np.float32)
         cutoff_block(kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale)
 
-    for_each(compute, _blocks(grid, CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
+    for_each(compute, _blocks(grid, tuning.CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
 
 
 def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) -> None:
@@ -129,8 +123,10 @@ def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) 
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
         direct_block(kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale)
 
-    most_points = MOST_BLOCK_PAIRS / max(len(atoms), 1)
-    for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers, most_points), workers)
+    most_points = tuning.MOST_BLOCK_PAIRS / max(len(atoms), 1)
+    for_each(
+        compute, _blocks(grid, tuning.DIRECT_BLOCK_ROWS, tuning.DIRECT_BLOCK_POINTS, workers, most_points), workers
+    )
 
 
 def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Array, workers: int) -> None:
@@ -153,7 +149,7 @@ def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int, most_p
     wide, deep = rows
     while wide * deep > 1 and (
         wide * deep * points > most_points
-        or (workers > 1 and _count(grid, wide, deep, points) < MIN_BLOCKS_A_WORKER * workers)
+        or (workers > 1 and _count(grid, wide, deep, points) < tuning.MIN_BLOCKS_A_WORKER * workers)
     ):
         wide, deep = (wide, deep // 2) if deep >= wide else (wide // 2, deep)
     (x, y, z), (nx, ny, nz) = grid.first, grid.shape

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
+from kernels.nufft import tuning
 from kernels.nufft.exact import PRECISIONS
 from kernels.nufft.exact import cuda as exact
 from kernels.nufft.gridding import cuda as gridding
 from kernels.nufft.gridding.spreading import grid_shape, kernel_for
 from kernels.nufft.toeplitz import cuda as toeplitz
-from kernels.nufft.tuning import (
-    EXACT_CALL_S,
-    EXACT_PAIRS_A_S,
-    GRIDDING_CALL_S,
-    GRIDDING_CELL_S,
-    GRIDDING_SAMPLE_S,
-)
 from kernels.runtime.ladder import Variant
 
 OPTIONS: tuple[str, ...] = ()
@@ -39,8 +33,10 @@ def chosen(points: int, shape: tuple[int, ...], eps: float, coils: int) -> str:
     if terms is None:
         return "gridding"
     cells = math.prod(grid_shape(shape, kernel_for(eps, len(shape)).oversampling))
-    exact_s = EXACT_CALL_S + coils * points * math.prod(shape) / EXACT_PAIRS_A_S[terms]
-    gridding_s = GRIDDING_CALL_S + coils * (points * GRIDDING_SAMPLE_S[len(shape)] + cells * GRIDDING_CELL_S)
+    exact_s = tuning.EXACT_CALL_S + coils * points * math.prod(shape) / tuning.EXACT_PAIRS_A_S[terms]
+    gridding_s = tuning.GRIDDING_CALL_S + coils * (
+        points * tuning.GRIDDING_SAMPLE_S[len(shape)] + cells * tuning.GRIDDING_CELL_S
+    )
     return "exact" if exact_s < gridding_s else "gridding"
 
 

@@ -25,7 +25,7 @@
 //   exact_structures       a sample's numbers side by side
 //   exact_coarsened<false> eight points a thread
 //   exact_coarsened<true>  sines and cosines by the special-function unit
-//   exact_staged           samples by way of shared memory, all in one launch; forward: exact_forward_staged
+//   exact_staged           samples through shared memory, all in one launch; forward: exact_forward_staged
 //   exact_adjoint_product  one matrix product on tensor cores                            (exact/adjoint.cuh)
 //   exact_forward_product  the same for the forward transform                            (exact/forward.cuh)
 // Normal operator:

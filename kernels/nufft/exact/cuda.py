@@ -320,7 +320,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_tensor,
         ),
         "exact_forward_staged": Variant(
-            summary="forward, a thread a sample: points by way of shared memory",
+            summary="forward, a thread a sample: points through shared memory",
             entries=(*_PHASES, "exact_forward_staged"),
             run=_run_forward_staged,
         ),

@@ -150,7 +150,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: _run_coarsened(task, "true"),
         ),
         "exact_staged": Variant(
-            summary="samples by way of shared memory: one launch, nothing through the host",
+            summary="samples through shared memory: one launch, nothing through the host",
             entries=_entries(_WEIGH, "exact_staged<{}>"),
             run=_run_staged,
         ),

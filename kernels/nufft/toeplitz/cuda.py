@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.nufft.exact.structs import NULL
 from kernels.nufft.gridding.cuda import Plan
 from kernels.nufft.gridding.plan import THREADS, blocks_of, launch, rows_grid, three
 from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
@@ -136,10 +137,6 @@ class Convolution:
         return DoubledStruct(size=at_front(self.padded), image=at_front(self.shape), coils=coils)
 
 
-def _null() -> ctypes.c_void_p:
-    return ctypes.c_void_p(0)
-
-
 def _apart(task: Task, in_parts: bool) -> Task:
     """The task with a copied image, if the result of the first part of the coils would overwrite it."""
     if in_parts and task.maps is not None and task.out.data.ptr == task.image.data.ptr:
@@ -172,7 +169,7 @@ def _convolve(task: Task, grid: Any, plan: Any, struct: DoubledStruct, maps: Any
 
     coils, stream = struct.coils, task.stream
     blocks, threads = rows_grid(struct.size[2], coils * struct.size[0] * struct.size[1])
-    launch("weigh_coils", blocks, threads, image, _null() if maps is None else maps, grid, struct, stream=stream)
+    launch("weigh_coils", blocks, threads, image, NULL if maps is None else maps, grid, struct, stream=stream)
     plan.fft(grid, grid, cufft.CUFFT_FORWARD)
     pairs = math.prod(struct.size) // 2
     args = (grid, task.body.kernel, ctypes.c_longlong(pairs), ctypes.c_int(coils))
@@ -216,7 +213,7 @@ def _lines_of(task: Task, work: Any, struct: LinesStruct, image: Any, maps: Any,
     sizes, padded, coils = tuple(struct.image), tuple(struct.padded), struct.coils
     logs = [LOGARITHMS.get(n, 0) for n in padded]
     tables = [_twiddles(n, task.body.device.id) for n in padded]
-    rows, stream, given = sizes[0] * sizes[1], task.stream, _null() if maps is None else maps
+    rows, stream, given = sizes[0] * sizes[1], task.stream, NULL if maps is None else maps
     blocks = blocks_of(rows * coils, LINE_THREADS // (padded[2] // 8))
     args: tuple[Any, ...] = (image, given, work, tables[2], struct)
     launch(f"forward_rows<{logs[2]}>", (blocks,), LINE_THREADS, *args, stream=stream)
