@@ -1,24 +1,24 @@
 """Electrostatic potential of point charges on a regular grid, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
-    V(p) = 1 / dielectric × sum over atoms of q f(r),    f as `Scheme` names it, r from the atom to the point p
+    V(p) = 1 / dielectric × sum over atoms of q f(r),    f chosen by `Scheme`, r the distance from the atom to point p
 
 Units    : positions and lengths in angstrom, charges in units of e; the result in e/Å (times 14.39964 for volts).
 Atoms    : array [n, 4] of x, y, z, q, float32 or float64, n >= 0.
 Result   : float32 array [x, y, z], C-contiguous: z runs fastest, as OpenDX files want it.
-Nearness : r stands for sqrt(r² + (1e-4 Å)²) throughout, so that no value is infinite: a point right on an atom has that
-           atom's q f(1e-4 Å), about 10⁴ q. Beyond 1 Å from an atom this changes its term by less than 1e-8.
-Exclusion: with `exclude_radius_angstrom` all points closer than that to any atom, charged or not, are zero.
-Periodic : with a `Cell` the sum runs over all atoms and all their images within the cutoff: at most one image of each,
-           since the cutoff may not pass half the cell's shortest width. Atoms may lie outside the cell.
+Softening: distances are softened, r → sqrt(r² + (1e-4 Å)²), so values stay finite: at an atom's position its term is
+           q f(1e-4 Å), about 10⁴ q. Beyond 1 Å from an atom this changes its term by less than 1e-8.
+Exclusion: points closer than `exclude_radius_angstrom` to any atom, charged or not, are zero.
+Periodic : with a `Cell` the sum runs over all atoms and their images within the cutoff: at most one image of each,
+           since the cutoff is limited to half the cell's shortest width. Atoms may lie outside the cell.
 Precision: coordinates are taken relative to the grid in float64 before they become float32; sums are float32.
            Beyond 1 Å of any atom the relative L2 error is below 2e-6.
-           "truncate" jumps at the cutoff: a pair within a relative 1e-6 of it may count or not.
+           "truncate" is discontinuous at the cutoff: rounding decides pairs within a relative 1e-6 of it.
 
-A part of a grid (`Grid.slab`) has the same bits as that part of the whole grid, on the same kind of device: atoms are
-sorted into cells, and points into tiles, that are counted from the whole grid's origin; a point adds up its atoms on
-one thread, in an order that only cells, tile and the atoms' places decide, without atomic additions; and a part sees
-every atom of each cell that its tiles reach (`Reach` tells which those are). On the CPU the bits do not depend on
-the number of workers either, nor on the CPU's kind.
+A part of a grid (`Grid.slab`) has the same bits as that part of the whole grid, on the same kind of device. Atoms are
+sorted into cells, and points into tiles, that are counted from the whole grid's origin. One thread sums a point's
+atoms, without atomic additions, in an order that depends only on the cells, the tile and the order of the input. A part
+uses every atom of each cell that its tiles reach (`Reach` selects them). On the CPU the bits depend neither on the
+number of workers nor on the CPU model.
 
 Sources: Stone et al., "Accelerating molecular modeling applications with graphics processors", J. Comput. Chem. 28
 (2007); Rodrigues et al., "GPU acceleration of cutoff pair potentials for molecular modeling applications" (2008).
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, check_cell
-from kernels.coulomb.reach import Reach, reaching
+from kernels.coulomb.neighbours import Reach, reaching
 from kernels.runtime.arrays import check_array, check_out, check_workers
 
 __all__ = [
@@ -63,7 +63,7 @@ def direct(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """The potential of all atoms in all points; `potential` with the scheme "direct"."""
+    """The potential of all atoms at all points: `potential` with the scheme "direct"."""
     scheme = Scheme(
         name="direct",
         dielectric=dielectric,
@@ -83,7 +83,7 @@ def cutoff(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """The potential of the atoms within a cutoff; `potential` with a scheme that has one (default: `Scheme()`)."""
+    """The potential of the atoms within a cutoff: `potential` with a scheme that has one (default `Scheme()`)."""
     scheme = Scheme() if scheme is None else scheme
     if isinstance(scheme, Scheme) and scheme.name == "direct":
         raise ValueError('scheme "direct" has no cutoff: call direct, or choose shift, taylor2 or truncate')
@@ -103,17 +103,17 @@ def potential(
     """The potential map of `atoms` on `grid`.
 
     atoms   : NumPy or CuPy array [n, 4] of x, y, z in angstrom and q in e, float32 or float64, any strides. NumPy
-              arrays are checked for values that are not finite; CuPy arrays are not: that would wait for the device.
-    scheme  : what an atom adds to a point
-    cell    : the periodic cell; None: there is none. Not with the scheme "direct", whose sum over images has no limit.
-    out     : array for the result, of the atoms' kind: float32, of the grid's shape, C-contiguous; no memory shared
-              with the atoms
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that with
-              a cell the number of images is read back once.
+              arrays are checked for non-finite values; CuPy arrays are not, since that would wait for the device.
+    scheme  : the potential of one atom
+    cell    : periodic cell, or None. Not with the scheme "direct", whose sum over images is infinite.
+    out     : array for the result, NumPy or CuPy like the atoms: float32, of the grid's shape, C-contiguous, sharing no
+              memory with the atoms
+    workers : CPU threads; default one per core
+    stream  : CUDA stream to launch on; default CuPy's current one. The call does not wait for the device, except with a
+              cell, when it reads back the number of images once.
 
-    Returns the map: float32 [x, y, z], an array of the atoms' kind.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the map: float32 [x, y, z], NumPy or CuPy like the atoms.
+    Raises ValueError or TypeError with one line that names the parameter.
     """
     _check_types(grid, scheme, cell)
     _check_atoms(atoms)

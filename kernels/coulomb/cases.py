@@ -1,7 +1,7 @@
-"""Test inputs of potential maps and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs of potential maps and the expected results, for the tests and benchmarks of every device.
 
-The oracle is the definition in float64: every atom against every point, periodic images written out one by one. It
-shares neither cells, tiles nor minimum images with the code under test.
+The oracle is the definition in float64: every atom against every point, each periodic image explicitly. It shares
+neither cells, tiles nor minimum images with the code under test.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Array = NDArray[Any]
 
 CONTENTS = ("random", "water", "on points", "coincident", "neutral", "extreme", "far", "outside")
 RELATIVE_L2 = 2e-6  # the contract's bound, over the points beyond 1 Å of any atom
-CANCELLATION = 20  # where charges cancel further than this, the bound is for the uncancelled sum divided by this
-# Each value may be wrong by so much of the sum of its terms' sizes; more where an atom is near, since positions are
-# float32 numbers of some 10 Å once they are taken from the tile.
+CANCELLATION = 20  # if charges cancel further than this, the bound is relative to the uncancelled sum divided by this
+# Bound on each value's error relative to the sum of its terms' sizes; larger near an atom, since positions relative to
+# the tile are float32 numbers of some 10 Å.
 RELATIVE_ERROR, NEAR_ANGSTROM = 3e-6, 0.2
-AT_CUTOFF = 2e-6  # relative to the cutoff's square: whether such a pair counts is a matter of rounding
-# Pairs that the oracle looks at together: what it makes of them stays in the processor's cache.
+AT_CUTOFF = 2e-6  # of the cutoff's square: rounding decides whether a pair this near to it counts
+# Pairs that the oracle computes together: their intermediates fit the processor's cache.
 _PAIRS_AT_ONCE = 1 << 14
 
 FREE = None
@@ -37,17 +37,17 @@ CELLS = {"free": FREE, "box": BOX, "triclinic": TRICLINIC, "skewed": SKEWED}
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The oracle's map, and what it takes to judge another; arrays [x, y, z] float64."""
+    """The oracle's map, and the bounds for judging another; arrays [x, y, z] float64."""
 
     values: Array
-    sizes: Array  # sums of the terms' sizes, each larger the nearer its atom
-    doubtful: Array  # sums of the sizes of the terms that may or may not count
+    sizes: Array  # sums of the terms' magnitudes, weighted up near an atom
+    doubtful: Array  # sums of the magnitudes of terms right at the cutoff
     nearest: Array  # distance to the nearest atom, angstrom
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One map of made atoms."""
+    """One map of generated atoms."""
 
     grid: Grid
     scheme: Scheme
@@ -76,15 +76,15 @@ class Case:
         return exact(self.atoms(), self.grid, self.scheme, CELLS[self.cell])
 
     def check(self, result: Array, expected: Expected | None = None, *, slack: float = 1) -> None:
-        """AssertionError unless every value of the map, brought to the host, is right; `slack` widens the bounds."""
+        """AssertionError unless every value of the map, copied to the host, is right; `slack` widens the bounds."""
         check(result, expected or self.exact(), self.scheme, self.name, slack=slack)
 
     def pairs(self) -> int:
-        """Pairs of a point and a charged atom that count: what there is to compute at least."""
+        """Pairs of a point and a charged atom within the cutoff: the least work."""
         return useful_pairs(self.atoms(), self.grid, self.scheme, CELLS[self.cell])
 
     def bytes(self) -> int:
-        """Least traffic: the atoms read once and the map written once."""
+        """Least traffic: atoms read once, map written once."""
         return self.count * 4 * np.dtype(self.dtype).itemsize + 4 * self.grid.size
 
     def flops(self) -> int:
@@ -183,7 +183,7 @@ def _term(scheme: Scheme, distance: Array) -> Array:
 
 
 def check(result: Array, expected: Expected, scheme: Scheme, name: str = "", *, slack: float = 1) -> None:
-    """AssertionError unless each value is within its own bound, and all beyond 1 Å together within the contract's."""
+    """AssertionError unless each value is within its own bound, and the values beyond 1 Å within the contract's."""
     assert result.shape == expected.values.shape, f"{name}: shape {result.shape}, expected {expected.values.shape}"
     assert result.dtype == np.float32, f"{name}: dtype {result.dtype}"
     assert np.isfinite(result).all(), f"{name}: {np.argwhere(~np.isfinite(result))[0]} is not finite"
@@ -199,7 +199,7 @@ def check(result: Array, expected: Expected, scheme: Scheme, name: str = "", *, 
 
 
 def relative_l2(result: Array, expected: Expected) -> float:
-    """Over the points beyond 1 Å of any atom, but for those where rounding decides what counts."""
+    """Over the points beyond 1 Å of any atom, except those with a pair right at the cutoff."""
     judged = (expected.nearest > 1) & (expected.doubtful == 0)
     size = max(
         float(np.linalg.norm(field[judged])) / by
@@ -229,7 +229,7 @@ def _grid(shape: tuple[int, int, int], spacing: float = 0.5, **other: Any) -> Gr
 
 def cases() -> Iterator[Case]:
     """Every scheme, cell and content; prime shapes; single points and lines; grids that begin anywhere in a tile;
-    spacing from far below to far above an atom's reach. Small: a few milliseconds each, but for the oracle's time."""
+    spacing from far below to far above the cutoff. Small: a few milliseconds each, apart from the oracle's time."""
     schemes = ("shift", "taylor2", "truncate", "direct")
     for name, by_distance, cell in itertools.product(schemes, (False, True), CELLS):
         if name == "direct" and cell != "free":
@@ -259,7 +259,7 @@ def cases() -> Iterator[Case]:
 
 
 def water_box(side_angstrom: float, count: int, *, seed: int = 0) -> Array:
-    """Atoms of about water's density and charges, at random places in a cube: float32 [count, 4]."""
+    """Atoms with about water's density and charges, at random positions in a cube: float32 [count, 4]."""
     rng = np.random.default_rng(seed)
     atoms = np.empty((count, 4), np.float32)
     atoms[:, :3] = rng.uniform(0, side_angstrom, (count, 3))

@@ -1,7 +1,7 @@
 // Sorting atoms, and their periodic images, into cells counted from the grid's origin (see cells.py).
 //
-// Counts and places use integer atomics, whose order is chance; sort_cells then puts each cell's atoms into the order of
-// the input. So the result is the same in every run, and for every part of a grid.
+// Counting and placing use integer atomics in arbitrary order; sort_cells then restores the input order within each cell.
+// The result is therefore the same in every run, and for every part of a grid.
 #pragma once
 
 #include "direct.cuh"
@@ -11,14 +11,14 @@ struct Cells {
     double origin[3];                // of the whole grid, angstrom
     double matrix[9], inverse[9];    // periodic cell: rows are its vectors
     double edge[3], per_edge[3];     // of a cell to sort into, angstrom, and their reciprocals
-    double low[3], high[3];          // what lies outside this box, relative to the origin, is left out
-    double unit;                     // angstrom; sorted positions are in this unit
+    double low[3], high[3];          // box, relative to the origin, that selects atoms
+    double unit;                     // of sorted positions, angstrom
     long long atoms;
     int first[3], shape[3];
     int images, periodic, scheme;
 };
 
-// Position of an atom's image relative to the origin, in angstrom; false where it lies outside the box.
+// Position of an atom's image relative to the origin, in angstrom; false if it lies outside the box.
 template <typename Real>
 __device__ inline bool image_position(double (&at)[3], const Real* __restrict__ atom, const int* __restrict__ multiple,
                                       const Cells& cells) {
@@ -37,8 +37,8 @@ __device__ inline bool image_position(double (&at)[3], const Real* __restrict__ 
            at[2] >= cells.low[2] && at[2] <= cells.high[2];
 }
 
-// The number of the cell that a position lies in, or -1: every cell there is has all of its atoms, whatever part of a grid
-// the cells surround.
+// Index of the cell that a position lies in, or -1 outside. Every cell holds all of its atoms, whichever part of a grid the
+// cells surround.
 __device__ inline int cell_of(const double (&at)[3], const Cells& cells) {
     int cell = 0;
     bool inside = true;
@@ -51,7 +51,7 @@ __device__ inline int cell_of(const double (&at)[3], const Cells& cells) {
     return inside ? cell : -1;
 }
 
-// Uncharged atoms add nothing.
+// Atoms in each cell; uncharged ones contribute nothing and are skipped.
 template <typename Real>
 __global__ void count_atoms(const Real* __restrict__ atoms, const int* __restrict__ multiples, int* __restrict__ counts,
                             Cells cells) {
@@ -126,7 +126,7 @@ scan_cells(const int* __restrict__ counts, const int* __restrict__ sums, int* __
     }
 }
 
-// Each atom's key into its cell, in any order; counts go down to zero again.
+// Each atom's key into its cell, in any order; counts return to zero.
 template <typename Real>
 __global__ void place_atoms(const Real* __restrict__ atoms, const int* __restrict__ multiples, int* __restrict__ counts,
                             const int* __restrict__ starts, long long* __restrict__ keys, Cells cells) {
@@ -141,8 +141,8 @@ __global__ void place_atoms(const Real* __restrict__ atoms, const int* __restric
     }
 }
 
-// Each atom to its final place: as many after the cell's first as there are smaller keys. A position is two floats, which
-// hold twice the digits: what is near a tile is exact enough relative to the tile.
+// Each atom to its final place, by rank of its key within the cell. A position is a pair of floats with twice the digits,
+// so that atoms near a tile stay precise relative to the tile.
 template <typename Real>
 __global__ void sort_cells(const Real* __restrict__ atoms, const int* __restrict__ multiples,
                            const int* __restrict__ starts, const long long* __restrict__ keys, float4* __restrict__ high,
@@ -168,7 +168,7 @@ __global__ void sort_cells(const Real* __restrict__ atoms, const int* __restrict
     low[to] = make_float4(lower[0], lower[1], lower[2], 0);
 }
 
-// Zeroes the points closer than `radius` to an atom, in float64 as the CPU does: a warp an atom.
+// Zeroes the points closer than `radius` to an atom, in float64 like the CPU: a warp an atom.
 template <typename Real>
 __global__ void exclude_points(const Real* __restrict__ atoms, const int* __restrict__ multiples, float* __restrict__ map,
                                Cells cells, Points points, double radius) {

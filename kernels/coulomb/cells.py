@@ -1,6 +1,6 @@
 """The cells that atoms are sorted into: boxes of fixed edges, counted from the whole grid's origin.
 
-So an atom's cell, and its place among the sorted atoms, are the same for the whole grid and for any part of it.
+An atom's cell, and its rank among the sorted atoms, are therefore the same for the whole grid and for any part of it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from kernels.coulomb.geometry import Cell, Grid, Scheme, images, reach_box
-
-# Cells a cutoff along x, y, z: cubes of 4 Å at the default cutoff, 6.4 atoms of water; or thin slices of them, which
-# cost nothing where cells are visited by columns, and leave fewer atoms to test at both ends.
-CUBES, SLICES = (3, 3, 3), (3, 3, 12)
-# An edge has at least so many points divided by its cells a cutoff: never many more cells than points.
-POINTS_A_CUTOFF = 12
+from kernels.coulomb.tuning import CUBES, POINTS_A_CUTOFF
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Which cells there are around a grid, and which periodic images of the atoms can lie in them."""
+    """The cells around a grid, and the periodic images of the atoms that can lie in them."""
 
     edge: tuple[float, float, float]  # angstrom
     first: tuple[int, int, int]
@@ -29,7 +24,7 @@ class Cells:
     images: np.ndarray  # [n, 3] int32: multiples of the periodic cell's vectors
 
     def box(self) -> tuple[np.ndarray, np.ndarray]:
-        """Corners of all cells together, in angstrom from the grid's origin, with a hair's breadth around."""
+        """Corners of the box of all cells, in angstrom from the grid's origin, with a margin of 1e-6 of an edge."""
         first, edge = np.array(self.first), np.array(self.edge)
         return (first - 1e-6) * edge, (first + np.array(self.shape) + 1e-6) * edge
 
@@ -42,7 +37,7 @@ class Cells:
 def cells_around(
     grid: Grid, scheme: Scheme, cell: Cell | None, tile: tuple[int, int, int], cut: tuple[int, int, int] = CUBES
 ) -> Cells:
-    """The cells within the cutoff of a grid whose points are computed in tiles."""
+    """The cells within the cutoff of a grid whose points are computed in tiles; `cut`: cells per cutoff."""
     reach = scheme.cutoff_angstrom
     edge = np.maximum(reach, POINTS_A_CUTOFF * np.array(grid.spacing)) / np.array(cut)
     low, high = reach_box(grid, reach, tile)

@@ -1,8 +1,8 @@
 // Electrostatic potential of point charges on a regular grid; the contract is in kernels/coulomb/__init__.py.
 //
-// The map is float32 [x, y, z], z fastest. Atoms come as [n][4] of x, y, z in angstrom and q in e, float or double; all
-// positions are taken from the whole grid's origin in float64 before anything is float32. A grid may be a part of another:
-// `first` counts its points in the whole.
+// The map is float32 [x, y, z], z fastest. Atoms are [n][4] of x, y, z in angstrom and q in e, float or double; positions
+// are taken relative to the whole grid's origin in float64 before rounding to float32. A grid may be a part of another:
+// `first` is the index of its first point in the whole.
 //
 // Floors for P points and A atoms, N of them near a point, on a device with R inverse roots a second:
 //   direct sum     P A / R
@@ -11,15 +11,15 @@
 // Direct sum, naive to fast (direct.cuh):
 //   direct_scatter    a thread an atom, atomic additions to every point
 //   direct_gather     a thread a point
-//   direct_coarsened  a thread eight points of a row: neighbours, then so far apart that a warp stores whole sectors
+//   direct_coarsened  a thread eight points of a row: neighbours, then spread out so that a warp stores whole sectors
 //   direct_constant   atoms from constant memory
 //   direct_tiles      atoms staged relative to a compact tile of points, sums of 128 atoms added with compensation
 // Within a cutoff, naive to fast:
-//   regions_slots     regions of 8 × 8 × 8 points, bins of eight slots filled by the host, or by fill_slots; what does not
-//                     fit is left to the CPU, or to add_overflow
+//   regions_slots     regions of 8 × 8 × 8 points, bins of eight slots filled by the host, or by fill_slots; the CPU, or
+//                     add_overflow, sums what does not fit
 //   regions_sorted    atoms sorted by cell: count_atoms, sum_cells, scan_cells, place_atoms, sort_cells (cells.cuh)
 //   tiles             a warp 4 × 4 × 8 points; each lane tests an atom, only hits are computed (tiles.cuh)
-// After either: exclude_points zeroes what is too close to an atom.
+// After either, exclude_points zeroes the points too close to an atom.
 // Sources: Stone et al., J. Comput. Chem. 28 (2007); Rodrigues et al., "GPU acceleration of cutoff pair potentials" (2008).
 
 #include "direct.cuh"

@@ -1,5 +1,7 @@
-"""Potential maps of NumPy arrays: the grid is cut into blocks of rows, and our own threads compute them with
-Numba-compiled code. Each point is summed in one block, in an order that only the atoms and the whole grid decide."""
+"""Potential maps of NumPy arrays: our own threads compute blocks of rows of the grid with Numba-compiled code.
+
+Each point is summed in one block, in an order that depends only on the atoms and the whole grid.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.coulomb import tuning
 from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
@@ -19,12 +22,6 @@ from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
 
-# Rows of a block, x × y: the sums that an atom reaches stay in a core's cache, and its distances along z serve many.
-CUTOFF_BLOCK_ROWS = (16, 16)
-DIRECT_BLOCK_ROWS = (8, 8)
-DIRECT_BLOCK_POINTS = 512  # along z
-MOST_BLOCK_PAIRS = 1 << 32  # 2 s on a core: work that is not wanted any more ends between blocks
-MIN_BLOCKS_A_WORKER = 12
 POINT = (1, 1, 1)
 
 
@@ -49,7 +46,7 @@ def _kind(scheme: Scheme) -> int:
 
 
 def _scale(scheme: Scheme, unit: float) -> float:
-    """From sums of charge / length in units of `unit` to e/Å."""
+    """The factor from sums of charge / length, in lengths of `unit` angstrom, to e/Å."""
     return 1 / (scheme.dielectric * unit ** (1 + scheme.distance_dependent))
 
 
@@ -59,7 +56,7 @@ def from_origin(atoms: Array, grid: Grid) -> Array:
 
 
 def image_positions(positions: Array, cell: Cell | None, multiples: Array, low: Array, high: Array) -> Any:
-    """Positions of the atoms' images inside a box: (positions, which atom, which image)."""
+    """Positions of the atoms' images inside a box: (positions, atom indices, image indices)."""
     if cell is not None:
         positions = positions - cell.vectors_of(np.floor(times(positions, cell.inverse)))
     found = []
@@ -75,7 +72,7 @@ def image_positions(positions: Array, cell: Cell | None, multiples: Array, low: 
 def sorted_atoms(
     atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, cells: Cells
 ) -> tuple[Array, Array, Array]:
-    """Charged atoms and images by cell, then by their place in the input.
+    """Charged atoms and images sorted by cell, then by input order.
 
     Returns positions from the grid's origin in angstrom [n, 3] float64, charges [n] float32, first atom of each cell.
     """
@@ -113,7 +110,7 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
         sums, squares = np.empty(points, np.float32), np.empty(pitch, np.float32)
         cutoff_block(kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale)
 
-    for_each(compute, _blocks(grid, CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
+    for_each(compute, _blocks(grid, tuning.CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
 
 
 def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) -> None:
@@ -126,8 +123,10 @@ def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) 
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
         direct_block(kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale)
 
-    most_points = MOST_BLOCK_PAIRS / max(len(atoms), 1)
-    for_each(compute, _blocks(grid, DIRECT_BLOCK_ROWS, DIRECT_BLOCK_POINTS, workers, most_points), workers)
+    most_points = tuning.MOST_BLOCK_PAIRS / max(len(atoms), 1)
+    for_each(
+        compute, _blocks(grid, tuning.DIRECT_BLOCK_ROWS, tuning.DIRECT_BLOCK_POINTS, workers, most_points), workers
+    )
 
 
 def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Array, workers: int) -> None:
@@ -140,17 +139,17 @@ def _exclude(atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Ar
 
 
 def _points(block: Block) -> tuple[int, int]:
-    """Sums that a block takes, and how many of them a row."""
+    """Sums that a block needs, and how many of them make a row."""
     pitch = -(-(block.z1 - block.z0) // LANES) * LANES
     return (block.x1 - block.x0) * (block.y1 - block.y0) * pitch, pitch
 
 
 def _blocks(grid: Grid, rows: tuple[int, int], points: int, workers: int, most_points: float = math.inf) -> list[Block]:
-    """Blocks that cover the grid once: smaller ones where there would be too few for the workers, or too large."""
+    """Blocks that cover the grid once, made smaller if they would be too few for the workers or too long to cancel."""
     wide, deep = rows
     while wide * deep > 1 and (
         wide * deep * points > most_points
-        or (workers > 1 and _count(grid, wide, deep, points) < MIN_BLOCKS_A_WORKER * workers)
+        or (workers > 1 and _count(grid, wide, deep, points) < tuning.MIN_BLOCKS_A_WORKER * workers)
     ):
         wide, deep = (wide, deep // 2) if deep >= wide else (wide // 2, deep)
     (x, y, z), (nx, ny, nz) = grid.first, grid.shape

@@ -1,7 +1,7 @@
 """Sums over atoms for one block of rows of points, compiled by Numba: the CPU's direct sum and sum within a cutoff.
 
-A row is the points of one (x, y) along z. An atom's squared distances along z are worked out once, in float64 rounded
-to float32, and serve all rows of the block; each row adds its own squared distance across.
+A row is the points of one (x, y) along z. An atom's squared distances along z are computed once, in float64 rounded to
+float32, and shared by all rows of the block; each row adds its own squared distance in x and y.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from kernels.coulomb.cpu_terms import LANES, add_row
 from kernels.runtime.compiled import compiled
 
-BATCH = 64  # atoms of the direct sum added in float32 before they go to the float64 total
+BATCH = 64  # atoms of the direct sum added in float32 before the float64 total
 
 
 class Block(NamedTuple):
@@ -67,7 +67,7 @@ def cutoff_block(
     first: Any,
     scale: float,
 ) -> None:
-    """Adds up a block. Cells are visited in ascending order, whatever the block: so are the atoms of each point.
+    """Sums a block. Every block visits the cells, and so each point its atoms, in ascending order.
 
     positions : [atoms, 3] float64, sorted by cell; charges: [atoms] float32; starts: first atom of each cell
     sums      : scratch for the block's rows, each of a multiple of eight points; squares: scratch for one row
@@ -108,8 +108,8 @@ def _add_atom(
     kind: int, x: float, y: float, z: float, charge: np.float32,
     lattice: Lattice, softening: float, block: Block, sums: Any, squares: Any, chords: Any, across: Any, pitch: int,
 ) -> None:  # fmt: skip
-    """One atom's terms in all rows of a block that its sphere reaches (the cylinder test), each over its own chord."""
-    reach = 1.00001  # a little more than the cutoff: the terms themselves decide
+    """Adds one atom's terms to all rows that its sphere reaches (the cylinder test), each over its own chord."""
+    reach = 1.00001  # slightly more than the cutoff; the terms are exact zeros beyond it
     z_first = max(math.ceil((z - reach) / lattice.step_z) - block.z0, 0) // LANES * LANES
     z_last = min(math.floor((z + reach) / lattice.step_z) - block.z0, pitch - 1)
     x_first = max(math.ceil((x - reach) / lattice.step_x), block.x0)
@@ -124,7 +124,7 @@ def _add_atom(
     rows = y_last + 1 - y_first
     for i in range(x_first, x_last + 1):
         dx = i * lattice.step_x - x
-        # All chords first: the loops below then know their lengths before they begin.
+        # All chords first, so that the loops below know their lengths in advance.
         for j in range(rows):
             dy = (y_first + j) * lattice.step_y - y
             square = dx * dx + dy * dy
@@ -155,7 +155,7 @@ def direct_block(
     first: Any,
     scale: float,
 ) -> None:
-    """Adds up a block over all atoms, in their order; totals: float64 scratch, as long as `sums`."""
+    """Sums a block over all atoms, in input order; totals: float64 scratch, as long as `sums`."""
     pitch = (block.z1 - block.z0 + LANES - 1) // LANES * LANES
     rows_y = block.y1 - block.y0
     points = (block.x1 - block.x0) * rows_y * pitch

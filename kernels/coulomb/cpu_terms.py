@@ -1,9 +1,8 @@
-"""The terms of eight points and one atom, as SIMD instructions that we choose: IEEE additions, multiplications and
-fused multiply-adds, so that the bits depend neither on the compiler nor on the CPU.
+"""The terms of eight points and one atom in explicit SIMD: IEEE additions, multiplications and fused multiply-adds, so
+that the bits depend neither on the compiler nor on the CPU.
 
-1/sqrt has no exact SIMD instruction worth its time: a guess from the exponent (Lomont, "Fast inverse square root",
-2003) and two steps of third order (Householder) leave a relative error below 1.2e-7. They take half the time of a
-square root and a division (AMD EPYC 7003).
+1/sqrt starts from an integer estimate (Lomont, "Fast inverse square root", 2003); two third-order Householder steps
+leave a relative error below 1.2e-7. That takes half the time of an exact square root and division (AMD EPYC 7003).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _direct(builder: Any, x: Any) -> tuple[Any, Any]:
     return root, root
 
 
-# By the place of a scheme in SCHEMES.
+# Indexed like SCHEMES.
 _VALUES = (_shift, _taylor2, _truncate, _direct)
 
 
@@ -123,7 +122,7 @@ def _add_row(
     return types.void(types.intp, sums, types.intp, squares, types.intp, types.intp, square, charge), code
 
 
-# One atom's terms in `count` points of one row, a multiple of eight: sums[at …] += charge * value(squares[of …] +
-# square); float32 arrays, lengths in cutoffs. kind: place of the scheme in SCHEMES, plus four if the dielectric is
+# Adds one atom's terms to `count` points of one row, a multiple of eight: sums[at …] += charge * value(squares[of …] +
+# square); float32 arrays, lengths in cutoffs. kind: index of the scheme in SCHEMES, plus four if the dielectric is
 # distance-dependent.
 add_row = cast("Callable[..., None]", intrinsic(_add_row))

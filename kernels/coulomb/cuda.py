@@ -1,4 +1,4 @@
-"""Potential maps on CUDA: which kernels of coulomb.cu run for a scheme, with which grids."""
+"""Potential maps on CUDA: launches the kernels of coulomb.cu for each scheme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.coulomb.cells import CUBES, SLICES, Cells, cells_around
+from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.geometry import SCHEMES, Cell, Grid, Scheme, images, reach_box
 from kernels.coulomb.structs import (
     CONSTANT_ATOMS,
@@ -23,20 +23,19 @@ from kernels.coulomb.structs import (
     in_cutoffs,
     points_struct,
 )
+from kernels.coulomb.tuning import CUBES, OVERFLOW_BLOCKS, SLICES, THREADS
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import kernel, on_stream
 
-# What an atom's cell is must come out the same in every kernel: nothing is contracted that does not say so.
+# Every kernel must assign an atom to the same cell, so the compiler may not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
 
-THREADS = 256
 DIRECT_THREADS, COARSE = 128, 8
 DIRECT_TILE = (16, 8, 8)
 REGION, REGION_THREADS, SLOTS = (8, 8, 8), 128, 8
 TILE, WARPS, TILES_A_BLOCK = (4, 4, 8), 4, (2, 2, 1)
 SCANNED, SCAN_THREADS = 4096, 1024
 MAX_CELLS = (1 << 31) - 1 - SCANNED
-OVERFLOW_BLOCKS = 4096
 REALS = {"float32": "float", "float64": "double"}
 CUTOFF_SCHEMES = SCHEMES[:-1]
 RATE_ENTRY, RATE_ROOTS_A_ROUND = "inverse_roots", 8
@@ -79,7 +78,7 @@ def potential(
 
     variant : a name in `VARIANTS`; default the fastest that applies
 
-    Raises ValueError where the variant named does not apply.
+    Raises ValueError if the variant does not apply to the scheme.
     """
     import cupy
 
@@ -99,7 +98,7 @@ def potential(
 
 
 def variants_of(scheme: Scheme) -> Mapping[str, Variant]:
-    """Those that compute such a scheme, naive to fast: the last is the one in production."""
+    """The variants that compute a scheme, naive to fast; the last is in production."""
     return DIRECT if scheme.name == "direct" else CUTOFF
 
 
@@ -125,7 +124,7 @@ def blocks_of(count: int, each: int) -> int:
 
 
 def tiles_of(grid: Grid, tile: tuple[int, ...]) -> int:
-    """Tiles, counted from the whole grid's origin, that a part of it touches."""
+    """The number of tiles, counted from the whole grid's origin, that a part of it touches."""
     return math.prod((f + n - 1) // t - f // t + 1 for f, n, t in zip(grid.first, grid.shape, tile, strict=True))
 
 
@@ -180,7 +179,7 @@ def _run_coarsened(task: Task, apart: str) -> None:
 
 
 def _run_constant(task: Task) -> None:
-    """Atoms go through the host, as a launch's parameters must."""
+    """Copies the atoms to the host, since they are launch parameters."""
     import cupy
 
     points = _points(task, 1.0)
@@ -208,10 +207,10 @@ def _checked_cells(task: Task, tile: tuple[int, int, int], cut: tuple[int, int, 
 
 
 def _run_classic(task: Task) -> None:
-    """The host fills the bins and, while the device computes, adds up what did not fit: the design of 2008."""
+    """The host fills the bins and, while the device computes, sums the overflow: the design of 2008."""
     import cupy
 
-    from kernels.coulomb import cpu  # with Numba, which nothing else here needs
+    from kernels.coulomb import cpu  # imports Numba, which nothing else here needs
 
     cells = _checked_cells(task, REGION)
     struct = _cells(task, cells)
@@ -257,7 +256,7 @@ def _run_atomic(task: Task) -> None:
 
 
 def _sorted(task: Task, cells: Cells, struct: CellsStruct) -> tuple[Any, Any, Any]:
-    """Atoms and images by cell, then by their place in the input: positions in two parts, and each cell's first."""
+    """Atoms and images by cell, then by input order: positions as high and low floats, and the first of each cell."""
     import cupy
 
     multiples = cupy.asarray(cells.images)
@@ -309,7 +308,7 @@ _SORT = (*_reals("count_atoms", "place_atoms", "sort_cells"), "sum_cells", "scan
 _EXCLUDE = _reals("exclude_points")
 _BOTH = ("false", "true")
 
-# In the order of the source, naive to fast: the last is the one in production.
+# In source order, naive to fast; the last is in production.
 DIRECT: Mapping[str, Variant] = MappingProxyType(
     {
         "scatter": Variant(
@@ -328,7 +327,7 @@ DIRECT: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: _run_coarsened(task, "false"),
         ),
         "coalesced": Variant(
-            summary="the same with a thread's points so far apart that neighbouring threads store neighbours",
+            summary="the same with a thread's points spread out, so that neighbouring threads store neighbours",
             entries=(*_RELATIVE, *(f"direct_coarsened<{kind}, true>" for kind in _BOTH)),
             run=lambda task: _run_coarsened(task, "true"),
         ),
@@ -347,7 +346,7 @@ DIRECT: Mapping[str, Variant] = MappingProxyType(
 CUTOFF: Mapping[str, Variant] = MappingProxyType(
     {
         "classic": Variant(
-            summary="within a cutoff: bins of eight slots filled by the host, which adds up what does not fit",
+            summary="within a cutoff: bins of eight slots filled by the host, which sums what does not fit",
             entries=_entries("regions_slots"),
             run=_run_classic,
         ),

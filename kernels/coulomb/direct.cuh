@@ -1,5 +1,5 @@
-// The direct sum: every atom in every point. Atoms float4 (x, y, z in angstrom from the grid's origin, charge), except
-// direct_tiles, which reads the caller's. Floor: points × atoms inverse roots, 16 a clock and multiprocessor.
+// The direct sum: every atom at every point. Atoms are float4 (x, y, z in angstrom from the grid's origin, charge), except
+// in direct_tiles, which reads the caller's. Floor: points × atoms inverse roots, 16 per clock and multiprocessor.
 #pragma once
 
 #include "terms.cuh"
@@ -13,7 +13,7 @@ struct Points {
 
 constexpr int DIRECT_THREADS = 128;
 constexpr int COARSE = 8;             // points a thread
-constexpr int CONSTANT_ATOMS = 240;   // of one launch: parameters may take 4 KB
+constexpr int CONSTANT_ATOMS = 240;   // of one launch: parameters are limited to 4 KB
 constexpr int TILE_X = 16, TILE_Y = 8;
 
 struct AtomChunk {
@@ -38,7 +38,7 @@ __device__ inline float across_of(float x, float y, const float4& atom, float so
     return fmaf(dx, dx, fmaf(dy, dy, softening));
 }
 
-// direct_scatter: a thread an atom, which adds to every point. Each term is a read and a write of the map, by atomics.
+// direct_scatter: a thread an atom, which adds to every point: one atomic read-modify-write of the map for each term.
 template <bool BY_DISTANCE>
 __global__ void direct_scatter(const float4* __restrict__ atoms, float* __restrict__ map, Points points) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
@@ -56,7 +56,7 @@ __global__ void direct_scatter(const float4* __restrict__ atoms, float* __restri
         }
 }
 
-// direct_gather: a thread a point, which adds up all atoms in a register: no atomics, one write a point.
+// direct_gather: a thread a point, which sums all atoms in a register: no atomics, one write per point.
 template <bool BY_DISTANCE>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_gather(const float4* __restrict__ atoms, float* __restrict__ map, Points points) {
@@ -74,8 +74,7 @@ direct_gather(const float4* __restrict__ atoms, float* __restrict__ map, Points 
     map[i] = sum * points.scale;
 }
 
-// The eight points of a row that a thread has: neighbours, or as far apart as makes neighbouring threads' points
-// neighbours, whose stores then fill whole sectors.
+// A thread's eight points of a row: neighbours, or strided so that neighbouring threads' stores fill whole sectors.
 template <bool APART>
 struct Row {
     long long row;
@@ -101,7 +100,7 @@ struct Row {
         for (int k = 0; k < COARSE; ++k) add_term<DIRECT, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w);
     }
 
-    // Stores the sums, or adds them to what is there.
+    // Stores the sums, or adds them to the map.
     template <bool ADD>
     __device__ void store(float* map, const Points& points) const {
         if (row >= points.shape[0] * static_cast<long long>(points.shape[1])) return;
@@ -113,7 +112,7 @@ struct Row {
     }
 };
 
-// direct_coarsened: a thread eight points, which share an atom's load and its distance across the row.
+// direct_coarsened: a thread eight points, which share an atom's load and its distance from the row.
 template <bool BY_DISTANCE, bool APART>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_coarsened(const float4* __restrict__ atoms, float* __restrict__ map, Points points) {
@@ -122,8 +121,8 @@ direct_coarsened(const float4* __restrict__ atoms, float* __restrict__ map, Poin
     row.template store<false>(map, points);
 }
 
-// direct_constant: the same, atoms from constant memory (a launch's parameters): no load instructions, one launch for
-// each 240 atoms, which adds to the map.
+// direct_constant: the same with atoms from constant memory (launch parameters): no load instructions; one launch for each
+// 240 atoms, which adds to the map.
 template <bool BY_DISTANCE>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_constant(const __grid_constant__ AtomChunk chunk, int count, float* __restrict__ map,
@@ -133,11 +132,11 @@ direct_constant(const __grid_constant__ AtomChunk chunk, int count, float* __res
     row.template store<true>(map, points);
 }
 
-// direct_tiles: a block 16 × 8 × 8 points, a thread eight along z; 128 atoms at a time are brought relative to the tile's
-// centre in float64, so that what float32 keeps is as fine as the tile is small. The sums of 128 atoms are added with the
-// rounding error carried along. Tiles count from the whole grid's origin: the bits of a point depend on nothing else.
-// It takes 3 % longer than direct_coarsened<…, true> (H200, 20,000 atoms), which is not good enough: coordinates in float32
-// from the grid's origin and one long float32 sum err by up to twelve times what the contract allows.
+// direct_tiles: a block 16 × 8 × 8 points, a thread eight along z. 128 atoms at a time are staged relative to the tile's
+// centre, subtracted in float64, so that float32 resolves them at the scale of the tile. Sums of 128 atoms are added with
+// compensation. Tiles are counted from the whole grid's origin, so a point's bits do not depend on the part computed.
+// It takes 3 % longer than direct_coarsened<…, true> (H200, 20,000 atoms), whose float32 coordinates from the grid's origin
+// and single long float32 sum exceed the contract's error by up to twelve times.
 template <typename Real, bool BY_DISTANCE>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_tiles(const Real* __restrict__ atoms, float* __restrict__ map, Points points) {
@@ -175,7 +174,7 @@ direct_tiles(const Real* __restrict__ atoms, float* __restrict__ map, Points poi
         } else {
             stage[threadIdx.x] = make_float4(1e9f, 1e9f, 1e9f, 0);
         }
-        __syncthreads();  // one a round: who is past it has finished with the other stage
+        __syncthreads();  // one per round: threads past it have finished with the other stage
         float sum[COARSE] = {};
 #pragma unroll 4
         for (int a = 0; a < DIRECT_THREADS; ++a) {
@@ -201,7 +200,7 @@ direct_tiles(const Real* __restrict__ atoms, float* __restrict__ map, Points poi
     }
 }
 
-// The special-function unit's own rate, for benchmarks: `rounds` × 8 inverse roots a thread, in eight chains.
+// The special-function unit's rate, for benchmarks: `rounds` × 8 inverse roots a thread, in eight independent chains.
 __global__ void inverse_roots(float* __restrict__ out, int rounds) {
     float x[8];
 #pragma unroll

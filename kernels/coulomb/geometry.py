@@ -1,4 +1,4 @@
-"""What a potential map is computed on and how: grid, periodic cell, scheme. Lengths in angstrom, charges in e."""
+"""Grid, periodic cell and scheme of a potential map. Lengths in angstrom, charges in e."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Grid:
     spacing : distance between neighbouring points along x, y, z
     shape   : points along x, y, z
     first   : index in the whole grid of this part's first point: point [i, j, k] lies at
-              origin + (first + (i, j, k)) * spacing, so that a part knows its place to the bit
+              origin + (first + (i, j, k)) * spacing, the same bits for a part as for the whole
 
     Raises ValueError.
     """
@@ -72,7 +72,7 @@ class Grid:
 class Cell:
     """A periodic cell: three edge vectors, the rows of `vectors`, of any length and angle.
 
-    Raises ValueError where they span no volume.
+    Raises ValueError if they span no volume.
     """
 
     vectors: tuple[tuple[float, float, float], ...]
@@ -94,8 +94,8 @@ class Cell:
     def from_lengths(
         cls, a: float, b: float, c: float, alpha: float = 90.0, beta: float = 90.0, gamma: float = 90.0
     ) -> Cell:
-        """From edge lengths and the angles in degrees between b and c, a and c, a and b (crystallographers' choice of
-        axes: a along x, b in the x-y plane)."""
+        """From edge lengths and the angles in degrees between b and c, a and c, a and b; by the crystallographic
+        convention a lies along x and b in the x-y plane."""
         cosines = [0.0 if angle == 90 else math.cos(math.radians(angle)) for angle in (alpha, beta, gamma)]
         sine = math.sqrt(max(1 - cosines[2] ** 2, 0.0))
         if sine == 0:
@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def inverse(self) -> NDArray[np.float64]:
-        """The matrix's inverse, by plain arithmetic: the same bits on every CPU, which a library does not promise."""
+        """The matrix's inverse, by plain arithmetic: the same bits on every CPU, which LAPACK does not promise."""
         a, b, c = self.vectors
         columns = [_cross(b, c), _cross(c, a), _cross(a, b)]
         volume = a[0] * columns[0][0] + a[1] * columns[0][1] + a[2] * columns[0][2]
@@ -134,10 +134,10 @@ class Scheme:
            "taylor2"   q (1/r - (1.875 - 1.25 rho² + 0.375 rho⁴) / cutoff)
            "truncate"  q/r
            "direct"    q/r, no cutoff
-    cutoff_angstrom : farther atoms count nothing (not used by "direct")
+    cutoff_angstrom : atoms beyond it contribute nothing (not used by "direct")
     dielectric      : the relative permittivity, or its factor if `distance_dependent`
     distance_dependent : the permittivity is dielectric × r (r in angstrom): each term is divided by r once more
-    exclude_radius_angstrom : points closer than this to any atom, charged or not, are set to zero; 0: none
+    exclude_radius_angstrom : points closer than this to any atom, charged or not, are set to zero; 0 disables it
 
     Raises ValueError.
     """
@@ -159,7 +159,7 @@ class Scheme:
 
 
 def check_cell(cell: Cell, scheme: Scheme) -> None:
-    """Minimum images need spheres that do not reach their own images."""
+    """ValueError unless the minimum image convention holds: no sphere may reach its own image."""
     reach = max(scheme.cutoff_angstrom, scheme.exclude_radius_angstrom)
     shortest = float(cell.widths.min())
     if reach > shortest / 2:
@@ -171,8 +171,8 @@ def check_cell(cell: Cell, scheme: Scheme) -> None:
 
 
 def reach_box(grid: Grid, reach: float, align: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Corners, relative to the grid's origin, of the box that holds everything within `reach` of the grid's points,
-    when the points are first completed to whole tiles of `align` points: parts of one tile see the same atoms."""
+    """Corners, relative to the grid's origin, of the box within `reach` of the grid's points. The points are first
+    extended to whole tiles of `align` points, so that parts of one tile use the same atoms."""
     first, shape = np.array(grid.first), np.array(grid.shape)
     tile, spacing = np.array(align), np.array(grid.spacing)
     low = first // tile * tile
@@ -184,7 +184,7 @@ def images(cell: Cell | None, low: NDArray[np.float64], high: NDArray[np.float64
     """Multiples (a, b, c) of the cell's vectors that can bring an atom of the home cell (fractions 0 … 1, from the
     grid's origin) into a box; ascending. One row of zeros without a cell.
 
-    Raises ValueError where there are unreasonably many.
+    Raises ValueError if there are more than `MAX_IMAGES`.
     """
     if cell is None:
         return np.zeros((1, 3), np.int32)
@@ -202,7 +202,7 @@ def images(cell: Cell | None, low: NDArray[np.float64], high: NDArray[np.float64
 
 
 def times(vectors: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """vectors [n, 3] @ matrix [3, 3], each product and sum rounded by itself: the same bits on every CPU."""
+    """vectors [n, 3] @ matrix [3, 3], each product and sum rounded separately: the same bits on every CPU."""
     x, y, z = vectors[:, :1], vectors[:, 1:2], vectors[:, 2:]
     return np.asarray(x * matrix[0] + y * matrix[1] + z * matrix[2])
 

@@ -1,4 +1,4 @@
-"""The ladders of potential maps: the direct sum, and the sum within a cutoff, of boxes of water."""
+"""The ladders of potential maps: the direct sum and the sum within a cutoff, for boxes of water."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.coulomb.geometry import Grid, Scheme
 from kernels.runtime.ladder import Ladder
 from kernels.runtime.limits.cuda import random_values
 
-# Small enough that the atomics of the first step come to an end.
+# Small enough that the atomics of the first step finish in reasonable time.
 DIRECT_ATOMS, DIRECT_SIDE, DIRECT_SHAPE = 4096, 48.0, (96, 96, 96)
 CUTOFF_ATOMS, CUTOFF_SIDE, CUTOFF_SHAPE = 96_603, 101.0, (192, 204, 204)
 FLOPS_A_PAIR = {"direct": 11, "shift": 15}  # see cases.Case.flops
@@ -29,7 +29,7 @@ def ladders() -> tuple[Ladder, ...]:
 def _ladder(scheme: Scheme, count: int, side: float, shape: tuple[int, int, int]) -> Ladder:
     grid = Grid(origin=(0, 0, 0), spacing=(0.5, 0.5, 0.5), shape=shape)
     host = water_box(side, count)
-    # An estimate from some atoms, of which there are many alike: to 0.3 %.
+    # Estimated from a sample of the atoms, to 0.3 %.
     some = host if scheme.name == "direct" else host[:: count // 4000]
     pairs = useful_pairs(some, grid, scheme) * count // len(some)
 

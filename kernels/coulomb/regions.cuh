@@ -1,14 +1,14 @@
-// The sum within a cutoff, the way there: a block a region of 8 × 8 × 8 points, a thread four of them along z. The block
-// stages the atoms of the cells that its region reaches in shared memory; each thread first tests an atom across the row
-// (the cylinder), then adds it to its four points. Two pairs of three that are computed lie outside the cutoff.
-// Atoms: float4 (x, y, z from the grid's origin, charge as add_term wants it), lengths in units of the cutoff.
+// The sum within a cutoff, the steps before production: a block a region of 8 × 8 × 8 points, a thread four of them along
+// z. The block stages the atoms of all cells within reach in shared memory; each thread first tests an atom's distance from
+// the row (the cylinder test), then adds it to its four points. Two of three computed pairs lie outside the cutoff.
+// Atoms: float4 (x, y, z from the grid's origin, charge from prepared_charge), lengths in units of the cutoff.
 #pragma once
 
 #include "cells.cuh"
 #include "terms.cuh"
 
 constexpr int REGION = 8, REGION_THREADS = 128, REGION_EACH = 4;
-constexpr int SLOTS = 8;  // atoms that a bin of fixed capacity holds
+constexpr int SLOTS = 8;  // atoms per bin
 
 struct Region {
     float x, y, z[REGION_EACH], sum[REGION_EACH];
@@ -35,7 +35,7 @@ struct Region {
         for (int k = 0; k < REGION_EACH; ++k) z[k] = static_cast<float>((point[2] + k) * points.step[2]), sum[k] = 0;
     }
 
-    // The cells along an axis that the region's spheres reach.
+    // The cells along an axis within the cutoff of the region.
     __device__ void neighbours(int axis, const Cells& cells, int& first, int& count) const {
         const double reach = 1.00001;
         first = max(static_cast<int>(floor((low[axis] - reach) / cells.edge[axis])) - cells.first[axis], 0);
@@ -43,7 +43,7 @@ struct Region {
         count = max(min(last, cells.shape[axis] - 1) - first + 1, 0);
     }
 
-    // Whether a cell comes near the region.
+    // Whether a cell lies within the cutoff of the region, judged on the first `axes` axes.
     __device__ bool near(int axes, const int* cell, const Cells& cells) const {
         float square = 0;
         for (int axis = 0; axis < axes; ++axis) {
@@ -77,7 +77,7 @@ struct Region {
     }
 };
 
-// fill_slots: atoms into bins of eight slots, by atomics; what does not fit goes into a list.
+// fill_slots: atoms into bins of eight slots, by atomics; the rest go into an overflow list.
 template <typename Real>
 __global__ void fill_slots(const Real* __restrict__ atoms, const int* __restrict__ multiples, int* __restrict__ counts,
                            float4* __restrict__ bins, float4* __restrict__ overflow, int* __restrict__ overflowed,
@@ -97,7 +97,7 @@ __global__ void fill_slots(const Real* __restrict__ atoms, const int* __restrict
     }
 }
 
-// regions_slots: 16 bins at a time, a thread a slot. An empty slot holds no charge.
+// regions_slots: 16 bins at a time, a thread a slot. Empty slots have charge zero.
 template <int SCHEME, bool BY_DISTANCE>
 __global__ void __launch_bounds__(REGION_THREADS)
 regions_slots(const float4* __restrict__ bins, float* __restrict__ map, Points points, Cells cells) {
@@ -113,7 +113,7 @@ regions_slots(const float4* __restrict__ bins, float* __restrict__ map, Points p
         if (n < all && region.near(3, cell, cells))
             atom = bins[((cell[0] * cells.shape[1] + cell[1]) * static_cast<long long>(cells.shape[2]) + cell[2]) * SLOTS +
                         threadIdx.x % SLOTS];
-        if (atom.w == 0) atom.x = 100.0f;  // stopped by the cylinder test
+        if (atom.w == 0) atom.x = 100.0f;  // fails the cylinder test
         __syncthreads();
         staged[threadIdx.x] = atom;
         __syncthreads();
@@ -122,7 +122,7 @@ regions_slots(const float4* __restrict__ bins, float* __restrict__ map, Points p
     region.store(map, points);
 }
 
-// add_overflow: a block an atom that found no slot, added to the points it reaches by atomics.
+// add_overflow: a block an overflow atom, added by atomics to the points it reaches.
 template <int SCHEME, bool BY_DISTANCE>
 __global__ void __launch_bounds__(REGION_THREADS)
 add_overflow(const float4* __restrict__ overflow, const int* __restrict__ overflowed, float* __restrict__ map, Points points) {
@@ -148,7 +148,7 @@ add_overflow(const float4* __restrict__ overflow, const int* __restrict__ overfl
     }
 }
 
-// regions_sorted: no slot is empty and none overflows: atoms sorted by cell, those of a column of cells at once.
+// regions_sorted: atoms sorted by cell, a column of cells at a time: no empty slots, no overflow.
 template <int SCHEME, bool BY_DISTANCE>
 __global__ void __launch_bounds__(REGION_THREADS)
 regions_sorted(const float4* __restrict__ atoms, const int* __restrict__ starts, float* __restrict__ map, Points points,

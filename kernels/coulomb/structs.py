@@ -1,4 +1,4 @@
-"""The structures that kernels of coulomb.cu take by value."""
+"""The structures that kernels of coulomb.cu take by value, mirrored in ctypes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def points_struct(grid: Grid, scheme: Scheme, atoms: int, unit: float) -> Points
 def cells_struct(
     grid: Grid, scheme: Scheme, cell: Cell | None, atoms: int, low: Any, high: Any, multiples: Any, cells: Cells | None
 ) -> CellsStruct:
-    """Where atoms are looked for, in angstrom from the grid's origin, and the cells they are sorted into, if any."""
+    """The box to select atoms from, in angstrom from the grid's origin, and the cells to sort them into, if any."""
     struct = CellsStruct(
         unit=scheme.cutoff_angstrom,
         atoms=atoms,

@@ -1,33 +1,32 @@
-// What one atom adds to one point. Lengths are in units of the cutoff ("direct": in angstrom).
+// One atom's term at one point. Lengths are in units of the cutoff ("direct": in angstrom).
 #pragma once
 
 enum Scheme { SHIFT, TAYLOR2, TRUNCATE, DIRECT };
 
-// One instruction of the special-function unit, relative error below 2^-22; the CUDA library's guards denormals as well,
-// which no squared distance here is.
+// One instruction of the special-function unit, relative error below 2^-22. The CUDA library's also handles denormals,
+// which softened distances never are.
 __device__ inline float inverse_root(float x) {
     float root;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
 }
 
-// a * a + b, clamped to 0 … 1 for nothing.
+// a * a + b clamped to 0 … 1, at the cost of a multiply-add.
 __device__ inline float saturated_square(float a, float b) {
     float sum;
     asm("fma.rn.sat.f32 %0, %1, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
     return sum;
 }
 
-// The charge as add_term wants it.
+// The charge in the form add_term takes: for "shift" the signed square root.
 template <typename Real>
 __device__ inline float prepared_charge(Real charge, int scheme) {
     if (scheme != SHIFT) return static_cast<float>(charge);
     return static_cast<float>(charge < 0 ? -sqrt(-static_cast<double>(charge)) : sqrt(static_cast<double>(charge)));
 }
 
-// sum += charge f(r), r² = along² + across. Beyond the cutoff nothing is added, to the bit: r² is clamped to one, and
-// "shift" and "taylor2" are exactly zero there. "shift" takes the charge's root with its sign, c: (c - c r²)|c - c r²| is
-// q (1 - r²)² in two instructions.
+// sum += charge f(r), r² = along² + across. Beyond the cutoff exactly zero is added: r² is clamped to one, where "shift"
+// and "taylor2" vanish. With c the signed root of the charge, (c - c r²)|c - c r²| is q (1 - r²)² in two instructions.
 template <int SCHEME, bool BY_DISTANCE>
 __device__ inline void add_term(float& sum, float along, float across, float charge) {
     if constexpr (SCHEME == SHIFT) {

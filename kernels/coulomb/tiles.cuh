@@ -1,12 +1,12 @@
-// tiles: the sum within a cutoff in production. A warp has 4 × 4 × 8 points, a lane four of them: two in each half.
+// tiles: the sum within a cutoff in production. A warp computes 4 × 4 × 8 points, a lane four of them: two in each half.
 //
-// Columns of cells that come near the tile are listed, a lane each; their atoms (contiguous, since cells run along z) are
-// dealt out to the lanes. Each lane tests one atom against the boxes of the tile's two halves, and what is hit goes into
-// one of three queues: hits of both halves, of the lower, of the upper. So a point computes what its own 4 × 4 × 4 box
-// needs, 1.3 times what it must at 0.5 Å and 12 Å, while most atoms are loaded once for four points a lane.
+// Lanes list the columns of cells within reach of the tile, one each; the columns' atoms (contiguous, since cells run along
+// z) are distributed over the lanes. Each lane tests one atom against the boxes of the tile's two halves and queues it if it
+// hits: one queue for hits of both halves, one for the lower, one for the upper. A point thus computes the atoms near its
+// own 4 × 4 × 4 box, 1.3 times the useful pairs at 0.5 Å and 12 Å, while most atoms are loaded once for four points a lane.
 //
-// The order in which a point adds up its atoms depends on the tile and the sorted atoms alone: tiles count from the whole
-// grid's origin, and a tile sees the same cells, each with all of its atoms, whatever part of the grid is computed.
+// The order in which a point sums its atoms depends only on the tile and the sorted atoms: tiles are counted from the whole
+// grid's origin, and a tile visits the same complete cells whichever part of the grid is computed.
 #pragma once
 
 #include "cells.cuh"
@@ -18,13 +18,13 @@ constexpr int FULL = 96, QUEUE = FULL + 32;
 constexpr int HALF_FULL = 32, HALF_QUEUE = HALF_FULL + 32;
 constexpr int UNROLL = 4;
 constexpr int ATOM = sizeof(float4);
-constexpr float MARGIN = 1.00002f;  // of the tests against boxes, squared: the terms themselves decide
+constexpr float MARGIN = 1.00002f;  // of the box tests, squared; the terms are exact zeros beyond the cutoff
 
-// A warp's part of shared memory. It is addressed by 32-bit addresses throughout: from pointers the compiler works them
-// out anew at every access.
+// A warp's part of shared memory, addressed by 32-bit addresses throughout: the compiler would convert pointers anew at
+// every access.
 struct Queues {
     float4 both[QUEUE], lower[HALF_QUEUE], upper[HALF_QUEUE];
-    int after[32], shift[32];  // of the listed columns: atoms up to its end; from such a number to a place in the arrays
+    int after[32], shift[32];  // of the listed columns: atoms up to its end; from that count to an index of the arrays
 };
 constexpr unsigned LOWER = QUEUE * ATOM, UPPER = LOWER + HALF_QUEUE * ATOM, AFTER = UPPER + HALF_QUEUE * ATOM;
 constexpr unsigned SHIFT_OF = AFTER + 32 * sizeof(int);
@@ -63,11 +63,11 @@ __device__ inline unsigned lanes_before() {
 __device__ inline float gap(float distance, float half) { return fmaxf(fabsf(distance) - half, 0.0f); }
 
 struct Lane {
-    float x, y, z[2][2], sum[2][2];  // of its points, relative to the tile's anchor; [half][which]
+    float x, y, z[2][2], sum[2][2];  // of its points, relative to the tile's anchor; [half][point]
 };
 
 // Adds the atoms of a queue, in whole groups of UNROLL, to the points of the halves FROM … TO - 1, and moves the rest to
-// the front; at the end the queue is filled up with atoms of no charge.
+// the front; the last time the queue is padded with atoms of zero charge.
 template <int SCHEME, bool BY_DISTANCE, int FROM, int TO>
 __device__ inline void drain(Lane& lane, unsigned queue, int& count, bool last, float softening) {
     const int number = threadIdx.x % 32;
@@ -97,14 +97,14 @@ __device__ inline void drain(Lane& lane, unsigned queue, int& count, bool last, 
     count = rest;
 }
 
-// Where a tile is, in units of the cutoff.
+// A tile's position, in units of the cutoff.
 struct Tile {
     int corner[3];                 // first point, in the whole grid
     double centre[3], half[3];     // of the box of its points
     int first_column[2], columns[2];
 };
 
-// Lists those of 32 columns, from number `base` on, that hold atoms near the tile; returns the number of these atoms.
+// Lists those of 32 columns, starting at `base`, that hold atoms near the tile; returns the number of these atoms.
 __device__ inline int list_columns(unsigned queues, int base, const Tile& tile, const int* __restrict__ starts,
                                    const Cells& cells) {
     const int column = base + static_cast<int>(threadIdx.x) % 32;
@@ -140,7 +140,7 @@ __device__ inline int list_columns(unsigned queues, int base, const Tile& tile, 
     return __shfl_sync(~0u, after, 31);
 }
 
-// Where the warp's tile is; false where it has no point in this part of the grid.
+// The warp's tile; false if it has no point in this part of the grid.
 __device__ inline bool find_tile(Tile& tile, const Points& points, const Cells& cells) {
     const int warp = threadIdx.x / 32;
     const int size[3] = {TILE, TILE, 2 * TILE}, tiles_a_block[3] = {2, 2, 1}, mine[3] = {warp / 2, warp % 2, 0};
@@ -178,16 +178,16 @@ tiles(const float4* __restrict__ high, const float4* __restrict__ low, const int
     Tile tile;
     if (!find_tile(tile, points, cells)) return;
 
-    // The anchor is a float near the centre: what is taken from it is exact, and near the tile small.
+    // The anchor is a float near the centre: differences from it are exact, and small near the tile.
     float anchor[3], box[3];
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
         anchor[axis] = static_cast<float>(tile.centre[axis]);
         const double extent = axis == 2 ? 0.5 * (TILE - 1) * points.step[2] : tile.half[axis];
         box[axis] = static_cast<float>(extent + fabs(tile.centre[axis] - anchor[axis]));
-        asm volatile("" : "+f"(anchor[axis]), "+f"(box[axis]));  // not to be worked out again in the loop
+        asm volatile("" : "+f"(anchor[axis]), "+f"(box[axis]));  // keeps the compiler from recomputing them in the loop
     }
-    const float middle = static_cast<float>(0.5 * TILE * points.step[2]);  // of the halves' centres, up and down
+    const float middle = static_cast<float>(0.5 * TILE * points.step[2]);  // offset of the halves' centres
     const int number = threadIdx.x % 32, i = number / 8, j = number / 2 % 4, k = number % 2 * 2;
     Lane lane;
     lane.x = static_cast<float>((tile.corner[0] + i) * points.step[0] - anchor[0]);

@@ -1,25 +1,24 @@
 """Non-uniform Fourier transforms between images and k-space samples, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
     forward   s_m    = sum over r of image(r) exp(−2πi k_m·r/N)
-    adjoint   img(r) = sum over m of w_m s_m exp(+2πi k_m·r/N)      the conjugate transpose, not scaled
+    adjoint   img(r) = sum over m of w_m s_m exp(+2πi k_m·r/N)      the conjugate transpose, unscaled
     normal    img(r) = sum over m of w_m exp(+2πi k_m·r/N) s_m of the forward transform       (`Toeplitz`)
 
 Image     : complex64 (on the CPU complex128 too) [..., *shape], 2 or 3 axes; r = index − N // 2 on each. Leading axes
             are coils or batches.
-Trajectory: float32 or float64 [M, d] in cycles per field of view; column 0 goes with the image's axis 0. |k| ≤ N/2 is
-            what a matrix resolves; the exponential has period N in k, so that what lies beyond is folded back exactly.
+Trajectory: float32 or float64 [M, d] in cycles per field of view; column 0 belongs to the image's axis 0. A matrix of
+            size N resolves |k| ≤ N/2; the exponential has period N in k, so samples beyond are folded back exactly.
 Samples   : the image's dtype [..., M]; M may be 0.
 Weights   : real [M], the density compensation w.
-Precision : `eps` bounds ‖result − definition‖ / ‖definition‖ for the transform of random data. A single element is
-            within 10 eps × the input's 2-norm there, and within 6 eps × the input's 1-norm whatever the data: what
-            gridding folds in is worst at the image's corners. Results of complex64 are good to 1e-6, those of
-            complex128 to 1e-12.
-Bits      : the same on every call on a CUDA device, whatever runs beside it. On a CPU too, where there are as many
-            coils as threads; with fewer, FINUFFT's threads share a coil and add it up in the order in which they end.
+Precision : `eps` bounds ‖result − definition‖ / ‖definition‖ for random data. A single element is then within 10 eps ×
+            the input's 2-norm, and for any data within 6 eps × the input's 1-norm: aliasing by gridding is worst at the
+            image's corners. complex64 results are good to 1e-6, complex128 results to 1e-12.
+Bits      : reproducible on a CUDA device, even a shared one, and on a CPU with at least as many coils as threads. With
+            fewer coils, FINUFFT's threads share a coil and sum it in the order in which they finish.
 
-`Nufft` plans a trajectory once: sorting, kernel constants, FFTs. `method` says which of two transforms it chose:
-"gridding" spreads to a finer grid and uses the FFT; "exact" is the sum itself as matrix products, fastest where an
-image is small. The CPU's gridding is FINUFFT, which is the field's best.
+`Nufft` plans a trajectory once: sorting, kernel constants, FFTs. Of its two methods "gridding" spreads samples to a
+finer grid and uses the FFT; "exact" evaluates the sum as matrix products, which is fastest for small images. On the CPU
+gridding is FINUFFT's.
 
 Sources: Greengard, Lee, "Accelerating the nonuniform FFT", SIAM Rev. 46 (2004); Barnett, Magland, af Klinteberg, "A
 parallel nonuniform FFT library based on an exponential of semicircle kernel", SIAM J. Sci. Comput. 41 (2019); Fessler
@@ -53,16 +52,16 @@ __all__ = ["DTYPES", "METHODS", "Nufft", "Toeplitz", "adjoint", "forward", "toep
 class Nufft:
     """The transforms of one trajectory, planned once and run on any number of images.
 
-    trajectory : NumPy or CuPy array [M, d] in cycles per field of view, float32 or float64, d = 2 or 3. Its kind
-                 decides the device. NumPy arrays are checked for values that are not finite; CuPy arrays are not.
+    trajectory : NumPy or CuPy array [M, d] in cycles per field of view, float32 or float64, d = 2 or 3. Its type
+                 selects the device. NumPy arrays are checked for non-finite values; CuPy arrays are not.
     shape      : of the image, d sizes of 1 or more
-    eps        : relative error asked for, 1e-12 (on CUDA 1e-6) … 0.1
-    method     : "gridding", "exact", or "auto": what a cost model expects to be faster for `coils` coils
-    coils      : images transformed in one call, for the cost model and the layout; any number works
-    workers    : CPU threads; default one a core
+    eps        : requested relative error, 1e-12 (on CUDA 1e-6) … 0.1
+    method     : "gridding", "exact", or "auto": the faster one for `coils` coils by a cost model
+    coils      : images transformed in one call, for the cost model; any number works
+    workers    : CPU threads; default one per core
 
-    shape, points, eps, method : as planned; `method` is "gridding" or "exact"
-    Safe from any thread, and on any stream. Raises ValueError or TypeError, in one line that names the parameter.
+    Attributes `shape`, `points`, `eps` and `method` hold the plan; `method` is "gridding" or "exact".
+    Thread-safe, on any stream. Raises ValueError or TypeError with one line that names the parameter.
     """
 
     def __init__(
@@ -88,20 +87,20 @@ class Nufft:
 
             self._plan: Any = cpu.Plan(trajectory, self.shape, self.eps, method, workers)
         else:
-            from kernels.nufft import methods
+            from kernels.nufft import cuda
 
-            self._plan = methods.Plan(trajectory, self.shape, self.eps, method, coils)
+            self._plan = cuda.Plan(trajectory, self.shape, self.eps, method, coils)
         self.method: str = self._plan.method
 
     def forward(self, images: Any, out: Any = None, stream: Any = None) -> Any:
         """Samples of images.
 
-        images : [..., *shape], of the trajectory's kind of array; complex64, on the CPU complex128 too
-        out    : array for the result, C-contiguous; no memory shared with the images
-        stream : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+        images : [..., *shape], NumPy or CuPy like the trajectory; complex64, on the CPU complex128 too
+        out    : array for the result, C-contiguous, sharing no memory with the images
+        stream : CUDA stream to launch on; default CuPy's current one. The call does not wait for the device.
 
         Returns samples [..., M] of the images' dtype.
-        Raises ValueError or TypeError, in one line that names the parameter.
+        Raises ValueError or TypeError with one line that names the parameter.
         """
         images = checked_array("images", images, self._host, self.shape)
         leading = images.shape[: -len(self.shape)]
@@ -111,13 +110,13 @@ class Nufft:
     def adjoint(self, samples: Any, weights: Any = None, out: Any = None, stream: Any = None) -> Any:
         """Images of samples: the conjugate transpose of `forward`, applied to weights × samples.
 
-        samples : [..., M], of the trajectory's kind of array; complex64, on the CPU complex128 too
-        weights : real [M]; None: all one
-        out     : array for the result, C-contiguous; no memory shared with the samples or weights
-        stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+        samples : [..., M], NumPy or CuPy like the trajectory; complex64, on the CPU complex128 too
+        weights : real [M]; default all one
+        out     : array for the result, C-contiguous, sharing no memory with the samples or weights
+        stream  : CUDA stream to launch on; default CuPy's current one. The call does not wait for the device.
 
         Returns images [..., *shape] of the samples' dtype.
-        Raises ValueError or TypeError, in one line that names the parameter.
+        Raises ValueError or TypeError with one line that names the parameter.
         """
         samples = checked_array("samples", samples, self._host, (self.points,))
         weights = checked_weights(weights, self.points, self._host)
@@ -136,7 +135,7 @@ def forward(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Samples [..., M] of images [..., *shape] along a trajectory [M, d] that is used once; see `Nufft`."""
+    """Samples [..., M] of images [..., *shape] along a trajectory [M, d], without keeping the plan; see `Nufft`."""
     if np.ndim(trajectory) != 2:
         raise ValueError(f"trajectory must be an array [M, 2] or [M, 3]; got shape {np.shape(trajectory)}")
     if np.ndim(images) < trajectory.shape[1]:
@@ -157,5 +156,5 @@ def adjoint(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Images [..., *shape] of samples [..., M] along a trajectory [M, d] that is used once; see `Nufft`."""
+    """Images [..., *shape] of samples [..., M] along a trajectory [M, d], without keeping the plan; see `Nufft`."""
     return Nufft(trajectory, shape, eps=eps, method=method, workers=workers).adjoint(samples, weights, out, stream)

@@ -1,7 +1,7 @@
-"""Test inputs of non-uniform Fourier transforms and what must come out: what the tests of every device iterate over.
+"""Test inputs of non-uniform Fourier transforms and the expected results, for the tests of every device.
 
-The oracle is the definition in float64 (exact_cases.py): one exponential for each pair of a sample and a pixel. It
-shares neither grid, kernel, FFT nor factors with the code under test.
+The oracle is the definition in float64 (exact/cases.py): one exponential per pair of sample and pixel. It shares
+neither grid, kernel, FFT nor factors with the code under test.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Array = NDArray[Any]
 
 CONTENTS = ("random", "radial", "spiral", "clustered", "cartesian", "edges", "beyond", "equal")
 GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
-# How far a single element may be off, in eps times the input's norms; see the contract.
+# Bounds on a single element's error, in eps times the input's norms; see the contract.
 BY_ONE_NORM, BY_TWO_NORM = 6, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One trajectory with images and samples; both directions are computed."""
+    """One trajectory with images and samples, for both directions."""
 
     shape: tuple[int, ...]
     points: int = 499
@@ -71,7 +71,7 @@ class Case:
     def check_forward(self, result: Array, expected: Array | None = None) -> None:
         """AssertionError unless every sample is right."""
         expected = self.exact_forward() if expected is None else expected
-        # One sample, or a few that are there again and again, are no average.
+        # A bound on the norm needs many different samples.
         whole = self.points > 30 and self.content not in ("equal", "edges")
         check(result, expected, self.images(), self.eps, self.name, whole=whole)
 
@@ -88,7 +88,7 @@ class Case:
         return moved + self.points * len(self.shape) * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:
-        """Of the definition: a complex product and a sum a pair of a sample and a pixel."""
+        """Of the definition: a complex product and a sum per pair of sample and pixel."""
         return 8 * self.coils * self.points * math.prod(self.shape)
 
 
@@ -108,9 +108,9 @@ def made_trajectory(content: str, points: int, shape: tuple[int, ...]) -> Array:
     elif content == "spiral":
         turn = np.sqrt(np.arange(points) / max(points, 1)) / 2
         k[:, 0], k[:, 1] = turn * np.cos(64 * math.pi * turn), turn * np.sin(64 * math.pi * turn)
-    elif content == "clustered":  # all in a few cells, as the middle of a radial trajectory
+    elif content == "clustered":  # all in a few cells, like the centre of a radial trajectory
         k = rng.normal(0, 1, k.shape) * 0.3 / size + 0.01
-    elif content == "cartesian":  # right on pixels of k-space
+    elif content == "cartesian":  # exactly on pixels of k-space
         k = np.floor(k * size) / size
     elif content == "edges":
         k = 0.5 * rng.integers(-1, 2, k.shape)
@@ -122,8 +122,8 @@ def made_trajectory(content: str, points: int, shape: tuple[int, ...]) -> Array:
 
 
 def radial(points: int, axes: int, *, readout: int) -> Array:
-    """The first `points` of spokes through the middle, [M, d] in cycles a pixel: golden angles, or a spiral of
-    directions on the sphere."""
+    """The first `points` of spokes through the centre, [M, d] in cycles per pixel: golden angles in 2-D, directions
+    along a spiral on the sphere in 3-D."""
     spokes = -(-points // readout)
     angle, along = np.arange(spokes) * GOLDEN_ANGLE, np.arange(readout) / readout - 0.5
     if axes == 2:
@@ -138,8 +138,8 @@ def radial(points: int, axes: int, *, readout: int) -> Array:
 def check(result: Array, expected: Array, inputs: Array, eps: float, name: str, *, whole: bool) -> None:
     """AssertionError unless every element of every coil is right.
 
-    inputs : what was transformed, weighted, [coils, …]
-    whole  : the elements are many and differ, so that the error of all together is held to eps
+    inputs : the weighted input, [coils, …]
+    whole  : also bound the error of all elements together by eps, if they are many and different
     """
     assert result.shape == expected.shape, f"{name}: shape {result.shape}, expected {expected.shape}"
     assert np.isfinite(result).all(), f"{name}: not finite"
@@ -156,7 +156,7 @@ def check(result: Array, expected: Array, inputs: Array, eps: float, name: str, 
 
 
 def cases() -> Iterator[Case]:
-    """Every content and error in two and three dimensions; prime, single and even sizes; no point, one, primes."""
+    """Every content and error in two and three dimensions; prime, single and even sizes; from no points on."""
     for content, shape in itertools.product(CONTENTS, ((31, 37), (16, 24), (7, 6, 11))):
         yield Case(shape=shape, content=content, points=997 if content == "clustered" else 499)
     for eps, shape in itertools.product((1e-2, 1e-4, 1e-5, 1e-6), ((31, 37), (64, 18), (13, 9, 16))):

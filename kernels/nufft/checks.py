@@ -1,4 +1,4 @@
-"""What the public functions of this operation refuse, each in one line that names the parameter."""
+"""Validation of public parameters: each error is one line that names the parameter."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ DTYPES = ("complex64", "complex128")
 REALS = ("float32", "float64")
 METHODS = ("auto", "gridding", "exact")
 MAX_POINTS = (1 << 31) - 1
-MAX_SIZE = 1 << 15  # of an axis; the doubled and finer grids then have sizes within 17 bits
+MAX_SIZE = 1 << 15  # of an axis; sizes of the doubled and finer grids then fit 17 bits
 SMALLEST_EPS_ON_HOST, SMALLEST_EPS_ON_CUDA, LARGEST_EPS = 1e-12, 1e-6, 0.1
 
 
 def on_host(array: Any) -> bool:
-    """Whether it is a NumPy array."""
+    """Whether `array` is a NumPy array."""
     return isinstance(array, np.ndarray)
 
 
 def checked_kind(name: str, array: Any, host: bool | None = None) -> bool:
-    """Whether it is NumPy's; TypeError where it is neither NumPy's nor CuPy's, or not what the trajectory is."""
+    """Whether an array is NumPy's; TypeError if it is neither NumPy's nor CuPy's, or not like the plan."""
     check_array(name, array)
     if host is not None and on_host(array) != host:
         raise TypeError(f"{name} must be a {'NumPy' if host else 'CuPy'} array, as the plan is; got {type(array)}")

@@ -1,5 +1,4 @@
-"""The transforms of NumPy arrays: FINUFFT's, or the sum itself as matrix products; and our Toeplitz convolution, whose
-FFTs are pocketfft's (scipy.fft), over the lines of the doubled grid that are not known to be zero."""
+"""The transforms of NumPy arrays: by FINUFFT, or exactly, as matrix products."""
 
 from __future__ import annotations
 
@@ -14,20 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft.exact import cpu as exact_cpu
+from kernels.nufft.tuning import EXACT_PAIRS, VALUES_A_THREAD
 
 Array = NDArray[Any]
 
-# Below this relative error float32 coordinates, grids and FFTs of FINUFFT are not enough; complex64 is then computed in
+# Below this relative error FINUFFT's float32 coordinates, grids and FFTs do not suffice; complex64 is then computed in
 # float64 and rounded once.
 SINGLE_EPS, SINGLE_EPS_A_SIZE = 5e-6, 1.5e-7
-# FINUFFT's tolerance is an aim, which small images with samples at the edge of k-space miss. For a large eps the
-# smaller grid is the faster one, with more of a margin.
+# Small images with samples at the edge of k-space exceed FINUFFT's tolerance, hence the margins. For a large eps the
+# smaller grid is faster, but needs a wider margin.
 COARSE_EPS, COARSE = 1e-3, {"upsampfac": 1.25, "margin": 0.2}
 FINE = {"upsampfac": 2.0, "margin": 0.5}
-VALUES_A_THREAD = 20_000  # below that, FINUFFT's threads cost more than they save
-EXACT_PAIRS = 1 << 15  # pairs of a point and a pixel up to which the sum costs less than FINUFFT's set-up
 
-_PLANNING = threading.Lock()  # FFTW's planner, which FINUFFT may be built on, is one for all
+_PLANNING = threading.Lock()  # FFTW's planner, which FINUFFT may use, is not thread-safe
 
 
 def default_workers(workers: int | None) -> int:
@@ -35,10 +33,10 @@ def default_workers(workers: int | None) -> int:
 
 
 class Plan:
-    """One trajectory's transforms; see kernels.nufft.Nufft. FINUFFT's plans are made when first needed."""
+    """One trajectory's transforms; see kernels.nufft.Nufft. FINUFFT's plans are created on demand."""
 
     def __init__(self, trajectory: Array, shape: tuple[int, ...], eps: float, method: str, workers: int | None) -> None:
-        self._trajectory = np.array(trajectory, np.float64)  # a copy: plans are made later
+        self._trajectory = np.array(trajectory, np.float64)  # a copy, since plans are created later
         self._shape = shape
         self._eps = eps
         self._workers = default_workers(workers)
@@ -61,7 +59,7 @@ class Plan:
     def adjoint(self, samples: Array, weights: Array | None, out: Array | None, stream: Any) -> Array:
         points = len(self._trajectory)
         out = np.empty((*samples.shape[:-1], *self._shape), samples.dtype) if out is None else out
-        # reshape(-1, 0) cannot tell how many there are.
+        # reshape(-1, 0) is ambiguous.
         flat = samples.reshape(math.prod(samples.shape[:-1]), points)
         result = out.reshape(-1, *self._shape)
         if weights is not None:
@@ -87,8 +85,8 @@ class Plan:
         double = source.dtype == np.complex128 or self._eps < max(SINGLE_EPS, SINGLE_EPS_A_SIZE * max(self._shape))
         dtype = np.dtype(np.complex128 if double else np.complex64)
         source = np.ascontiguousarray(source, dtype)
-        # A coil a thread: FINUFFT's own threads wait for each other after every stage, so that one that is held up
-        # holds up all. They serve where coils are fewer than threads.
+        # One coil per thread: FINUFFT's own threads synchronise after every stage, so that a slow one delays all. They
+        # are used if there are fewer coils than threads.
         a_coil = len(self._trajectory) + math.prod(self._shape)
         shares = self._workers if len(source) >= self._workers and len(source) * a_coil >= VALUES_A_THREAD else 1
         threads = 1 if shares > 1 else min(self._workers, 1 + a_coil // VALUES_A_THREAD)
@@ -98,7 +96,7 @@ class Plan:
             for coil in range(share, len(source), shares):
                 result[coil] = plan.execute(source[coil]).reshape(result.shape[1:])
 
-        with self._lock:  # a plan of FINUFFT owns one work space
+        with self._lock:  # each FINUFFT plan has one work space
             if shares == 1:
                 run(0)
                 return
@@ -123,7 +121,7 @@ class Plan:
 
 
 def radians(trajectory: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Each axis' coordinates in [−π, π], folded in float64 before they are rounded."""
+    """Each axis' coordinates in [−π, π], folded in float64 before rounding."""
     for axis, size in zip(trajectory.T, shape, strict=True):
         turns = axis / size
         yield 2 * np.pi * (turns - np.round(turns))

@@ -1,4 +1,4 @@
-"""What every step is measured on: many coils of a radial slice, and a volume."""
+"""The ladders of the non-uniform transforms: many coils of a radial slice, and of a volume."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _prepared(variant: str, shape: tuple[int, ...], points: int, coils: int) -> 
 
 
 def _rivals(kind: str, shape: tuple[int, ...], points: int, coils: int) -> Mapping[str, Callable[[], Any]]:
-    """cuFINUFFT, planned once, where it is installed."""
+    """cuFINUFFT, planned once, if it is installed."""
     if not find_spec("cufinufft"):
         return {}
     cufinufft = import_module("cufinufft")

@@ -1,8 +1,7 @@
-"""What iterative MRI reconstruction needs around the non-uniform Fourier transform, on NumPy and CuPy arrays alike.
+"""Iterative MRI reconstruction with the non-uniform Fourier transforms of `kernels.nufft`, for NumPy and CuPy arrays.
 
-Everything here is array code: the type of the arrays decides where it runs, and a result lies where its input lies.
-Trajectories are in cycles per field of view, images have pixel index n // 2 of each axis in the middle, coils come
-first; see `kernels.nufft` for the transform itself.
+The type of the input arrays selects the device, and results are of the same type. Trajectories are in cycles per field
+of view, index n // 2 of each image axis is the centre, and the coil axis comes first.
 """
 
 from __future__ import annotations

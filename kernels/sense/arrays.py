@@ -1,4 +1,4 @@
-"""What NumPy and CuPy arrays need to be told apart for: the module of an array, its Fourier transforms, host copies."""
+"""One interface to NumPy and CuPy arrays: their module, host copies, inner products and centred Fourier transforms."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def namespace(array: Any) -> Any:
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """The same values as a NumPy array; of a CuPy array, waits for the device."""
+    """The array as a NumPy array; waits for the device if it is CuPy's."""
     return array if isinstance(array, np.ndarray) else np.asarray(array.get())
 
 
 def inner_product(one: Any, other: Any) -> Any:
-    """The real part of the sum of conj(one) × other, a 0-d array where the arrays live.
+    """The real part of the sum of conj(one) × other, a 0-d array on the arrays' device.
 
-    NumPy adds up in float64. CuPy's own sum is a tree, good to float32, and one launch.
+    NumPy sums in float64. CuPy's sum is a float32 tree in one launch.
     """
     xp = namespace(one)
     if xp is np:
@@ -36,14 +36,14 @@ def inner_product(one: Any, other: Any) -> Any:
 
 
 def inner_products(one: Any, other: Any) -> Any:
-    """The same for each index of the first axis on its own: float64 (n, 1 …), as many axes as the arrays have."""
+    """`inner_product` for each index of the first axis: float64 (n, 1 …), with as many axes as the arrays."""
     xp = namespace(one)
     products = one.real * other.real + one.imag * other.imag
     return xp.sum(products, axis=tuple(range(1, one.ndim)), keepdims=True, dtype=np.float64)
 
 
 def centred_fft(images: Any, axes: Sequence[int]) -> Any:
-    """The discrete Fourier transform with index n // 2 as the origin on both sides, without scaling, as complex64."""
+    """The unscaled discrete Fourier transform with index n // 2 as the origin on both sides, complex64."""
     xp = namespace(images)
     shifted = xp.fft.ifftshift(images, axes=axes)
     from scipy import fft as scipy_fft  # takes a fifth of a second to import

@@ -1,4 +1,4 @@
-"""Images of the k-space centre, on a coarse grid over the whole field of view: what coil sensitivities come from."""
+"""Calibration: images of the k-space centre, on a coarse grid over the whole field of view."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kernels.sense.arrays import centred_fft, namespace, to_host
 from kernels.sense.conjugate_gradient import conjugate_gradient
 
 _EPS = 1e-3
-# The coarse grid has twice the pixels that the centre of k-space resolves, so that it can be interpolated.
+# The coarse grid has twice the pixels that the centre of k-space resolves, so that interpolation is accurate.
 _OVERSAMPLED = 2
 _ITERATIONS, _DAMPING = 10, 1e-3
-# Of the greatest energy: pixels with less hold no signal.
+# Pixels with less than this share of the largest energy hold no signal.
 _SIGNAL = 0.02
 _CLIMBS, _NEAR_ZERO = 20, 1e-4
 
@@ -29,7 +29,7 @@ class CentreImages:
     """Coil images of the k-space centre.
 
     images : complex64 (coils, *coarse shape), NumPy or CuPy; pixel index n // 2 is the middle of the field of view
-    width  : of the centre in cycles per field of view; |k| ≤ width / 2 along each axis
+    width  : of the centre, in cycles per field of view; |k| ≤ width / 2 along each axis
     """
 
     images: Any
@@ -46,17 +46,17 @@ def centre_images(
     taper: bool,
     workers: int | None = None,
 ) -> CentreImages:
-    """Coil images of the samples with |k| ≤ width / 2 along each axis: those of least squares, each coil on its own,
-    which do not show how the samples lie.
+    """Least-squares images, coil by coil, of the samples with |k| ≤ width / 2 along each axis; unlike gridded images,
+    they do not show the sampling pattern.
 
     samples    : complex64 (coils, m), NumPy or CuPy
-    trajectory : (m, dimensions) in cycles per field of view, of the same kind of array
+    trajectory : (m, dimensions) in cycles per field of view, NumPy or CuPy like the samples
     weights    : density compensation (m,), float32
     shape      : of the final image; axes shorter than the width use their whole range
-    taper      : a raised cosine over |k|, against ringing
-    workers    : CPU threads; default one a core
+    taper      : apply a raised cosine over |k|, against ringing
+    workers    : CPU threads; default one per core
 
-    Raises ValueError where no sample lies there.
+    Raises ValueError if no sample lies in the centre.
     """
     xp = namespace(samples)
     widths = [min(width, n) for n in shape]
@@ -78,14 +78,14 @@ def centre_images(
 
 
 def in_centre(trajectory: Any, shape: Sequence[int], width: int) -> Any:
-    """Which samples of a trajectory (m, dimensions), in cycles per field of view, lie in the centre of k-space."""
+    """Indices of the samples of a trajectory (m, dimensions), in cycles per field of view, in the centre of k-space."""
     xp = namespace(trajectory)
     halves = xp.asarray([min(width, n) / 2 for n in shape], dtype=np.float32)
     return xp.flatnonzero(xp.all(xp.abs(trajectory.astype(np.float32)) <= halves, axis=1))
 
 
 def _tapered(images: Any, widths: Sequence[int]) -> Any:
-    """k-space times (1 + cos(π |k| / half the width)) / 2, and 0 beyond."""
+    """k-space times (1 + cos(π |k| / half the width)) / 2, and 0 beyond half the width."""
     xp = namespace(images)
     axes = tuple(range(1, images.ndim))
     squares = xp.zeros((), np.float32)
@@ -94,16 +94,16 @@ def _tapered(images: Any, widths: Sequence[int]) -> Any:
         squares = squares + (share**2).reshape((-1,) + (1,) * (images.ndim - 2 - axis))
     radius = xp.minimum(xp.sqrt(squares), np.float32(1))
     window = np.float32(0.5) + np.float32(0.5) * xp.cos(np.float32(np.pi) * radius)
-    # The inverse transform by the forward one: conj F conj, over the number of pixels.
+    # The inverse transform by the forward one: conj F conj, divided by the number of pixels.
     back = centred_fft((centred_fft(images, axes) * window).conj(), axes).conj()
     return (back / np.float32(math.prod(images.shape[1:]))).astype(np.complex64, copy=False)
 
 
 def reference_mixture(images: Any, maps: Any) -> NDArray[np.complex64]:
-    """The unit mixture of coils (coils,) whose phase the maps are given: one that vanishes nowhere in the object.
+    """The unit mixture of coils (coils,) that defines the maps' phase; it vanishes nowhere in the object.
 
-    Where it did, the phase would turn around a point, and maps could not be interpolated across it. From the strongest
-    mixture it climbs to a greater geometric mean of its sensitivity over the pixels with signal.
+    At a zero the phase would wind around a point and maps could not be interpolated there. Starting from the strongest
+    mixture, it maximises the geometric mean of its sensitivity over the pixels with signal.
 
     images, maps : complex (coils, *coarse shape); Σ |map|² = 1
     """
@@ -111,7 +111,7 @@ def reference_mixture(images: Any, maps: Any) -> NDArray[np.complex64]:
     energy = (np.abs(flat) ** 2).sum(axis=0)
     _, vectors = np.linalg.eigh(flat @ flat.conj().T)
     mixture = vectors[:, -1]
-    # An eigenvector's own phase is arbitrary, and differs between libraries.
+    # An eigenvector's phase is arbitrary and differs between libraries.
     largest = mixture[np.argmax(np.abs(mixture))]
     mixture = mixture * (largest.conj() / abs(largest))
     shown = to_host(maps).reshape(len(flat), -1)[:, energy > _SIGNAL * energy.max()].astype(np.complex128)
@@ -125,7 +125,7 @@ def reference_mixture(images: Any, maps: Any) -> NDArray[np.complex64]:
 
 
 def with_reference_phase(maps: Any, reference: NDArray[np.complex64]) -> Any:
-    """Maps (coils, ...) turned at each pixel so that the reference mixture of coils is real and positive."""
+    """Maps (coils, ...) with the phase of each pixel chosen so that the reference mixture is real and positive."""
     xp = namespace(maps)
     mixture = xp.tensordot(xp.asarray(reference.conj()), maps, axes=1)
     size = xp.abs(mixture)
@@ -134,14 +134,14 @@ def with_reference_phase(maps: Any, reference: NDArray[np.complex64]) -> Any:
 
 
 def refined(coarse: Any, shape: Sequence[int]) -> Any:
-    """Smooth values on the coarse grid (..., *coarse), complex64 or float32, brought to the final one (..., *shape):
-    cubic, axis by axis.
+    """Smooth values on the coarse grid (..., *coarse), complex64 or float32, interpolated to the fine one (..., *shape)
+    by cubics, axis by axis.
 
-    Both grids cover the same field of view, and index n // 2 is its middle in both.
+    Both grids cover the same field of view, with index n // 2 in its centre.
     """
     xp = namespace(coarse)
     found = xp.ascontiguousarray(coarse)
-    # The last axis first, while the others are short; then nothing need be transposed, and matrices stay real.
+    # The last axis first, while the others are short; nothing is transposed, and matrices stay real.
     for axis in reversed(range(coarse.ndim - len(shape), coarse.ndim)):
         size, n = found.shape[axis], shape[axis - coarse.ndim]
         if size == n:

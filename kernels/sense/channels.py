@@ -1,4 +1,4 @@
-"""Mixing of receiver channels: noise prewhitening, and compression to few virtual channels.
+"""Receiver channels: noise prewhitening, and compression to a few virtual channels.
 
 Sources. Prewhitening: Pruessmann, Weiger, Börnert, Boesiger, "Advances in sensitivity encoding with arbitrary k-space
 trajectories", Magn. Reson. Med. 46 (2001), appendix A; Roemer et al., Magn. Reson. Med. 16 (1990).
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from kernels.sense.arrays import namespace, to_host
 
-# Of the largest eigenvalue: below this, two channels carry the same noise to working precision.
+# Eigenvalues below this share of the largest: two channels carry the same noise to working precision.
 _SINGULAR = 1e-12
 
 
 def covariance(noise: NDArray[Any]) -> NDArray[np.complex128]:
-    """Ψ = E[n nᴴ], (coils, coils), of complex noise samples (coils, n) with their mean taken off.
+    """Ψ = E[n nᴴ], (coils, coils), of complex noise samples (coils, n) after subtracting their mean.
 
-    Variance counts real and imaginary part together. Raises ValueError where there are not more samples than coils,
-    or one is not finite.
+    The variance includes real and imaginary part. Raises ValueError if there are no more samples than coils, or if
+    one is not finite.
     """
     samples = np.asarray(noise, np.complex128)
     if samples.ndim != 2 or samples.shape[1] <= samples.shape[0]:
@@ -36,9 +36,9 @@ def covariance(noise: NDArray[Any]) -> NDArray[np.complex128]:
 
 
 def whitening(psi: NDArray[Any]) -> NDArray[np.complex128]:
-    """L⁻¹ of Ψ = L Lᴴ, (coils, coils), lower triangular: L⁻¹ n has the covariance 1.
+    """L⁻¹ of Ψ = L Lᴴ, (coils, coils), lower triangular: L⁻¹ n has unit covariance.
 
-    Raises ValueError where Ψ is no covariance of independent channels (a dead channel, two that are one).
+    Raises ValueError if Ψ is singular: a channel is dead, or two carry the same signal.
     """
     psi = np.asarray(psi, np.complex128)
     values = np.linalg.eigvalsh(psi)
@@ -48,7 +48,7 @@ def whitening(psi: NDArray[Any]) -> NDArray[np.complex128]:
 
 
 def mixed(samples: Any, matrix: NDArray[Any]) -> Any:
-    """Channels (coils, ...) turned into (rows of `matrix`, ...), complex64, where the samples live."""
+    """The product of `matrix` and channels (coils, ...): (rows of `matrix`, ...), complex64, on the samples' device."""
     xp = namespace(samples)
     factors = xp.asarray(np.ascontiguousarray(matrix, np.complex64))
     flat = samples.reshape(samples.shape[0], -1)
@@ -56,12 +56,12 @@ def mixed(samples: Any, matrix: NDArray[Any]) -> Any:
 
 
 def compression(samples: Any, channels: int) -> tuple[NDArray[np.complex128], float]:
-    """The orthonormal mixing of coils into `channels` virtual ones that keeps most of the samples' energy.
+    """The orthonormal compression matrix to `channels` virtual coils that keeps most of the samples' energy.
 
     samples : complex (coils, ...), NumPy or CuPy, prewhitened
 
-    Returns the matrix (channels, coils), strongest channel first, for `mixed`, and the share of the energy that
-    it keeps, 0 to 1. Raises ValueError unless 1 ≤ channels ≤ coils.
+    Returns the matrix (channels, coils) for `mixed`, strongest channel first, and the share of the energy it keeps,
+    0 to 1. Raises ValueError unless 1 ≤ channels ≤ coils.
     """
     coils = samples.shape[0]
     if not 1 <= channels <= coils:
@@ -72,7 +72,7 @@ def compression(samples: Any, channels: int) -> tuple[NDArray[np.complex128], fl
 
 
 def strongest_channels(gram: NDArray[Any], channels: int) -> tuple[NDArray[np.complex128], float]:
-    """The same from the coils' correlations Σ s sᴴ, (coils, coils), on the host."""
+    """`compression` from the coils' correlations Σ s sᴴ, (coils, coils), on the host."""
     values, vectors = np.linalg.eigh(gram.astype(np.complex128))
     kept = vectors[:, ::-1][:, :channels]
     total = float(values.sum())

@@ -1,10 +1,9 @@
-"""Coils a few at a time: maps of a volume that may take more memory than the device has.
+"""Groups of coils, for volumes whose maps exceed the device's memory.
 
-A volume's maps are cut into groups of coils. On a CPU a group is a view. On a GPU those that fit stay, and the others
-come from pinned host memory in each pass over the coils, by a stream of their own, to two places in turn: while one
-group is computed with, the next is on its way, beyond the end of a pass to the first of the next. Or they are made
-again in each pass, of what they were made of. What is computed with a group, and the order of the groups, do not depend
-on where they are: neither do the result's bits.
+A volume's maps are split into groups of coils. On a CPU a group is a view. On a GPU the groups that fit stay; in each
+pass over the coils the others are copied from pinned host memory on a separate stream into two alternating buffers,
+one group ahead of the computation, also across the end of a pass. Alternatively they are recomputed in each pass. The
+computation and the order of the groups do not depend on where they are, so neither do the result's bits.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from numpy.typing import NDArray
 
 from kernels.sense.arrays import namespace
 
-# Of all coil images of a group: 1 GiB.
+# Values of a group's coil images: 1 GiB.
 GROUP_VALUES = 1 << 27
-# A volume's coils in so many groups, so that few wait for the first; but not fewer coils than cores share.
+# More groups shorten the wait for the first; each keeps enough coils for the cores to share.
 _GROUPS, _FEWEST_COILS = 8, 4
 _PLACES = 2
 
 
 def group_parts(coils: int, pixels: int) -> list[slice]:
-    """The groups of a volume's coils: as many coils each as the cost of a pass and its memory allow."""
+    """The groups of a volume's coils."""
     count = max(1, min(GROUP_VALUES // pixels, max(-(-coils // _GROUPS), _FEWEST_COILS)))
     return [slice(first, min(first + count, coils)) for first in range(0, coils, count)]
 
 
 def parts_of(maps: Any) -> list[slice]:
-    """The groups of coils of an array (coils, *shape), all at once where they are small, or of `GroupedMaps`."""
+    """The groups of coils of `GroupedMaps`, or of an array (coils, *shape), which is one group if it is small."""
     if isinstance(maps, GroupedMaps):
         return list(maps.parts)
     count = max(1, GROUP_VALUES // math.prod(maps.shape[1:]))
@@ -42,7 +41,7 @@ def parts_of(maps: Any) -> list[slice]:
 
 
 def groups_of(maps: Any) -> Iterator[tuple[slice, Any]]:
-    """Each group's coils and their maps (coils of the group, *shape), on the device until the next is asked for."""
+    """Each group's coils and maps (coils of the group, *shape), valid on the device until the next iteration."""
     if isinstance(maps, GroupedMaps):
         yield from maps.groups()
     else:
@@ -51,11 +50,11 @@ def groups_of(maps: Any) -> Iterator[tuple[slice, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
-    """Which groups stay on the device.
+    """The groups that stay on the device.
 
-    groups, stay     : how many there are, and which of them stay
-    nbytes, streamed : of all maps, and of those that come from the host in each pass
-    room             : bytes on the device that the maps could take; None: as many as they are
+    groups, stay     : number of groups, and the indices of those that stay
+    nbytes, streamed : bytes of all maps, and of those copied from the host in each pass
+    room             : bytes on the device available for maps; None for unlimited
     """
 
     groups: int
@@ -66,7 +65,7 @@ class Placing:
 
 
 def placing(coils: int, shape: Sequence[int], room: int | None) -> Placing:
-    """What fits into `room` bytes of the device stays there. ValueError where not even two groups do."""
+    """Keeps as many groups on the device as fit into `room` bytes. ValueError if there is no room for two buffers."""
     pixels = math.prod(shape)
     parts = group_parts(coils, pixels)
     a_coil = pixels * np.dtype(np.complex64).itemsize
@@ -74,7 +73,7 @@ def placing(coils: int, shape: Sequence[int], room: int | None) -> Placing:
     count = len(parts) if room is None or coils * a_coil <= room else room // a_group - _PLACES
     if count < 0:
         raise ValueError(f"the GPU has {room} bytes for coils, of which {_PLACES} groups take {_PLACES * a_group}")
-    # Evenly among those that come, which then have more time to do so.
+    # Spread evenly among the streamed groups, which leaves each more time for its copy.
     stay = (
         frozenset(range(len(parts)))
         if count >= len(parts)
@@ -85,15 +84,15 @@ def placing(coils: int, shape: Sequence[int], room: int | None) -> Placing:
 
 
 class GroupedMaps:
-    """Maps (coils, *shape), complex64, of which a group at a time is on the device, or all are.
+    """Maps (coils, *shape), complex64, on the device a group at a time, or all at once.
 
-    `close` gives the device's memory back: call it when no pass is under way.
+    `close` frees the device's memory; do not call it during a pass.
     """
 
     def __init__(
         self, like: Any, coils: int, shape: Sequence[int], placed: Placing, *, made_again: bool = False
     ) -> None:
-        """like: any array of the device, NumPy's or CuPy's. made_again: groups that do not stay are not kept either."""
+        """like: any array of the device, NumPy's or CuPy's. made_again: recompute the other groups in each pass."""
         self._xp = namespace(like)
         self._made_again = made_again
         self._again: Callable[[slice], Any] | None = None
@@ -104,11 +103,11 @@ class GroupedMaps:
         self._upload: _Upload | None = None
 
     def make(self, made: Callable[[slice], Any], add: Callable[[Any], Any], mask: Any = None) -> None:
-        """Every group's maps, scaled so that the sum of the squares over all coils is 1.
+        """Computes every group's maps, scaled so that the sum of their squares over all coils is 1.
 
-        made : the maps of some of the coils, on the device; asked twice, so that no more than a group's are there
-        add  : adds up a real (*shape) array over whoever holds other coils
-        mask : bool (*shape), outside of which maps are 0; None: nowhere
+        made : computes the maps of some coils on the device; called twice, so that only one group is held at a time
+        add  : sums a real (*shape) array over the ranks that hold other coils
+        mask : bool (*shape), outside of which maps are 0; or None
         """
         squares: Any = 0
         for part in self.parts:
@@ -127,7 +126,7 @@ class GroupedMaps:
                 self._put(number, scaled(part))
 
     def _put(self, number: int, maps: Any) -> None:
-        """A group's maps, which are kept where the group belongs."""
+        """Keeps a group's maps on the device or the host."""
         if number in self.placed.stay or self._xp is np:
             self._groups[number] = maps
         else:
@@ -136,7 +135,7 @@ class GroupedMaps:
             self._groups[number] = held
 
     def groups(self) -> Iterator[tuple[slice, Any]]:
-        """A pass over all groups, in order. The maps of one are there until the next is asked for."""
+        """A pass over all groups, in order. A group's maps are valid until the next iteration."""
         for number, part in enumerate(self.parts):
             if self._groups[number] is None:
                 assert self._again is not None, "make comes before groups"
@@ -157,7 +156,7 @@ class GroupedMaps:
 
 
 class _Upload:
-    """Host arrays that come to the device one after another, once or round and round, to two places in turn."""
+    """Copies host arrays to the device one after another, once or in a loop, into two alternating buffers."""
 
     def __init__(self, xp: Any, hosts: Sequence[NDArray[Any]], *, once: bool = False) -> None:
         self._xp, self._hosts, self._once = xp, hosts, once
@@ -168,7 +167,7 @@ class _Upload:
         self._coming: deque[tuple[int, int]] = deque()
         self._following = 0
         for place in range(_PLACES):
-            self._used[place].record(self._current())  # the places' memory may have been somebody else's until here
+            self._used[place].record(self._current())  # work queued so far may still use this memory
             self._fetch(place)
 
     def _fetch(self, place: int) -> None:
@@ -188,7 +187,7 @@ class _Upload:
         return _Stay(self, place, self._places[place][: len(self._hosts[number])])
 
     def leave(self, place: int) -> None:
-        """What is to be done with a place has been queued: the array after the next may come there."""
+        """The work on a buffer has been queued: fetch the array after the next into it."""
         self._used[place].record(self._current())
         self._fetch(place)
 
@@ -201,7 +200,7 @@ class _Upload:
 
 
 class _Stay:
-    """An array in its place, for as long as the context lasts."""
+    """An array in its buffer, valid inside the context."""
 
     def __init__(self, upload: _Upload, place: int, array: Any) -> None:
         self._upload, self._place, self._array = upload, place, array
@@ -214,8 +213,8 @@ class _Stay:
 
 
 def streamed(xp: Any, hosts: Sequence[NDArray[Any]]) -> Iterator[Any]:
-    """Host arrays on the device, one after another, each until the next is asked for: copied while the one before is
-    computed with. On a CPU they are there. Pinned ones come faster; none is longer than the first."""
+    """Host arrays on the device, one after another, each valid until the next iteration and copied during the one
+    before. On a CPU they are returned as they are. Pinned arrays copy faster; none may be longer than the first."""
     if xp is np:
         yield from hosts
         return
@@ -229,7 +228,7 @@ def streamed(xp: Any, hosts: Sequence[NDArray[Any]]) -> Iterator[Any]:
 
 
 def pinned(xp: Any, shape: Sequence[int], dtype: Any = np.complex64) -> NDArray[Any]:
-    """Host memory that the device reads by itself: exactly so much, where CuPy's pool would round up."""
+    """An array in pinned host memory of exactly this size; CuPy's pool would round up."""
     if xp is np:
         return np.empty(shape, dtype)
     count = math.prod(shape)
@@ -238,7 +237,7 @@ def pinned(xp: Any, shape: Sequence[int], dtype: Any = np.complex64) -> NDArray[
 
 
 def unit_scale(squares: Any) -> Any:
-    """1 / √squares, and 0 where there is nothing."""
+    """1 / √squares, and 0 at zeros."""
     xp = namespace(squares)
     size = xp.sqrt(squares)
     smallest = np.float32(np.finfo(np.float32).tiny)

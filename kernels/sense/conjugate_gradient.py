@@ -1,4 +1,4 @@
-"""Conjugate gradients on the normal equations, with the curve of convergence.
+"""Conjugate gradients on the normal equations, with their convergence curve.
 
 Source: Hestenes, Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. Natl. Bur. Stand. 49
 (1952); for images Pruessmann et al., Magn. Reson. Med. 46 (2001).
@@ -18,16 +18,16 @@ from kernels.sense.arrays import inner_product, inner_products, namespace
 
 
 def unchanged(value: Any) -> Any:
-    """Where nobody else has a part in it."""
+    """Default `agreed` of a single process."""
     return value
 
 
 @dataclass(kw_only=True, eq=False)
 class Progress:
-    """How far the iterations have come: all that they need to go on, after an error or in another process.
+    """The state of the iterations, sufficient to continue after an error or in another process.
 
-    solution, residual, direction : of the right-hand side over `scale`
-    now, squares                  : the residual's square now, and after 0, 1, 2 … `number` iterations
+    solution, residual, direction : for the right-hand side divided by `scale`
+    now, squares                  : the residual's current square, and those after 0, 1, 2 … `number` iterations
     """
 
     scale: Any
@@ -40,9 +40,9 @@ class Progress:
 
 
 def begun(right: Any, iterations: int, *, separate: bool = False) -> Progress:
-    """Before the first of at most so many iterations."""
+    """The state before the first of at most `iterations` iterations."""
     xp = namespace(right)
-    # Squares of small values would leave the range of float32.
+    # Without scaling, squares of small values would underflow float32.
     scale = xp.maximum(xp.max(xp.abs(right)), np.finfo(right.real.dtype).tiny)
     residual = right / scale
     now = (inner_products if separate else inner_product)(residual, residual)
@@ -72,23 +72,23 @@ def conjugate_gradient(
 ) -> tuple[Any, Any]:
     """Solve (normal + damping · 1) x = right, from x = 0.
 
-    normal     : a Hermitian operator without negative eigenvalues; returns a new array, or one that it may use again.
-                 Where it raises, `progress` is as it was before the iteration.
-    right      : complex array of any shape, NumPy or CuPy; not looked at where there is `progress`
-    iterations : at most this many; fewer where the relative residual falls to `tolerance`. With a tolerance of 0
-                 nothing waits for the device.
-    separate   : each index of the first axis is a problem of its own; what it becomes does not depend on the others
-    on_iteration : told the number of each iteration that is done, and its relative residual: a float, or with a
-                 tolerance of 0 a 0-d array
-    progress   : where to go on from, changed in place; `begun` with as many iterations made it
-    agreed     : of several processes that solve it side by side, makes the relative residual that all go by
+    normal     : a positive semidefinite Hermitian operator; returns a new array, or one that it may reuse. If it
+                 raises, `progress` is as it was before the iteration.
+    right      : complex array of any shape, NumPy or CuPy; ignored if `progress` is passed
+    iterations : maximum number of iterations
+    tolerance  : stop once the relative residual falls to this; with 0 nothing waits for the device
+    separate   : each index of the first axis is an independent problem, whose result does not depend on the others
+    on_iteration : called after each iteration with its number and relative residual: a float, or with a tolerance of 0
+                 a 0-d array
+    progress   : state to continue from, changed in place; from `begun` with the same number of iterations
+    agreed     : maps this process's relative residual to the one that all processes solving the problem use
 
-    Returns x, and the relative residuals ‖right − (normal + damping) x‖ / ‖right‖ after 0, 1, 2 … iterations, float64,
-    where `right` lives (as the recurrence has them).
+    Returns x, and the relative residuals ‖right − (normal + damping) x‖ / ‖right‖ after 0, 1, 2 … iterations by the
+    recurrence, float64, on the device of `right`.
     """
     at = begun(right, iterations, separate=separate) if progress is None else progress
     xp, real = namespace(at.residual), at.residual.real.dtype
-    # Few and small operations: on a GPU each is a launch, and those of a small image take longer than its arithmetic.
+    # Few operations: on a GPU each is a launch, which for a small image takes longer than the arithmetic.
     smallest = np.finfo(real).tiny
     product = inner_products if separate else inner_product
     whole = at.squares[0]

@@ -1,7 +1,7 @@
-"""Density compensation: how much of k-space each sample stands for.
+"""Density compensation: the share of k-space that each sample represents.
 
 All weights are float32, finite, at least 0, and add up to 1: with samples s_m of an image ρ the weighted adjoint
-Σ w_m s_m e^{+2πi k_m·r/N} has then the size of ρ, and the normal operator's diagonal is 1.
+Σ w_m s_m e^{+2πi k_m·r/N} then has the scale of ρ, and the normal operator's diagonal is 1.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from kernels.nufft import Nufft
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
 
-# Of the convolutions with the kernel below: weights need no more.
+# Relative error of the convolutions, enough for weights.
 _EPS = 1e-3
-# The period of the transform is made this much longer than the trajectory's range, in cycles per field of view, so that
-# samples at one edge of k-space are no neighbours of those at the other.
+# The transform's period exceeds the trajectory's range by this many cycles per field of view, so that samples at
+# opposite edges of k-space are not neighbours.
 _APART = 8
 
 
 def pipe_menon(trajectory: Any, shape: tuple[int, ...], *, iterations: int = 10, workers: int | None = None) -> Any:
-    """Weights w for which the sampling, convolved with a kernel, is even: w ← w / (w ∗ kernel), again and again.
+    """Weights w that make the sampling, convolved with a kernel, uniform: iterates w ← w / (w ∗ kernel).
 
     trajectory : (m, dimensions) in cycles per field of view, NumPy or CuPy
     shape      : the image's pixels along each axis
-    iterations : after 10 the sums at spokes' or spirals' samples differ by less than 1 % (standard deviation)
-    workers    : CPU threads; default one a core
+    iterations : after 10 the sums at spokes' or spirals' samples vary by less than 1 % (standard deviation)
+    workers    : CPU threads; default one per core
 
-    The kernel is a Gaussian, as wide as the field of view allows (e⁻³ of its transform is left at the edges), so that a
-    convolution is one adjoint and one forward transform. Samples at the rim, which have nothing beyond them, get up to
-    half as much again. Returns float32 (m,), where the trajectory lives.
+    The kernel is a Gaussian, as wide as the field of view allows (its transform falls to e⁻³ at the edges), so that a
+    convolution is one adjoint and one forward transform. Samples at the rim of k-space, without neighbours beyond, get
+    up to 50 % more weight. Returns float32 (m,), on the trajectory's device.
     Source: Pipe, Menon, "Sampling density compensation in MRI: rationale and an iterative numerical solution", Magn.
     Reson. Med. 41 (1999).
     """
@@ -46,19 +46,19 @@ def pipe_menon(trajectory: Any, shape: tuple[int, ...], *, iterations: int = 10,
         check_wanted()
         image = transform.adjoint(weights.astype(np.complex64))
         convolved = xp.abs(transform.forward(image * window))
-        # Where nothing is near, not even the sample itself: not so, its own kernel is 1 there.
+        # Never near 0, since each sample's own kernel is 1 at its position.
         weights = weights / xp.maximum(convolved, np.float32(1e-20))
         weights /= xp.max(weights)
     return _normalised(weights)
 
 
 def ramp(trajectory: Any) -> Any:
-    """|k| in two dimensions, |k|² in three: the weights of straight spokes through the centre, evenly turned.
+    """|k| in two dimensions, |k|² in three: the weights of straight, evenly spaced spokes through the centre.
 
     trajectory : (spokes, samples, dimensions) in any unit, NumPy or CuPy. A sample at the centre gets its share of the
     disc (ball) of half a step's radius: a quarter of a step (a twelfth of its square).
 
-    Returns float32 (spokes, samples). Raises ValueError where the spokes are no straight lines through the centre.
+    Returns float32 (spokes, samples). Raises ValueError if the spokes are not straight lines through the centre.
     Source: the Jacobian of polar coordinates; Bernstein, King, Zhou, "Handbook of MRI Pulse Sequences" (2004), 13.2.
     """
     xp = namespace(trajectory)
@@ -85,12 +85,12 @@ def ramp(trajectory: Any) -> Any:
 
 
 def even(count: int, like: Any) -> Any:
-    """The same weight for each of `count` samples, where `like` lives."""
+    """Equal weights for `count` samples, on the device of `like`."""
     return namespace(like).full(count, 1.0 / count, np.float32)
 
 
 def given(weights: Any) -> Any:
-    """Weights from elsewhere, scaled as all others. Raises ValueError unless they are finite, ≥ 0, and not all 0."""
+    """Weights from elsewhere, scaled to add up to 1. Raises ValueError unless they are finite, ≥ 0 and not all 0."""
     xp = namespace(weights)
     if not bool(xp.isfinite(weights).all()) or bool((weights < 0).any()) or not bool((weights > 0).any()):
         raise ValueError("density weights must be finite and at least 0, and some above 0")
@@ -103,7 +103,7 @@ def _normalised(weights: Any) -> Any:
 
 
 def _window(xp: Any, shape: tuple[int, ...]) -> Any:
-    """The kernel's transform: 1 in the middle of the image, e⁻³ at half the field of view along each axis."""
+    """The kernel's transform: 1 at the image's centre, e⁻³ at half the field of view along each axis."""
     product = xp.ones((), np.float32)
     for axis, n in enumerate(shape):
         away = (xp.arange(n, dtype=np.float32) - n // 2) / np.float32(n / 2)

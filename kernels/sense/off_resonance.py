@@ -1,9 +1,9 @@
-"""Transforms of spins that precess at their own frequency, in time segments.
+"""Off-resonance correction by time segmentation: transforms of spins that precess at position-dependent frequencies.
 
     s_m = Σ_r ρ(r) e^{−2πi f(r) t_m} e^{−2πi k_m·r/N},    e^{−2πi f t} ≈ Σ_l b_l(t) e^{−2πi f τ_l}
 
-with segments' times τ_l evenly over the readout and the b_l that are best over the field map's histogram, so that the
-transform is one ordinary transform a segment.
+with segment times τ_l evenly spaced over the readout and the b_l of least squares over the field map's histogram, so
+that the transform is one ordinary transform per segment.
 
 Source: Sutton, Noll, Fessler, "Fast, iterative image reconstruction for MRI in the presence of field inhomogeneities",
 IEEE Trans. Med. Imaging 22 (2003); Man, Pauly, Macovski, Magn. Reson. Med. 37 (1997).
@@ -27,16 +27,16 @@ class Segments:
     """Interpolators in time for a field map.
 
     times_s : (l,) the segments' times in seconds
-    shares  : complex64 (l, m), what each segment counts for each sample
+    shares  : complex64 (l, m), the weight of each segment for each sample
     error   : the root-mean-square error of the approximated e^{−2πi f t}, over the histogram, at the worst time
     """
 
     def __init__(self, field_hz: Any, sample_times_s: Any, *, segments: int | None = None, error: float = 1e-3) -> None:
         """field_hz       : real, any shape, NumPy or CuPy; the frequency off resonance of each pixel in Hz
-        sample_times_s : (m,) seconds, of the same kind of array or NumPy
-        segments       : how many; None: as few as keep to `error`
+        sample_times_s : (m,) seconds, NumPy, or CuPy like the field map
+        segments       : number of segments; default the fewest that keep to `error`
 
-        Raises ValueError where a value is not finite, or spins turn apart too often during the readout.
+        Raises ValueError if a value is not finite, or if spins dephase by too many turns during the readout.
         """
         field, times = to_host(field_hz).astype(np.float64), to_host(sample_times_s).astype(np.float64)
         if not (np.isfinite(field).all() and np.isfinite(times).all()):
@@ -48,7 +48,7 @@ class Segments:
             raise ValueError(
                 f"the field map turns spins apart {turns:.3g} times during the readout: too often to correct"
             )
-        # No fewer than turns can do.
+        # Fewer segments than turns cannot suffice.
         wanted = [segments] if segments is not None else list(range(max(int(turns), 1), MOST_SEGMENTS + 1))
         for count in wanted:
             self.times_s = np.linspace(unique[0], unique[-1], count) if count > 1 else np.array([unique.mean()])
@@ -63,10 +63,10 @@ class Segments:
 
 
 class OffResonance:
-    """The transforms of a `Nufft` with a field map: `forward` and its adjoint, as `Nufft` has them."""
+    """The transforms of a `Nufft` with a field map: `forward` and its adjoint, like those of `Nufft`."""
 
     def __init__(self, transform: Nufft, field_hz: Any, segments: Segments) -> None:
-        """field_hz: real (*shape) in Hz, NumPy or CuPy as the transform's trajectory."""
+        """field_hz: real (*shape) in Hz, NumPy or CuPy like the transform's trajectory."""
         xp = namespace(field_hz)
         self.transform = transform
         turns = field_hz.astype(np.float64) * (-2 * np.pi)
@@ -89,7 +89,7 @@ class OffResonance:
 
 
 def _histogram(field: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Frequencies (Hz) and how much of the map has them."""
+    """Frequencies (Hz), and the share of the map at each."""
     low, high = float(field.min()), float(field.max())
     if high - low < 1e-9:
         return np.array([low]), np.ones(1)
@@ -103,7 +103,7 @@ def _histogram(field: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 def _best_shares(
     frequencies: NDArray[np.float64], counts: NDArray[np.float64], segments_s: NDArray[np.float64], times: Any
 ) -> tuple[NDArray[np.complex128], float]:
-    """The b (l, times) of least squares over the histogram, and their worst rms error."""
+    """The least-squares b (l, times) over the histogram, and their worst rms error."""
     root = np.sqrt(counts)[:, None]
     basis = root * np.exp(-2j * np.pi * np.outer(frequencies, segments_s))
     wanted = root * np.exp(-2j * np.pi * np.outer(frequencies, times))

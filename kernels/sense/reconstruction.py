@@ -6,8 +6,8 @@ Gridding is the weighted adjoint, Σ_c conj(map_c) Fᴴ W s_c. CG-SENSE solves t
 
     (Σ_c conj(map_c) Fᴴ W F map_c + λ) ρ = Σ_c conj(map_c) Fᴴ W s_c
 
-by conjugate gradients. With weights that add up to 1 and Σ |map|² = 1 the operator's diagonal is 1, and λ is relative
-to it.
+by conjugate gradients. With weights that add up to 1 and Σ |map|² = 1 the operator's diagonal, which λ is relative to,
+is 1.
 
 Source: Pruessmann, Weiger, Börnert, Boesiger, "Advances in sensitivity encoding with arbitrary k-space trajectories",
 Magn. Reson. Med. 46 (2001).
@@ -35,7 +35,7 @@ class Transform(Protocol):
 def gridded(transform: Transform, samples: Any, maps: Any, weights: Any) -> Any:
     """Σ_c conj(map_c) Fᴴ W s_c: complex64 (*shape).
 
-    samples : complex64 (coils, m), NumPy or CuPy, as are all arrays here; or such arrays of the maps' groups in turn
+    samples : complex64 (coils, m), NumPy or CuPy like all arrays here; or an iterable of them, one for each group
     maps    : complex64 (coils, *shape), or `GroupedMaps`
     weights : float32 (m,), adding up to 1
     """
@@ -70,9 +70,9 @@ def sense_normal(transform: Transform, maps: Any, weights: Any) -> Callable[[Any
 
 
 def toeplitz_normal(toeplitz: Toeplitz, maps: Any) -> Callable[[Any], Any]:
-    """The same by one pair of FFTs on a doubled grid, whatever the number of samples.
+    """The same operator by one pair of FFTs on a doubled grid, for any number of samples.
 
-    Of `GroupedMaps` a group is added to those before, in the order of the coils, wherever they are: the same bits.
+    The groups of `GroupedMaps` are added in coil order, so the bits do not depend on where they are stored.
     """
 
     def normal(image: Any) -> Any:
@@ -87,5 +87,5 @@ def toeplitz_normal(toeplitz: Toeplitz, maps: Any) -> Callable[[Any], Any]:
 
 
 def cg_sense(normal: Callable[[Any], Any], right: Any, **how: Any) -> tuple[Any, Any]:
-    """The image of `iterations` steps, or fewer, and the curve of relative residuals: see `conjugate_gradient`."""
+    """The image and the curve of relative residuals; the options are those of `conjugate_gradient`."""
     return conjugate_gradient(normal, right, **how)

@@ -1,7 +1,7 @@
 """Coil sensitivities from the centre of k-space.
 
-Maps are complex64 (coils, *shape) with Σ |map|² = 1 over the coils wherever there is signal, and 0 elsewhere (ESPIRiT)
-or arbitrary but of that size (Walsh). Their common phase is that of a mixture of coils that vanishes nowhere.
+Maps are complex64 (coils, *shape) with Σ |map|² = 1 over the coils wherever there is signal. Elsewhere they are 0
+(ESPIRiT), or arbitrary with the same norm (Walsh). Their phase is relative to a mixture of coils that vanishes nowhere.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from kernels.sense.arrays import centred_fft, namespace
 from kernels.sense.calibration import CentreImages, reference_mixture, refined, with_reference_phase
 from kernels.sense.coil_groups import unit_scale
 
-# The strongest of the local correlation stands alone; those of ESPIRiT lie close together at the object's edge.
+# Steps of power iteration: the local correlation has one dominant eigenvalue; those of ESPIRiT lie close together at
+# the object's edge.
 _WALSH_STEPS, _ESPIRIT_STEPS = 10, 30
-# Of the matrices of pixels at a time: 64 MiB.
+# Values of the pixels' matrices computed at a time: 64 MiB.
 _BLOCK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CoarseMaps:
-    """What the k-space centre tells of the sensitivities, smooth enough to be interpolated.
+    """Sensitivities from the k-space centre on a coarse grid, smooth enough to be interpolated.
 
     maps  : complex64 (coils, *coarse shape), with the reference mixture's phase
-    value : float32 (*coarse shape), of the eigenvectors; None: every pixel counts
-    crop  : where the interpolated value is less, maps are 0
+    value : float32 (*coarse shape), the eigenvalues; None if every pixel holds signal
+    crop  : maps are 0 where the interpolated eigenvalue is less
     """
 
     maps: Any
@@ -38,11 +39,11 @@ class CoarseMaps:
     crop: float = 0.0
 
     def fine(self, coils: Any, shape: Sequence[int]) -> Any:
-        """Some coils' maps (…, *shape), not yet scaled."""
+        """Maps (…, *shape) of the given coils, not yet scaled."""
         return refined(self.maps[coils], shape)
 
     def mask(self, shape: Sequence[int]) -> Any:
-        """bool (*shape): where there is signal; None: everywhere."""
+        """Where there is signal, bool (*shape); None means everywhere."""
         return None if self.value is None else refined(self.value, shape) >= self.crop
 
 
@@ -51,7 +52,7 @@ def walsh(centre: CentreImages, shape: Sequence[int], *, block: int = 7) -> Any:
 
     centre : tapered coil images of the k-space centre, see `centre_images`
     shape  : of the maps
-    block  : pixels of the coarse grid along each axis over which the correlation is summed; odd
+    block  : width, in pixels of the coarse grid, of the neighbourhood that the correlation is summed over; odd
 
     Source: Walsh, Gmitro, Marcellin, "Adaptive reconstruction of phased array MR imagery", Magn. Reson. Med. 43 (2000).
     """
@@ -59,7 +60,7 @@ def walsh(centre: CentreImages, shape: Sequence[int], *, block: int = 7) -> Any:
 
 
 def coarse_walsh(centre: CentreImages, *, block: int = 7) -> CoarseMaps:
-    """What `walsh` brings to the maps' shape and scales."""
+    """The maps of `walsh` before interpolation and scaling."""
     images = centre.images
     xp = namespace(images)
     coils, coarse = images.shape[0], images.shape[1:]
@@ -79,23 +80,24 @@ def espirit(
     threshold: float = 0.02,
     crop: float = 0.5,
 ) -> Any:
-    """The eigenvectors of value 1 of the operator that k-space obeys in every patch, from its calibration matrix.
+    """ESPIRiT: the eigenvectors with eigenvalue 1 of the operator that projects every patch of k-space onto the row
+    space of the calibration matrix.
 
     centre    : coil images of the k-space centre, not tapered, see `centre_images`
     shape     : of the maps
-    kernel    : of the patches, samples along each axis
+    kernel    : samples of a patch along each axis
     threshold : singular values below this share of the largest count as noise
     crop      : pixels with an eigenvalue below this hold no signal: their maps are 0
 
     Source: Uecker, Lai, Murphy, Virtue, Elad, Pauly, Vasanawala, Lustig, "ESPIRiT: an eigenvalue approach to
     autocalibrating parallel MRI", Magn. Reson. Med. 71 (2014).
-    Raises ValueError where the centre is narrower than a patch.
+    Raises ValueError if the centre is narrower than two patches.
     """
     return _scaled(coarse_espirit(centre, kernel=kernel, threshold=threshold, crop=crop), shape)
 
 
 def coarse_espirit(centre: CentreImages, *, kernel: int = 6, threshold: float = 0.02, crop: float = 0.5) -> CoarseMaps:
-    """What `espirit` brings to the maps' shape, scales and crops."""
+    """The maps of `espirit` before interpolation, scaling and cropping."""
     images = centre.images
     xp = namespace(images)
     coils, coarse = images.shape[0], images.shape[1:]
@@ -117,7 +119,7 @@ def coarse_espirit(centre: CentreImages, *, kernel: int = 6, threshold: float = 
 
 
 def given(maps: Any) -> Any:
-    """Maps from elsewhere, scaled as all others. Raises ValueError where a value is not finite, or all are 0."""
+    """Maps from elsewhere, scaled to Σ |map|² = 1. Raises ValueError if a value is not finite, or if all are 0."""
     xp = namespace(maps)
     if not bool(xp.isfinite(maps).all()) or not bool((maps != 0).any()):
         raise ValueError("sensitivities must be finite, and not all 0")
@@ -136,7 +138,7 @@ def _unit(maps: Any) -> Any:
 
 
 def _row_blocks(coils: int, coarse: tuple[int, ...]) -> Iterator[slice]:
-    """Rows of the coarse grid whose coils × coils matrices are in memory together."""
+    """Batches of rows of the coarse grid whose coils × coils matrices fit in memory together."""
     rows = max(1, _BLOCK_VALUES // (coils * coils * math.prod(coarse[1:])))
     for first in range(0, coarse[0], rows):
         yield slice(first, min(first + rows, coarse[0]))
@@ -169,7 +171,7 @@ def _signal_projection(region: Any, extents: tuple[int, ...], threshold: float) 
     dimensions = len(extents)
     order = (*range(1, dimensions + 1), 0, *range(dimensions + 1, 2 * dimensions + 1))
     size = region.shape[0] * int(np.prod(extents))
-    patches = windows.transpose(order).reshape(-1, size).astype(np.complex128)  # a row a patch
+    patches = windows.transpose(order).reshape(-1, size).astype(np.complex128)  # one row per patch
     if len(patches) < size:
         values, vectors = xp.linalg.eigh(xp.matmul(patches.conj(), patches.T))
         strongest = xp.sqrt(xp.maximum(values, 0))
@@ -196,7 +198,7 @@ def _lag_sums(projection: Any, extents: tuple[int, ...]) -> Any:
 
 
 def _at_rows(lags: Any, coarse: tuple[int, ...], rows: slice) -> Any:
-    """The operator (rows, pixels …, coils, coils): Σ over lags of their sums × e^{2πi lag·r/n} / patch size."""
+    """The operator (rows, pixels …, coils, coils): Σ over lags of the lag sums × e^{2πi lag·r/n} / patch size."""
     xp = namespace(lags)
     found = lags
     for axis, n in enumerate(coarse):
@@ -209,10 +211,9 @@ def _at_rows(lags: Any, coarse: tuple[int, ...], rows: slice) -> Any:
 
 
 def _dominant(operator: Any, start: Any, steps: int) -> tuple[Any, Any]:
-    """The eigenvector (coils, …) of the largest eigenvalue, and that, of each Hermitian matrix (…, coils, coils), by
-    power iteration."""
+    """Dominant eigenvectors (coils, …) and eigenvalues of Hermitian matrices (…, coils, coils) by power iteration."""
     xp = namespace(operator)
-    # A little of everything: the image's own values may be orthogonal to what is sought.
+    # The offset helps if the image's own values are orthogonal to the eigenvector.
     vectors = xp.moveaxis(start, 0, -1)[..., None].astype(np.complex128) + 1e-3
     values = None
     for _ in range(steps):

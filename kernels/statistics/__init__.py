@@ -1,14 +1,14 @@
-"""What is needed to describe an image channel by channel: extremes, exact sums and counts, which add up over its parts.
+"""Image statistics per channel: extremes, exact sums and counts, which add up over the parts of an image.
 
-    partial = summarise(part)            for each part, anywhere, in any order
-    totals.add(partial)                  gives `Totals` of the whole: minimum, maximum, mean, deviation, histogram
+    partial = summarise(part)            for each part, on any device, in any order
+    totals.add(partial)                  sums them into `Totals`: minimum, maximum, mean, deviation, histogram
 
-All is counted in whole numbers, so that the totals are the same for any cut into parts and any order, on any device.
-An integer sample is taken as u = sample − the type's least, and Σu, Σu² are exact. A float is m × 2^e with a whole m;
-Σm and Σm² are kept for each e by itself, exactly, in words of so many bits that no sum of 2³⁰ terms overflows.
+All arithmetic is on integers, so the totals are the same for any division into parts, any order and any device.
+An integer sample is taken as u = sample − the type's minimum, and Σu, Σu² are exact. A float is m × 2^e with integer m;
+Σm and Σm² are kept exactly for each e, in words wide enough that no sum of 2³⁰ terms overflows.
 
-Partial, int64 [channels, words]: `LAYOUTS` says which word is what. The histogram has 256 bins of equal width over an
-integer type's range; of floats, a bin for each sign and power of two.
+A partial is int64 [channels, words]; `LAYOUTS` defines the words. Its histogram has 256 bins of equal width over an
+integer type's range, or for floats a bin for each sign and power of two.
 
 Source: sums of floats by exponent, Malcolm, "On accurate floating-point summation", Comm. ACM 14 (1971).
 """
@@ -36,12 +36,13 @@ def summarise(image: Any, *, channel_axis: int | None = None, out: Any = None, s
     """The partial of one part of an image.
 
     image        : NumPy or CuPy array, C-contiguous, one of `DTYPES`, at most `MAX_SAMPLES` samples a channel
-    channel_axis : the axis of channels; None: there is but one
-    out          : array for the result, of the image's kind: int64, `partial_shape`, C-contiguous, apart from the image
-    stream       : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    channel_axis : the axis of channels; None for a single channel
+    out          : array for the result, NumPy or CuPy like the image: int64, `partial_shape`, C-contiguous, sharing no
+                   memory with the image
+    stream       : CUDA stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the partial: int64 [channels, words]. On the CPU one thread computes, without Python's lock.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the partial: int64 [channels, words]. On the CPU one thread computes it without the GIL.
+    Raises ValueError or TypeError with one line that names the parameter.
     """
     check_array("image", image)
     dtype = np.dtype(image.dtype)

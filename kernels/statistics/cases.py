@@ -1,6 +1,6 @@
-"""Test images and what their statistics must be: what the tests and benchmarks of every device iterate over.
+"""Test images and their expected statistics, for the tests and benchmarks of every device.
 
-The oracle goes sample by sample through Python's whole numbers and fractions; it shares no word with the partials.
+The oracle computes sample by sample with Python's integers and fractions; it shares no code with the partials.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTENTS = ("random", "constant", "extreme", "few", "special")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One made image."""
+    """One generated image."""
 
     shape: tuple[int, ...]
     channel_axis: int | None
@@ -56,7 +56,7 @@ class Case:
         return [exact(np.asarray(row).reshape(-1)) for row in rows]
 
     def check(self, partial: Array, expected: Sequence[dict[str, Any]] | None = None) -> None:
-        """AssertionError unless a partial, brought to the host, describes just what the definition does."""
+        """AssertionError unless a partial, copied to the host, gives exactly the definition's statistics."""
         totals = Totals(self.dtype, self.channels)
         totals.add(partial)
         found, wanted = totals.describe(), self.exact() if expected is None else expected
@@ -100,7 +100,7 @@ def made(content: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         "constant": lambda: np.full(count, -0.1),
         "extreme": lambda: rng.choice([limits.max, -limits.max, limits.tiny, limits.smallest_subnormal], count),
         "few": lambda: rng.uniform(1, 2, count),
-        "special": lambda: bits.view(dtype),  # of every kind: NaN, infinite, subnormal, each power of two
+        "special": lambda: bits.view(dtype),  # NaN, infinite, subnormal, every power of two
     }
     floats = np.asarray(made_by[content]()).astype(dtype)
     if content == "special" and count:
@@ -154,7 +154,7 @@ def exact(samples: Array) -> dict[str, Any]:
 
 
 def root(value: Fraction) -> float:
-    """The float nearest to a square root, found by halving between its neighbours."""
+    """The float nearest to a square root, by bisection."""
     if value == 0:
         return 0.0
     exponent = (value.numerator.bit_length() - value.denominator.bit_length()) // 2

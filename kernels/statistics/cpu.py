@@ -1,4 +1,4 @@
-"""Partials on the CPU: one pass, one thread, without Python's lock."""
+"""Partials on the CPU: one pass, one thread, without the GIL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def summarise(blocks: NDArray[Any], out: NDArray[np.int64] | None) -> NDArray[np
 
 @compiled
 def _count(blocks: Any, least: int, counts: Any) -> None:
-    """How often each u occurs: everything else follows from it. A signed sample's bits give u with the sign flipped."""
+    """Counts each u, from which all else follows. A signed sample's bits give u with the sign bit flipped."""
     outer, channels, inner = blocks.shape
     flip = np.int64(-least)
     for o in range(outer):
@@ -130,7 +130,7 @@ def _doubles(blocks: Any, out: Any) -> None:
 
 @compiled
 def _extremes(row: Any, bits: Any, negative: Any) -> None:
-    """Keys of 64 bits: words without a sign."""
+    """Updates the extremes by 64-bit keys, which need unsigned words."""
     top = np.uint64(0xFFFFFFFFFFFFFFFF)
     key = bits ^ (top if negative else np.uint64(1 << 63))
     row[LEAST] = np.int64(max(np.uint64(row[LEAST]), top - key + np.uint64(1)))

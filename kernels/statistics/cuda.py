@@ -1,4 +1,4 @@
-"""Partials on CUDA: which kernels of statistics.cu run for a dtype, with which grids."""
+"""Partials on CUDA: launches the kernels of statistics.cu."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.statistics.totals import LAYOUTS
 OPTIONS: tuple[str, ...] = ()
 
 THREADS = 256
-# Enough blocks on each multiprocessor to hide the latency of reading, few enough that their ends cost nothing.
+# Blocks per multiprocessor: enough to hide the latency of reading, few enough that their final additions cost nothing.
 BLOCKS_EACH = 8
 TYPES = {
     "uint8": "unsigned char",
@@ -27,7 +27,7 @@ TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to summarise: what it is, and its kernel by dtype."""
+    """One variant: its summary, and its kernel by kind of dtype."""
 
     summary: str
     integers: str
@@ -58,7 +58,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 def summarise(
     image: Any, blocks: tuple[int, int, int], out: Any, *, stream: Any = None, variant: str | None = None
 ) -> Any:
-    """The partial of a CuPy array that is to be seen as [outer, channels, inner]; see kernels.statistics.
+    """The partial of a CuPy array, viewed as [outer, channels, inner]; see kernels.statistics.
 
     variant : a name in `VARIANTS`; default the fastest
     """

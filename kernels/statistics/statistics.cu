@@ -1,17 +1,17 @@
 // Extremes, exact sums and counts of an image's channels.
 //
-// Contract: samples [outer][channels][inner] of uint8, uint16, int16, float32 or float64, at most 2^30 a channel; the
-// partial [channels][words] of 64-bit words, zero before, gets what totals.py lays down: the two extremes by maximum,
-// every other word by addition modulo 2^64. Whole numbers only, so no order of additions shows in the result.
+// Contract: samples [outer][channels][inner] of uint8, uint16, int16, float32 or float64, at most 2^30 per channel. The
+// partial [channels][words] of 64-bit words, initially zero, has the layout of totals.py: the two extremes combine by
+// maximum, every other word by addition modulo 2^64. All are integers, so the order of additions does not matter.
 //
 // Floors on an H200: the samples once over 4.3 TB/s; about 12 operations a sample (index, extremes, sums, bin) over
-// 33 T/s. Two bytes a sample: 0.47 ps for the bytes, 0.36 ps for the operations. What it has to keep up with is the bus:
+// 33 T/s. Two bytes a sample: 0.47 ps for the bytes, 0.36 ps for the operations. It has to keep up with the bus alone:
 // 50 GB/s, 40 ps for the same sample.
 //
 // Kernels, naive to fast:
 //   integers_atomic, floats_atomic : every sample adds to the partial in global memory
 //   integers_shared                : sums in registers, a histogram for each warp in shared memory
-//   floats_slotted                 : the first four powers of two that a warp meets, in registers
+//   floats_slotted                 : the first four powers of two that a warp encounters, in registers
 //
 // One block works on one channel (blockIdx.y): interleaved channels are read again for each, from the L2 cache.
 
@@ -32,7 +32,7 @@ struct Integer {
     static constexpr int SHIFT = 8 * sizeof(T) - 8;
 };
 
-// A float taken apart: value = ± m × 2^(max(exponent, 1) − bias − bits of the fraction).
+// A float's parts: value = ± m × 2^(max(exponent, 1) − bias − bits of the fraction).
 template <typename T>
 struct Float;
 
@@ -69,7 +69,7 @@ __device__ u64 key_of(Bits bits, bool negative) {
     return Bits(bits ^ (negative ? Bits(~Bits(0)) : Bits(Bits(1) << (8 * sizeof(Bits) - 1))));
 }
 
-// Where sample k of a channel lies.
+// Index of sample k of a channel.
 __device__ i64 place(i64 k, int channel, int channels, i64 inner) {
     if (inner == 1) return k * channels + channel;
     i64 outer = k / inner;
@@ -93,7 +93,7 @@ __device__ void add(u64* word, u64 value) {
     if (value != 0) atomicAdd(word, value);
 }
 
-// Every sample by itself: as many atomic additions as there are words to change.
+// One atomic addition per sample and word.
 template <typename T>
 __global__ void integers_atomic(const T* samples, i64 count, int channels, i64 inner, u64* partial, i64 words) {
     using I = Integer<T>;
@@ -132,8 +132,8 @@ __global__ void floats_atomic(const T* samples, i64 count, int channels, i64 inn
     }
 }
 
-// Sums and extremes stay in registers and meet once a warp; equal neighbours collide only within their own warp's
-// histogram, in shared memory. Buys the 5 atomic additions a sample.
+// Sums and extremes stay in registers and are combined once per warp; equal neighbours collide only in their warp's
+// histogram in shared memory. Saves the 5 global atomic additions a sample.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     integers_shared(const T* samples, i64 count, int channels, i64 inner, u64* partial, i64 words) {
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Each warp keeps the first four powers of two that it meets in registers, a sum a lane; what has another goes to
-// global memory. Images have few that are common. Buys the atomic additions of nearly every sample.
+// Each warp keeps the first four powers of two that it encounters in registers, one sum per lane; samples with another go
+// to global memory. In images few are common. Saves the atomic additions of nearly every sample.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     floats_slotted(const T* samples, i64 count, int channels, i64 inner, u64* partial, i64 words) {

@@ -1,4 +1,4 @@
-"""What a partial's words mean, and partials added up to the statistics of a whole image."""
+"""The words of a partial, and the sum of partials as the statistics of a whole image."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 MAX_SAMPLES = 1 << 30  # of a channel, in one part: no word overflows
 INTEGER_BINS = 256
-# Words before the bins. Extremes are kept as distances from the other end of the range, plus 1, so that 0 is "none" and
-# the larger counts: the two are combined by the maximum, all others by the sum.
+# Words before the bins. Extremes are stored as distances from the other end of the range, plus 1, so that 0 means
+# "none": these two combine by maximum, all other words by addition.
 LEAST, MOST = 0, 1
 SUM, SQUARES = 2, 3
 NANS, MINUS_INFINITE, INFINITE = 2, 3, 4
@@ -26,12 +26,11 @@ _UNSIGNED = (1 << 64) - 1  # the extremes of float64 take all bits of their word
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A dtype's partial. Integers: `least` of the type and `shift` from u to its bin. Floats: bits and parts.
+    """A dtype's partial. Integers: minimum `least` of the type and `shift` from u to its bin. Floats: bits and parts.
 
     mantissa : bits of the fraction
-    part     : bits of a part of the mantissa m: m = high × 2^part + low
-    sums     : the power of two that a part of Σm counts in
-    squares  : the same of Σm²
+    sums     : exponent of two of each part of Σm
+    squares  : the same for Σm²
     """
 
     bits: int
@@ -68,24 +67,24 @@ LAYOUTS: Mapping[str, Layout] = {
     "int16": Layout(bits=16, least=-(1 << 15)),
     # m of 24 bits: m² in two parts of 24.
     "float32": Layout(bits=32, mantissa=23, bias=127, sums=(0,), squares=(0, 24)),
-    # m of 53 bits = a × 2²⁷ + b: a², 2ab and b², each in two parts, of which those of the same weight are one.
+    # m of 53 bits = a × 2²⁷ + b: a², 2ab and b², each in two parts; parts of the same weight are combined.
     "float64": Layout(bits=64, mantissa=52, bias=1023, sums=(0, 27), squares=(0, 27, 54, 81)),
 }
 
 
 class Totals:
-    """Partials of one image's parts added up. The same for any cut and order."""
+    """The sum of the partials of one image's parts, the same for any division and order."""
 
     def __init__(self, dtype: Any, channels: int) -> None:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.layout = LAYOUTS[self.dtype.name]
-        # Python's integers: a whole image may pass 64 bits. What still fits them is added up in an array first.
+        # Python's integers, since a whole image may exceed 64 bits; partials that still fit are summed in an array.
         self._words = [[0] * self.layout.words for _ in range(channels)]
         self._recent = np.zeros((channels, self.layout.words), np.int64)
         self._recent_samples = 0
 
     def add(self, partial: NDArray[np.int64], samples: int = MAX_SAMPLES) -> None:
-        """A partial [channels, words] of at most so many samples a channel."""
+        """Adds a partial [channels, words] of at most `samples` samples per channel."""
         if self._recent_samples + samples > MAX_SAMPLES:
             self._settle()
         self._recent_samples += samples
@@ -157,7 +156,7 @@ class Totals:
         }
 
     def _from_key(self, key: int) -> float:
-        """The float of an order-preserving key: its bits, all flipped where negative, else with the sign set."""
+        """The float of an order-preserving key: its bits, all flipped if negative, otherwise with the sign bit set."""
         bits = self.layout.bits
         sign = 1 << (bits - 1)
         pattern = key ^ sign if key & sign else key ^ ((1 << bits) - 1)
@@ -173,7 +172,7 @@ def _add(words: list[int], row: Iterable[tuple[int, int]]) -> None:
 
 
 def sparse(partial: NDArray[np.int64]) -> list[dict[str, int]]:
-    """The words that are not 0, by their places, for each channel: ready for JSON."""
+    """The nonzero words of each channel by index, ready for JSON."""
     return [{str(place): int(row[place]) for place in np.flatnonzero(row)} for row in partial]
 
 
@@ -186,7 +185,7 @@ def _moments(count: int, total: Fraction, squares: Fraction, offset: int) -> tup
 
 
 def _square_root(value: Fraction) -> float:
-    """To 53 bits and more, then rounded."""
+    """Computed to more than 53 bits, then rounded."""
     if value == 0:
         return 0.0
     shift = max(0, 80 + (value.denominator.bit_length() - value.numerator.bit_length()) // 2 + 1)

@@ -2,16 +2,16 @@
 //
 //   image[c, row, y] = sum over m of d[c, m] e^{iφ(m, row)} e^{iθ(m) y},    y = ±1/2, ±3/2 … (or 0, ±1, …) from the middle
 //
-// Rows are the axes but the last, columns the last. With y and -y together, the second factor is real: the products of
-// A = d e^{iφ} (re, im) with cos θy and sin θy, y > 0, give P and Q, and P ± iQ are the two pixels. That is two real
-// products a pair of pixel and sample, half of the complex product's four.
+// Rows are all axes but the last, columns the last. Computing y and -y together makes the second factor real: the products
+// of A = d e^{iφ} (re, im) with cos θy and sin θy, y > 0, give P and Q, and P ± iQ are the two pixels. That takes two real
+// products per pair of pixel and sample, half of the complex product's four.
 //
 // Floor: 4 P operations over the tensor cores' rate, P = pixels × samples × coils; × 3 with three terms.
-// Factors: the table of cos and sin is made once for all coils (exact_table); A is made by each block as it goes, eight
+// Factors: the table of cos and sin is computed once for all coils (exact_table); each block computes A as it goes, eight
 // rows of a sample from one sine and cosine by products with e^{iφ}, e^{2iφ}, e^{4iφ}.
-// Blocks share rows × samples evenly (each its run of 32-sample stages, across the boundaries of tiles); what they found
-// of a tile goes to the slot of that tile that is theirs, and exact_combine adds the slots up in their order: no two
-// blocks add to one place, and every run on devices with as many multiprocessors gives the same bits.
+// Blocks share rows × samples evenly, each a run of 32-sample stages that may cross tiles. A block writes its partial sums
+// of a tile to its own slot, and exact_combine adds the slots in order: no two blocks add to one address, and devices with
+// the same number of multiprocessors give the same bits in every run.
 #pragma once
 
 #include "exact/product.cuh"
@@ -21,12 +21,12 @@ constexpr int GROUP = 8;               // neighbouring rows along the axis befor
 constexpr int TILE_GROUPS = 8;         // of a block
 constexpr int CONSUMERS = 4, PRODUCERS = 2, ADJOINT_THREADS = 32 * (CONSUMERS + PRODUCERS);  // warps
 constexpr int WARP_COLUMNS = 2, TILE_COLUMNS = 64 * WARP_COLUMNS;
-constexpr int A_PITCH = 2 * GROUP * TILE_GROUPS + 8;  // fp16 numbers; 16 bytes more than a power of two: no bank conflicts
+constexpr int A_PITCH = 2 * GROUP * TILE_GROUPS + 8;  // fp16 numbers; a power of two plus 16 bytes avoids bank conflicts
 
 struct ExactAdjoint {
-    long long samples, stride;           // here; and from one coil to the next
-    long long first_group, last_group;   // of all coils' groups, those to compute
-    long long stages, tiles;             // stages of a tile; tiles: of groups × of columns
+    long long samples, stride;           // samples of this launch; from one coil's samples to the next coil's
+    long long first_group, last_group;   // to compute, of all coils' groups
+    long long stages, tiles;             // stages per tile; tiles of groups × tiles of columns
     int groups;                          // of one coil
     int column_tiles, column_pairs;      // tiles across; column pairs of a tile
     int blocks;                          // of exact_adjoint_product
@@ -41,7 +41,7 @@ __device__ inline long long block_of(const ExactAdjoint& p, long long stage) {
     return ((stage + 1) * p.blocks - 1) / (p.stages * p.tiles);
 }
 
-// Table of cos and sin, fp16 pairs [m][column pair]; `low`: what rounding left. Zeros where there is no such column.
+// Table of cos and sin, fp16 pairs [m][column pair]; `low`: the rounding remainders. Zeros outside the image.
 template <int TERMS>
 __global__ void exact_table(const uint4* __restrict__ phases, uint4* __restrict__ high, uint4* __restrict__ low,
                             long long samples, long long rows, int pairs, int size) {
@@ -71,18 +71,18 @@ __global__ void exact_table(const uint4* __restrict__ phases, uint4* __restrict_
 #ifdef EXACT_TENSOR
 
 // A block: four consumer warps of 64 × 64 products each, two rows and two columns of them, and two producer warps, which
-// make the next stages meanwhile. Two blocks share a multiprocessor: 4 % faster on an H200 than one of twice the width.
+// prepare the next stages meanwhile. Two blocks share a multiprocessor: 4 % faster on an H200 than one of twice the width.
 template <int TERMS>
 struct AdjointShape {
     static constexpr int PARTS = TERMS > 1 ? 2 : 1, THREADS = ADJOINT_THREADS;
     static constexpr int B_PITCH = TILE_COLUMNS + 8, CHUNKS = TILE_COLUMNS / 8;
     static constexpr int STAGES = TERMS > 1 ? 2 : 4;  // in shared memory
-    static constexpr int LAG = TERMS > 1 ? 0 : 1;     // of a stage's copies behind its making
+    static constexpr int LAG = TERMS > 1 ? 0 : 1;     // stages that copies may still be in flight behind the computation of A
     static constexpr int B_BYTES = STAGE * B_PITCH * 2, A_BYTES = STAGE * A_PITCH * 2, STAGE_BYTES = PARTS * (A_BYTES + B_BYTES);
-    // Tensor cores round sums towards zero: after so many stages they are added up outside.
+    // Tensor cores round sums towards zero, so after this many stages the sums are added up outside.
     static constexpr int PIECE = TERMS > 1 ? 16 : 256;
 
-    // Named barriers: a stage is full, or empty again. Who arrives does not wait.
+    // Named barriers: a stage is full, or empty again. Arriving does not wait.
     __device__ static void arrive(int stage, bool full) {
         __threadfence_block();
         asm volatile("bar.arrive %0, %1;" ::"r"(1 + stage + (full ? 0 : STAGES)), "n"(THREADS) : "memory");
@@ -92,20 +92,20 @@ struct AdjointShape {
     }
 };
 
-// Makes A of a stage, and has its part of the table copied: B first in shared memory, then A, of each group eight real
-// parts and eight imaginary ones. A lane has the stage's sample of its number.
+// Computes A of a stage and copies its part of the table: in shared memory B comes first, then A, eight real and eight
+// imaginary parts for each group. Lane n handles the stage's sample n.
 template <int TERMS>
 struct AdjointProducer {
     using Shape = AdjointShape<TERMS>;
-    static constexpr int GROUPS = TILE_GROUPS / PRODUCERS;  // that a warp makes
+    static constexpr int GROUPS = TILE_GROUPS / PRODUCERS;  // per warp
 
     const ExactAdjoint& p;
     const uint4* table[2];
-    const uint2* phases;  // every other one
+    const uint2* phases;  // halves of uint4: every other one is used
     const float2 *steps, *samples;
     int lane, warp, column_tile;
     int x[GROUPS], y[GROUPS];
-    const float2* coil[GROUPS];  // its samples; null: no such group
+    const float2* coil[GROUPS];  // its samples; null for groups beyond the last
 
     struct Inputs {
         uint2 phase;
@@ -248,12 +248,12 @@ struct AdjointConsumer {
         }
     }
 
-    // P ± iQ into the tile's slot: stored, or added to what this thread stored there before.
+    // P ± iQ into the tile's slot: stored, or added to what this thread stored before.
     __device__ void put(float2* slot, long long tile, bool add) const {
         const int size = p.size[2];
         int row = lane / 4;
         int first_pair = (static_cast<int>(tile % p.column_tiles) * TILE_COLUMNS + warp % WARP_COLUMNS * 64) / 2 + lane % 4;
-        asm volatile("" : "+r"(row), "+r"(first_pair));  // 64 addresses, not to be worked out before they are needed
+        asm volatile("" : "+r"(row), "+r"(first_pair));  // keeps the compiler from computing 64 addresses in advance
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const long long group = tile / p.column_tiles * TILE_GROUPS + warp / WARP_COLUMNS * 4 + i;
@@ -272,7 +272,7 @@ struct AdjointConsumer {
         }
     }
 
-    // Additions that nobody waits for. Only this thread adds to this place: their order is the program's.
+    // Fire-and-forget additions. Only this thread adds to this address, so their order is the program's.
     __device__ static void put_value(float2* to, float2 value, bool add) {
         if (add) {
 #if __CUDA_ARCH__ >= 900
@@ -338,8 +338,8 @@ exact_adjoint_product(const uint4* __restrict__ high, const uint4* __restrict__ 
 #endif
 }
 
-// The image: slots added up in their order, scaled back; added to what is there where `add` says so. A block a row at a
-// time, a thread a column pair of each tile.
+// The image: slots added in order and scaled back; added to the image if `add`. A block takes a row at a time, a thread a
+// column pair of each tile.
 __global__ void exact_combine(const float2* __restrict__ slots, const unsigned* __restrict__ largest,
                               float2* __restrict__ image, int add, const __grid_constant__ ExactAdjoint p) {
     const int size = p.size[2], along = (p.size[1] + GROUP - 1) / GROUP;

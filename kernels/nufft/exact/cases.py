@@ -1,7 +1,7 @@
-"""Test inputs of the exact transforms and what must come out: what the tests of every device iterate over.
+"""Test inputs of the exact transforms and the expected results, for the tests of every device.
 
-The oracle is the definition in float64, one exponential a pair of pixel and sample: it shares neither factors, symmetry
-nor fixed-point phases with the code under test.
+The oracle is the definition in float64, one exponential per pair of pixel and sample. It shares neither factors,
+symmetry nor fixed-point phases with the code under test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_ONCE = 1 << 20  # pairs
 
 @dataclass(frozen=True, kw_only=True)
 class ExactCase:
-    """One trajectory with images and samples; both transforms are computed."""
+    """One trajectory with images and samples, for both transforms."""
 
     shape: tuple[int, ...]
     points: int = 101
@@ -68,14 +68,14 @@ class ExactCase:
         values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
         if self.content == "zeros":
             values[::2] = 0
-        elif self.content == "extreme":  # a coil's scale is its own
+        elif self.content == "extreme":  # each coil has its own scale
             values *= np.resize([1e-30, 1e15, 1.0], len(values)).reshape(-1, *[1] * (len(shape) - 1))
         elif self.content == "one loud":
             values = values * 10.0 ** rng.uniform(-7, 0, shape)
         return values.astype(np.complex64)
 
     def flops(self) -> int:
-        """Of the definition, for one transform: a complex product and a sum a pair."""
+        """Of the definition, for one transform: a complex product and a sum per pair."""
         return 8 * self.coils * self.points * math.prod(self.shape)
 
     def bytes(self) -> int:
@@ -85,14 +85,14 @@ class ExactCase:
 
 
 def exponentials(trajectory: Array, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
-    """exp(2πi k·r/N) of some samples at a time, [m, pixels]."""
+    """exp(2πi k·r/N) for a batch of samples at a time, [m, pixels]."""
     places = np.meshgrid(*(np.arange(n) - n // 2 for n in shape), indexing="ij")
     step = max(AT_ONCE // max(math.prod(shape), 1), 1)
     for begin in range(0, len(trajectory), step):
         some = slice(begin, begin + step)
         turns = np.zeros((len(trajectory[some]), math.prod(shape)))
         for k, r, n in zip(trajectory[some].T.astype(np.float64), places, shape, strict=True):
-            turns += (k % n / n)[:, None] * r.ravel()  # the period is n: exact, and small
+            turns += (k % n / n)[:, None] * r.ravel()  # folded into the period n, exactly
         yield some, np.exp(2j * np.pi * turns)
 
 
@@ -117,8 +117,8 @@ def forward(images: Array, trajectory: Array) -> Array:
 def check(result: Array, expected: Array, inputs: Array, eps: float, name: str, *, random: bool) -> None:
     """AssertionError unless every element of every coil is right.
 
-    inputs : what was transformed, weighted, [coils, …]; bounds are relative to its norms
-    random : the data have no structure, so that errors add up like noise, and the whole is held to eps
+    inputs : the weighted input, [coils, …]; bounds are relative to its norms
+    random : the data have no structure, so that errors add up like noise and eps bounds them together
     """
     assert result.shape == expected.shape, name
     assert np.isfinite(result).all(), f"{name}: not finite"
@@ -129,14 +129,14 @@ def check(result: Array, expected: Array, inputs: Array, eps: float, name: str, 
         if random:
             two = np.linalg.norm(values.astype(np.complex128))
             assert error.max(initial=0) <= 6 * eps * two, f"{name}: coil {coil}, {error.max() / two:.2e} of the 2-norm"
-            # What the norm of the result is on average: a few values may cancel, and are not yet a mean.
+            # The expected norm of the result, since a few values may cancel.
             whole = max(np.linalg.norm(wanted), two * error.size**0.5)
             bound = eps * (1 + 4 / max(error.size, 1) ** 0.5)
             assert np.linalg.norm(error) <= bound * whole, f"{name}: coil {coil}, {np.linalg.norm(error) / whole:.2e}"
 
 
 def exact_cases() -> Iterator[ExactCase]:
-    """Every content in two and three dimensions; prime, single and even sizes; no sample, one, primes."""
+    """Every content in two and three dimensions; prime, single and even sizes; 0, 1 and prime numbers of samples."""
     for content, shape in itertools.product(CONTENTS, ((31, 37), (16, 24), (7, 6, 9))):
         yield ExactCase(shape=shape, content=content, coils=3)
     for shape in ((1, 1), (1, 37), (37, 1), (2, 3), (5, 131), (67, 9), (1, 1, 5), (5, 1, 1), (2, 17, 3), (3, 8, 33)):

@@ -1,8 +1,9 @@
 """The exact transform of NumPy arrays, as one real matrix product.
 
-Points y and −y of the last axis are taken together: with A = samples × exp(iφ of the other axes) as real and imaginary
-rows, the products of A with cos θy and with sin θy give both. That is two real products a pair of pixel and sample,
-where the complex product takes four; BLAS does them, in float32 for complex64 and in float64 for complex128.
+Pixels y and −y of the last axis are computed together: with A = samples × exp(iφ of the other axes) as real and
+imaginary rows, the products of A with cos θy and with sin θy give both. That takes two real products per pair of pixel
+and sample instead of the complex product's four. BLAS computes them, in float32 for complex64 and in float64 for
+complex128.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.nufft.tuning import PART_BYTES
+
 Array = NDArray[Any]
 
-PART_BYTES = 1 << 22  # of a part's factors, for one coil: about a core's cache
 RADIX = 16
 
 
@@ -54,15 +56,15 @@ def adjoint(trajectory: Array, samples: Array, result: Array) -> None:
 
 
 def _parts(count: int, shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:
-    """Runs of samples: the same for any number of coils, so that a coil's bits do not depend on the others."""
+    """Batches of samples, the same for any number of coils, so that a coil's bits do not depend on the others."""
     step = max(PART_BYTES // (itemsize * (math.prod(shape[:-1]) + shape[-1])), 16)
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
 
 
 def _factors(trajectory: Array, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array, Array]:
-    """cos and sin of the last axis [m, 2 pairs]; exp(iφ) of the other axes [m, rows]; the middle's phase [m]."""
-    # Folded into the period, exactly, before anything is multiplied by it.
+    """cos and sin of the last axis [m, 2 pairs]; exp(iφ) of the other axes [m, rows]; the centre's phase [m]."""
+    # Folded into the period exactly, before any multiplication.
     turns = [np.remainder(k + size / 2, size) / size - 0.5 for k, size in zip(trajectory.T, shape, strict=True)]
     odd = shape[-1] % 2
     pairs = (shape[-1] + 1) // 2
@@ -77,7 +79,7 @@ def _factors(trajectory: Array, shape: tuple[int, ...], dtype: Any) -> tuple[Arr
 
 
 def _unit(turns: Array) -> Array:
-    """exp(2πi turns), folded before it is rounded."""
+    """exp(2πi turns), folded before rounding."""
     waves: Array = np.exp(2j * np.pi * (turns - np.rint(turns)))
     return waves
 
@@ -100,7 +102,7 @@ def _geometric(start: Array, step: Array, count: int) -> Array:
 
 
 def _halves(lines: Array) -> Array:
-    """What cos and sin are multiplied by for the real and imaginary parts of each line: [2 pairs, 2 lines]."""
+    """The factors of cos and sin for the real and imaginary parts of each line: [2 pairs, 2 lines]."""
     size = lines.shape[1]
     up, down = lines[:, size // 2 :], lines[:, (size - 1) // 2 :: -1]
     even, odd = up + down, up - down

@@ -1,4 +1,4 @@
-"""The exact transform on CUDA: which kernels of exact*.cuh run, with which grids."""
+"""The exact transform on CUDA: launches the kernels of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kernels.nufft.exact import pairs as exact_ladder_cuda
+from kernels.nufft.exact import pairs
 from kernels.nufft.exact.structs import (
     ADJOINT_THREADS,
     BLOCK_GROUPS,
@@ -28,16 +28,15 @@ from kernels.nufft.exact.structs import (
     ShapeStruct,
     blocks_of,
 )
+from kernels.nufft.tuning import SLOT_BYTES, TABLE_BYTES
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import kernel, multiprocessors, on_stream, shared_bytes_a_block
 
 Terms = Literal[1, 3]
 
 THREADS = 256
-MAX_COILS_AT_ONCE = 1 << 15  # a row of blocks each
-TENSOR_CAPABILITY = 80  # products of fp16 fragments by m16n8k16
-TABLE_BYTES = 64 << 20  # of the cosines and sines that are made at a time: about the L2 cache
-SLOT_BYTES = 512 << 20
+MAX_COILS_AT_ONCE = 1 << 15  # one row of blocks each
+TENSOR_CAPABILITY = 80  # has the fp16 product m16n8k16
 REALS = {"float32": "float", "float64": "double"}
 
 
@@ -68,7 +67,7 @@ class Plan:
                 entry = f"exact_phases<{REALS[trajectory.dtype.name]}>"
                 args = (trajectory, self.phases, self.steps, ctypes.c_int(len(shape)), self.struct(1))
                 launch(entry, (blocks_of(self.points, THREADS),), THREADS, *args, stream=stream)
-            self._ready = cupy.cuda.Event(disable_timing=True)  # later calls may come on other streams
+            self._ready = cupy.cuda.Event(disable_timing=True)  # for later calls on other streams
             self._ready.record(stream)
             capability = int(self.device.compute_capability)
         self.on_tensor_cores = capability >= TENSOR_CAPABILITY
@@ -100,7 +99,7 @@ class Plan:
 class ExactTask:
     """One transform: samples [coils, points] and images [coils, *shape], complex64, one of them the result.
 
-    `samples` is None where the point spread of the weights is asked for.
+    `samples` is None to compute the point spread of the weights.
     """
 
     plan: Plan
@@ -140,7 +139,7 @@ def _largest(task: ExactTask, values: Any, weights: Any) -> Any:
 
 
 def adjoint_shared_bytes(terms: int) -> int:
-    """Of exact_adjoint_product."""
+    """Shared memory of exact_adjoint_product."""
     parts, stages = (2, 2) if terms > 1 else (1, 4)
     return parts * 2 * STAGE * stages * (TILE_COLUMNS + 8 + 2 * GROUP * TILE_GROUPS + 8)
 
@@ -187,7 +186,7 @@ def _table(task: ExactTask, terms: Terms, phases: Any, count: int, columns: int)
 def _multiply_rows(
     task: ExactTask, product: AdjointStruct, factors: tuple[Any, ...], largest: Any, terms: Terms, *, add: bool
 ) -> None:
-    """Groups of rows, as many at a time as there is memory for what blocks find of them."""
+    """The product for groups of rows, as many at a time as their partial sums fit into SLOT_BYTES."""
     import cupy
 
     total, size = task.coils * product.groups, task.plan.sizes[2]
@@ -212,7 +211,7 @@ def _multiply_rows(
 
 
 def _shares(groups: int, product: AdjointStruct, most: int) -> tuple[int, int]:
-    """Blocks that share so many groups, and the most of them that one tile can meet."""
+    """The number of blocks that share `groups` groups, and the most of them that work on one tile."""
     total = blocks_of(groups, TILE_GROUPS) * product.column_tiles * product.stages
     blocks = min(most, total)
     return blocks, (product.stages - 1) // (total // blocks) + 2
@@ -220,7 +219,7 @@ def _shares(groups: int, product: AdjointStruct, most: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardParts:
-    """How a forward transform is cut: samples of a block, parts by columns, shares of the coils' rows."""
+    """How a forward transform is divided: samples per block, parts by columns, shares of the coils' rows."""
 
     samples: int
     columns: int
@@ -252,10 +251,10 @@ def forward_parts(plan: Plan, coils: int, terms: Terms) -> ForwardParts:
 
 @lru_cache(maxsize=256)
 def _cut(blocks: int, tiles: int, coils: int, warp_rows: int, processors: int) -> tuple[int, int]:
-    """Parts that a coil's `blocks` of rows are cut into, and blocks that share all coils' parts for each of `tiles`."""
+    """The parts of a coil's `blocks` of rows, and the CUDA blocks that share all coils' parts for each of `tiles`."""
 
     def cost(row_parts: int, shares: int) -> float:
-        """Rows, as a warp takes them, that the busiest processor waits for; making cos and sin counts as a few."""
+        """Rows, in units of a warp's, on the busiest multiprocessor; computing cos and sin counts as a few."""
         items = blocks_of(coils * row_parts, shares * warp_rows)
         return blocks_of(tiles * shares, processors) * (items * math.ceil(blocks / row_parts) + 2 / warp_rows)
 
@@ -293,7 +292,7 @@ def _run_forward_staged(task: ExactTask) -> None:
     task.launch("exact_forward_staged", task.sample_grid(STAGED_SAMPLES), STAGED_SAMPLES, *args)
 
 
-# Q is an adjoint transform of ones: what has no kernels of its own for it takes them as samples.
+# Q is the adjoint transform of ones; without kernels of its own this variant takes them as samples.
 def _run_tensor(task: ExactTask) -> None:
     import cupy
 
@@ -306,10 +305,10 @@ def _run_tensor(task: ExactTask) -> None:
 _ADJOINT = ("exact_largest", "exact_samples", "exact_combine")
 _PHASES = tuple(f"exact_phases<{real}>" for real in REALS.values())
 
-# In the order of the source, naive to fast: the last adjoint and forward ones are those in production.
+# In source order, naive to fast; the last adjoint and the last forward one are in production.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
-        **exact_ladder_cuda.VARIANTS,
+        **pairs.VARIANTS,
         "exact_tensor": Variant(
             summary="one real matrix product on tensor cores, of one fp16 term or of three",
             entries=(
@@ -321,7 +320,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_tensor,
         ),
         "exact_forward_staged": Variant(
-            summary="forward, a thread a sample: points by way of shared memory",
+            summary="forward, a thread a sample: points through shared memory",
             entries=(*_PHASES, "exact_forward_staged"),
             run=_run_forward_staged,
         ),

@@ -3,27 +3,27 @@
 //   s[c, m] = sum over rows of e^{-iφ(m, row)} G[(c, row), m],    G = sum over y of image[c, row, y] e^{-iθ(m) y}
 //
 // As for the adjoint, y and -y together make the second factor real: with E and O the sums and differences of the two
-// pixels, G = sum over y > 0 of E cos θy - i O sin θy, two real products a pair of pixel and sample.
+// pixels, G = sum over y > 0 of E cos θy - i O sin θy, two real products per pair of pixel and sample.
 //
 // Floor: 4 P operations over the tensor cores' rate; × 3 with three terms.
-// Factors: a block makes cos and sin of its samples once in shared memory, for all coils and rows; the image's E and O are
-// laid out once as the matrix instructions want them (exact_fragments), and every warp reads them from the caches at its
-// own pace. The sum over rows follows in the registers, sines and cosines by the special-function unit.
-// A sum may be cut into parts by rows and by columns; exact_finish adds the parts up in their order.
+// Factors: a block computes cos and sin of its samples once in shared memory, for all coils and rows; exact_fragments lays
+// out the image's E and O once in the layout of the matrix instructions, and every warp reads them from the caches at its
+// own pace. The sum over rows follows in registers, with sines and cosines from the special-function unit.
+// A sum may be split into parts by rows and by columns; exact_finish adds the parts in order.
 #pragma once
 
 #include "exact/product.cuh"
 
-constexpr int BLOCK_GROUPS = 4;  // of eight rows, which a warp multiplies at a time
+constexpr int BLOCK_GROUPS = 4;  // groups of eight rows that a warp multiplies at a time
 constexpr int FORWARD_WARPS = 8;
 
 struct ExactForward {
     long long samples;
     int coils, size[3];
     int groups;      // of eight rows, of one coil
-    int along;       // of them along the axis before the last; a multiple of four, the last ones empty
+    int along;       // groups along the axis before the last, padded to a multiple of four
     int steps;       // of 8 column pairs each, in all
-    int part_steps;  // of them that a block takes
+    int part_steps;  // steps of one block
     int row_parts;
 };
 
@@ -39,7 +39,7 @@ __device__ inline Fragment fragment_of(const float2 (&even)[2], const float2 (&o
 }
 #endif
 
-// E and O as the left operands of the products, a lane's 16 bytes together: [coil][group][step][lane].
+// E and O as the left operands of the products, 16 contiguous bytes per lane: [coil][group][step][lane].
 template <int TERMS>
 __global__ void exact_fragments(const float2* __restrict__ image, const unsigned* __restrict__ largest,
                                 uint4* __restrict__ high, uint4* __restrict__ low, const __grid_constant__ ExactForward p) {
@@ -88,8 +88,8 @@ struct ForwardBlock {
     static constexpr int PARTS = TERMS > 1 ? 2 : 1, THREADS = 32 * FORWARD_WARPS;
 
     const ExactForward& p;
-    // [part][sample][step][16] fp16, a row 16 bytes longer: no bank conflicts; then the samples' phases along the rows'
-    // axes; then e^{iφ} of eight rows.
+    // [part][sample][step][16] fp16, rows padded by 16 bytes to avoid bank conflicts; then the samples' phases along the
+    // rows' axes; then e^{iφ} of eight rows.
     char* shared;
     int lane, warp, pitch;  // bytes
     long long first;        // sample
@@ -106,7 +106,7 @@ struct ForwardBlock {
     __device__ uint2* shared_phases() const { return reinterpret_cast<uint2*>(shared + PARTS * SAMPLES * pitch); }
     __device__ float2* shared_turns() const { return reinterpret_cast<float2*>(shared_phases() + SAMPLES); }
 
-    // cos and sin of all samples; zeros where there is no such column.
+    // cos and sin of all samples; zeros outside the image.
     __device__ void make(const uint4* __restrict__ phases) const {
         for (int m = threadIdx.x; m < SAMPLES; m += THREADS) {
             const uint4 phase = first + m < p.samples ? phases[first + m] : make_uint4(0, 0, 0, 0);
@@ -132,7 +132,7 @@ struct ForwardBlock {
         }
     }
 
-    // One step of the products; the first one sets them.
+    // One step of the products; the first sets the sums instead of adding.
     template <bool FIRST>
     __device__ void multiply_step(const Fragment (&left)[4], unsigned b) {
 #pragma unroll
@@ -160,7 +160,7 @@ struct ForwardBlock {
         }
     }
 
-    // The step's products; then `left` is the fragments of the next one.
+    // The step's products; afterwards `left` holds the fragments of the next step.
     template <bool FIRST>
     __device__ void step(const uint4* high, const uint4* low, const uint4* then, unsigned b) {
         Fragment next[4];
@@ -178,8 +178,8 @@ struct ForwardBlock {
         }
     }
 
-    // G of 32 rows and 64 samples, from the lane's place in the fragments of the first row and step, which `left` holds;
-    // then it holds those of `after`.
+    // G of 32 rows and 64 samples. `high` and `low` point to the lane's fragments of the first row and step, which `left`
+    // already holds; afterwards it holds those at `after`.
     __device__ void multiply(const uint4* __restrict__ high, const uint4* __restrict__ low, const uint4* __restrict__ after) {
         const int column = warp % WARP_COLUMNS * 64 + lane % 8 + lane / 16 * 8;
         unsigned b = shared_address(shared) + column * pitch + lane / 8 % 2 * 16;
@@ -192,7 +192,7 @@ struct ForwardBlock {
         }
     }
 
-    // total += e^{-iφ} G, over the lane's four rows, which lie eight apart.
+    // total += e^{-iφ} G, over the lane's four rows, eight apart.
     __device__ void add_rows(int group) {
         const int x = group / p.along - p.size[0] / 2, y = group % p.along * 8 + lane / 4 - p.size[1] / 2;
         const int column = warp % WARP_COLUMNS * 64 + lane % 4 * 2;
@@ -215,7 +215,7 @@ struct ForwardBlock {
         }
     }
 
-    // Totals of the eight lanes that share samples, to the coil's samples.
+    // Sums over the eight lanes that share samples, stored to the coil's samples.
     __device__ void put(float2* __restrict__ to) {
 #pragma unroll
         for (int j = 0; j < 8; ++j)
@@ -236,7 +236,7 @@ struct ForwardBlock {
 
 #endif
 
-// A block: its samples (x), some of the coils' parts of rows (y), some of the columns (z).
+// A block computes its samples (x) from some of the coils' parts of rows (y) and some of the columns (z).
 template <int TERMS, int WARP_ROWS>
 __global__ void __launch_bounds__(32 * FORWARD_WARPS, 1)
 exact_forward_product(const uint4* __restrict__ high, const uint4* __restrict__ low, const uint4* __restrict__ phases,
@@ -271,7 +271,7 @@ exact_forward_product(const uint4* __restrict__ high, const uint4* __restrict__ 
 #endif
 }
 
-// Samples: parts added up, scaled back, turned by half a grid step where the last axis has even size.
+// Samples: parts added up, scaled back, and turned by half a grid step if the last axis has even size.
 __global__ void exact_finish(const float2* __restrict__ parts, const uint4* __restrict__ phases,
                              const unsigned* __restrict__ largest, float2* __restrict__ samples, int count,
                              const __grid_constant__ ExactShape shape) {

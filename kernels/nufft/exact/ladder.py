@@ -1,4 +1,4 @@
-"""What the steps of the exact transform are measured on: FᴴD of one coil pair by pair, and whole transforms of many."""
+"""The ladders of the exact transforms: FᴴD of one coil pair by pair, and whole transforms of many coils."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kernels.nufft.exact.cuda import VARIANTS, ExactTask, Plan
 from kernels.nufft.exact.pairs import VARIANTS as PAIR_BY_PAIR
 from kernels.runtime.ladder import Ladder
 
-# Eight points a thread must still fill a GPU, and atomic additions of every pair must still end.
+# Large enough for eight points a thread to fill a GPU, small enough for an atomic addition per pair to finish.
 LARGE_SIZE, FEW_POINTS = 1024, 2048
 SIZE, MANY_POINTS, MANY_COILS = 256, 65_536, 12
-LIBRARY_POINTS = 4096  # whose factors cuBLAS gets at a time
+LIBRARY_POINTS = 4096  # samples per cuBLAS call
 
 
 def ladders() -> tuple[Ladder, ...]:
@@ -67,7 +67,7 @@ def _prepared(variant: str, coils: int, points: int, size: int) -> Callable[[], 
 
 
 def _by_library(kind: str, coils: int, points: int, size: int) -> Callable[[], Any]:
-    """The complex product as it stands, factors made beforehand: what BLAS alone does with it."""
+    """The plain complex product by cuBLAS, with factors computed in advance."""
     import cupy
 
     trajectory, samples, images = _inputs(coils, points, size)

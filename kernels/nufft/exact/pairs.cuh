@@ -1,15 +1,15 @@
-// The adjoint transform pair by pair, as it was first done on GPUs: FᴴD, an image of weighted samples, and, with SPREAD,
-// Q, the point spread of the weights alone, of which the Toeplitz kernel is made (on a grid of twice the size).
-// Image [coil][x][y][z], samples [coil][m], a coil a row of blocks. Floor: pairs over the special-function unit's rate,
-// a sine and a cosine each; before exact_special sincospif takes some 40 instructions instead.
+// The adjoint transform pair by pair, as first done on GPUs: FᴴD, the image of weighted samples, and with SPREAD Q, the
+// point spread of the weights alone on a grid of twice the size, from which the Toeplitz kernel is computed.
+// Image [coil][x][y][z], samples [coil][m], one row of blocks per coil. Floor: a sine and a cosine per pair over the
+// special-function unit's rate; the steps before exact_special use sincospif, some 40 instructions.
 // Source: Stone et al., "Accelerating advanced MRI reconstructions on GPUs", J. Parallel Distrib. Comput. 68 (2008).
 #pragma once
 
 #include "exact/phases.cuh"
 
 constexpr int LADDER_THREADS = 256;
-constexpr int COARSE_POINTS = 8;      // of a row, a thread
-constexpr int CONSTANT_SAMPLES = 192;  // of one launch: parameters may take 4 KB
+constexpr int COARSE_POINTS = 8;      // of a row, per thread
+constexpr int CONSTANT_SAMPLES = 192;  // of one launch: parameters are limited to 4 KB
 constexpr int STAGED_SAMPLES = 128;
 
 struct SampleArrays {
@@ -26,7 +26,7 @@ struct SampleStructures {
     Sample sample[CONSTANT_SAMPLES];
 };
 
-// A point of the image, from the middle.
+// A point of the image, counted from the centre.
 struct Point {
     long long index;
     int x, y, z;
@@ -51,7 +51,7 @@ __device__ inline void add_term(float2& sum, float2 value, float2 unit) {
     if (!SPREAD) sum.x = fmaf(-value.y, unit.y, sum.x), sum.y = fmaf(value.y, unit.x, sum.y);
 }
 
-// exact_scatter: a thread a sample, which weighs it and adds it to every point; each term is two atomic additions.
+// exact_scatter: a thread a sample, which is weighted and added to every point; each term is two atomic additions.
 template <bool SPREAD>
 __global__ void exact_scatter(const float2* __restrict__ samples, const float* __restrict__ weights,
                               const uint4* __restrict__ phases, float2* __restrict__ image,
@@ -71,7 +71,7 @@ __global__ void exact_scatter(const float2* __restrict__ samples, const float* _
     }
 }
 
-// exact_weigh: the loop's first half on its own (fission), so that the second can be turned inside out.
+// exact_weigh: the loop's first half separately (fission), so that the loops of the second can be interchanged.
 template <bool SPREAD>
 __global__ void exact_weigh(const float2* __restrict__ samples, const float* __restrict__ weights,
                             float2* __restrict__ weighted, const __grid_constant__ ExactShape shape) {
@@ -82,8 +82,8 @@ __global__ void exact_weigh(const float2* __restrict__ samples, const float* __r
     weighted[blockIdx.y * shape.samples + m] = make_float2(sample.x * weight, sample.y * weight);
 }
 
-// exact_gather: a thread a point, which adds up all samples (interchange): no atomics, but every term still goes to
-// memory and back, since as far as the compiler knows the arrays may be the same.
+// exact_gather: a thread a point, which sums all samples (interchange): no atomics, but every term still goes to memory and
+// back, since the compiler must assume that the arrays alias.
 template <bool SPREAD>
 __global__ void __launch_bounds__(LADDER_THREADS)
 exact_gather(const float2* weighted, const uint4* phases, float2* image, const __grid_constant__ ExactShape shape) {
@@ -98,7 +98,7 @@ exact_gather(const float2* weighted, const uint4* phases, float2* image, const _
     }
 }
 
-// exact_registers: the sum stays in registers: one write a point.
+// exact_registers: the sum stays in registers: one write per point.
 template <bool SPREAD>
 __global__ void __launch_bounds__(LADDER_THREADS)
 exact_registers(const float2* __restrict__ weighted, const uint4* __restrict__ phases, float2* __restrict__ image,
@@ -114,8 +114,8 @@ exact_registers(const float2* __restrict__ weighted, const uint4* __restrict__ p
     image[blockIdx.y * points + at] = sum;
 }
 
-// exact_constant: samples from constant memory (a launch's parameters), which a warp reads in one access and the point's
-// loads no longer compete with; one launch for each 192 samples, which adds to the image. One coil.
+// exact_constant: samples from constant memory (launch parameters), which a warp reads in one access without competing
+// with the point's loads; one launch per 192 samples, which adds to the image. One coil.
 template <bool SPREAD>
 __global__ void __launch_bounds__(LADDER_THREADS)
 exact_constant(const __grid_constant__ SampleArrays samples, int count, float2* __restrict__ image,
@@ -146,7 +146,7 @@ exact_structures(const __grid_constant__ SampleStructures samples, int count, fl
     image[at] = make_float2(image[at].x + sum.x, image[at].y + sum.y);
 }
 
-// The eight points of a row that a thread has, so far apart that neighbouring threads' points are neighbours.
+// A thread's eight points of a row, strided so that neighbouring threads have neighbouring points.
 struct PointRow {
     int x, y, first, stride;
     long long row;
@@ -174,7 +174,7 @@ struct PointRow {
             add_term<SPREAD>(sum[n], make_float2(s.real, s.imag), FAST ? fast_unit(phase) : accurate_unit(phase));
     }
 
-    // Adds the sums to what is there.
+    // Adds the sums to the image.
     __device__ void put(float2* __restrict__ image, const ExactShape& shape) const {
         if (row >= static_cast<long long>(shape.size[0]) * shape.size[1]) return;
         float2* to = image + row * shape.size[2];
@@ -186,8 +186,8 @@ struct PointRow {
     }
 };
 
-// exact_coarsened: a thread eight points, which share a sample's loads and the phase across the row; with FAST the sines
-// and cosines come from the special-function unit (absolute error 6e-7, since phases never leave one turn).
+// exact_coarsened: a thread eight points, which share a sample's loads and the row's phase; with FAST sines and cosines come
+// from the special-function unit (absolute error 6e-7, since phases stay within one turn).
 template <bool SPREAD, bool FAST>
 __global__ void __launch_bounds__(LADDER_THREADS)
 exact_coarsened(const __grid_constant__ SampleStructures samples, int count, float2* __restrict__ image,
@@ -197,8 +197,8 @@ exact_coarsened(const __grid_constant__ SampleStructures samples, int count, flo
     row.put(image, shape);
 }
 
-// exact_staged: samples from device memory by way of shared memory: one launch, and nothing goes through the host. Sums of
-// 128 samples are added up apart, so that rounding does not grow with their number.
+// exact_staged: samples from device memory through shared memory: one launch, nothing through the host. Sums of 128 samples
+// are kept apart from the total, so that rounding does not grow with their number.
 template <bool SPREAD>
 __global__ void __launch_bounds__(STAGED_SAMPLES)
 exact_staged(const float2* __restrict__ weighted, const uint4* __restrict__ phases, float2* __restrict__ image,
@@ -227,7 +227,7 @@ exact_staged(const float2* __restrict__ weighted, const uint4* __restrict__ phas
     row.put(image + blockIdx.y * points_of(shape), shape);
 }
 
-// exact_forward_staged: the forward transform, a thread a sample, points of the image by way of shared memory.
+// exact_forward_staged: the forward transform, a thread a sample, points of the image through shared memory.
 __global__ void __launch_bounds__(STAGED_SAMPLES)
 exact_forward_staged(const float2* __restrict__ image, const uint4* __restrict__ phases, float2* __restrict__ samples,
                      const __grid_constant__ ExactShape shape) {

@@ -1,4 +1,4 @@
-"""The adjoint transform pair by pair on CUDA: the steps of exact_ladder.cuh, naive to fast, for FᴴD and Q."""
+"""The adjoint transform pair by pair on CUDA: the steps of pairs.cuh, naive to fast, for FᴴD and Q."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _run_gather(task: Any, name: str) -> None:
 
 
 def _host_values(task: Any) -> tuple[Any, Any]:
-    """Phases [points, 3] and weighted samples [coils, points, 2] on the host, as a launch's parameters must come."""
+    """Phases [points, 3] and weighted samples [coils, points, 2] on the host, since they are launch parameters."""
     import cupy
 
     phases = cupy.asnumpy(task.plan.phases, stream=task.stream)[:, :3]
@@ -106,7 +106,7 @@ def _run_staged(task: Any) -> None:
 
 
 def _entries(*names: str) -> tuple[str, ...]:
-    """Of FᴴD and of Q; `{}` in a name stands for which."""
+    """Entries for FᴴD and for Q, which replace `{}` by "false" and "true"."""
     return tuple(name.format(kind) for name in names for kind in ("false", "true"))
 
 
@@ -150,7 +150,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: _run_coarsened(task, "true"),
         ),
         "exact_staged": Variant(
-            summary="samples by way of shared memory: one launch, nothing through the host",
+            summary="samples through shared memory: one launch, nothing through the host",
             entries=_entries(_WEIGH, "exact_staged<{}>"),
             run=_run_staged,
         ),

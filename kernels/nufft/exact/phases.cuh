@@ -1,7 +1,7 @@
-// What the exact transform's kernels share: phases as fixed-point turns, their sines and cosines, scaled samples.
+// Shared by the exact transform's kernels: phases as fixed-point turns, their sines and cosines, scaled samples.
 //
-// A phase k r / N is kept modulo one turn in 32 bits, 2³² to the turn. Products with whole numbers r then wrap round
-// exactly, whatever k is; rounding k / N costs |r| 2⁻³³ turns: 1e-7 radians at r = 128.
+// A phase k r / N is kept modulo one turn in 32 bits, 2³² to the turn. Products with integers r then wrap exactly for any k;
+// rounding k / N costs |r| 2⁻³³ turns: 1e-7 radians at r = 128.
 // Axes are counted from the last: a two-dimensional image has the sizes 1, x, y, and no phase along the first.
 #pragma once
 
@@ -16,7 +16,7 @@ __device__ inline unsigned turns(double k, double size) {
     return static_cast<unsigned>(__double2ll_rn((whole - rint(whole)) * 4294967296.0));
 }
 
-// e^{2πi phase}: correctly rounded but for an ulp; and from the special-function unit, absolute error below 6e-7.
+// e^{2πi phase}: to an ulp; and from the special-function unit, absolute error below 6e-7.
 __device__ inline float2 accurate_unit(unsigned phase) {
     float2 unit;
     sincospif(static_cast<int>(phase) * 0x1p-31f, &unit.y, &unit.x);
@@ -33,15 +33,15 @@ __device__ inline float2 times(float2 a, float2 b) {
     return make_float2(fmaf(-a.y, b.y, a.x * b.x), fmaf(a.y, b.x, a.x * b.y));
 }
 
-// The power of two that brings the largest real or imaginary part of a coil into [2¹³, 2¹⁴): sums of two, and products
-// with what is bounded by one, then stay below fp16's 65504, and fp16 keeps its 11 bits down to 2⁻²⁷ of the largest.
+// The power of two that brings the largest real or imaginary part of a coil into [2¹³, 2¹⁴): sums of two, times factors
+// bounded by one, then stay below fp16's 65504, and fp16 keeps its 11 bits down to 2⁻²⁷ of the largest.
 __device__ inline int exponent_of(unsigned largest) {
     const float value = __uint_as_float(largest);
     return value > 0 ? 13 - ilogbf(value) : 0;
 }
 
-// Phases of one grid step along each axis and, in `w`, of half a step along the last. `steps`, where it is not null,
-// holds e^{2πi n phase} of the axis before the last for n = 1, 2 and 4.
+// Phases of one grid step along each axis and, in `w`, of half a step along the last. `steps`, if not null, receives
+// e^{2πi n phase} of the axis before the last for n = 1, 2 and 4.
 template <typename Real>
 __global__ void exact_phases(const Real* __restrict__ trajectory, uint4* __restrict__ phases, float2* __restrict__ steps,
                              int dimensions, const __grid_constant__ ExactShape shape) {
@@ -60,7 +60,7 @@ __global__ void exact_phases(const Real* __restrict__ trajectory, uint4* __restr
         for (int n = 0; n < 3; ++n) steps[n * shape.samples + m] = accurate_unit(phase.y << n);
 }
 
-// The largest real or imaginary part of each coil's values, times their weights where there are any; starts from zeros.
+// The largest real or imaginary part of each coil's values, times their weights if given; `largest` starts as zeros.
 __global__ void exact_largest(const float2* __restrict__ values, const float* __restrict__ weights,
                               unsigned* __restrict__ largest, long long count, int coils) {
     for (int coil = blockIdx.y; coil < coils; coil += gridDim.y) {
@@ -75,8 +75,8 @@ __global__ void exact_largest(const float2* __restrict__ values, const float* __
     }
 }
 
-// Samples times weights, scaled to fp16's range, turned by half a grid step along the last axis where its size is even:
-// its points then lie symmetrically about their middle.
+// Samples times weights, scaled to fp16's range, turned by half a grid step along the last axis if its size is even, which
+// makes its points symmetric about their middle.
 __global__ void exact_samples(const float2* __restrict__ samples, const float* __restrict__ weights,
                               const uint4* __restrict__ phases, const unsigned* __restrict__ largest,
                               float2* __restrict__ scaled, const __grid_constant__ ExactShape shape) {

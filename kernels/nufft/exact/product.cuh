@@ -1,4 +1,4 @@
-// Tensor-core pieces of the exact transform: fp16 pairs, matrices from shared memory, m16n8k16 products. sm_80 and later.
+// Tensor-core building blocks of the exact transform: fp16 pairs, matrices from shared memory, m16n8k16 products. sm_80 on.
 #pragma once
 
 #include "async_copy.cuh"
@@ -17,7 +17,7 @@ __device__ inline unsigned pair_of(float first, float second) {
     return pair;
 }
 
-// What `pair_of` rounded away, as a pair: together they keep 22 bits.
+// The rounding remainders of `pair_of`, as a pair: together they keep 22 bits.
 __device__ inline unsigned rest_of(unsigned pair, float first, float second) {
     float a, b;
     asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(a), "=f"(b) : "r"(pair));
@@ -32,7 +32,7 @@ __device__ inline unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Four 8 × 8 matrices; a lane gives the address of one row, and gets two neighbours of a row, or of a column.
+// Four 8 × 8 matrices; a lane passes the address of one row and receives two neighbours of a row, or of a column.
 __device__ inline Fragment load_matrices(unsigned row) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -61,7 +61,7 @@ __device__ inline void multiply_to(float (&sum)[4], const Fragment& a, unsigned 
                  : "r"(a.part[0]), "r"(a.part[1]), "r"(a.part[2]), "r"(a.part[3]), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
-// Copies in flight are counted in groups, the last of which may go on.
+// Asynchronous copies are counted in groups, the last GOING_ON of which may stay in flight.
 __device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int GOING_ON>
@@ -76,5 +76,5 @@ __device__ inline void store_shared(unsigned to, const Fragment& value) {
 
 #endif
 
-// Column pairs (cos, sin) number `pair` of a size: twice its distance from the middle of the axis, in grid steps.
+// Twice the distance of column pair number `pair` from the middle of an axis of `size`, in grid steps.
 __host__ __device__ inline int twice_distance(int pair, int size) { return 2 * pair + 1 - size % 2; }

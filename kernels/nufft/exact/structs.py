@@ -1,10 +1,10 @@
-"""The structures that kernels of exact*.cuh take by value, and the constants that Python and CUDA share."""
+"""The structures that kernels of this folder take by value, mirrored in ctypes, and the constants shared with CUDA."""
 
 from __future__ import annotations
 
 import ctypes
 
-# In exact_adjoint.cuh, exact_forward.cuh and exact_ladder.cuh too.
+# In adjoint.cuh, forward.cuh and pairs.cuh too.
 STAGE, GROUP, TILE_GROUPS, TILE_COLUMNS, ADJOINT_THREADS = 32, 8, 8, 128, 192
 BLOCK_GROUPS, FORWARD_WARPS = 4, 8
 LADDER_THREADS, COARSE_POINTS, CONSTANT_SAMPLES, STAGED_SAMPLES = 256, 8, 192, 128
@@ -13,13 +13,13 @@ NULL = ctypes.c_void_p(0)
 
 
 class ShapeStruct(ctypes.Structure):
-    """struct ExactShape of exact_phases.cuh."""
+    """struct ExactShape of phases.cuh."""
 
     _fields_ = (("samples", ctypes.c_longlong), ("coils", ctypes.c_int), ("size", ctypes.c_int * 3))
 
 
 class AdjointStruct(ctypes.Structure):
-    """struct ExactAdjoint of exact_adjoint.cuh."""
+    """struct ExactAdjoint of adjoint.cuh."""
 
     _fields_ = (
         ("samples", ctypes.c_longlong),
@@ -38,7 +38,7 @@ class AdjointStruct(ctypes.Structure):
 
 
 class ForwardStruct(ctypes.Structure):
-    """struct ExactForward of exact_forward.cuh."""
+    """struct ExactForward of forward.cuh."""
 
     _fields_ = (
         ("samples", ctypes.c_longlong),
@@ -53,13 +53,13 @@ class ForwardStruct(ctypes.Structure):
 
 
 class ArraysStruct(ctypes.Structure):
-    """struct SampleArrays of exact_ladder.cuh."""
+    """struct SampleArrays of pairs.cuh."""
 
     _fields_ = (("turns", ctypes.c_uint * CONSTANT_SAMPLES * 3), ("values", ctypes.c_float * CONSTANT_SAMPLES * 2))
 
 
 class StructuresStruct(ctypes.Structure):
-    """struct SampleStructures of exact_ladder.cuh: kx, ky, kz, and the bits of the two floats."""
+    """struct SampleStructures of pairs.cuh: kx, ky, kz, and the bits of the two floats."""
 
     _fields_ = (("sample", ctypes.c_uint * 5 * CONSTANT_SAMPLES),)
 

@@ -1,4 +1,4 @@
-"""Gridding on CUDA: which kernels of gridding*.cuh transform samples and images, from the naive form to production."""
+"""Gridding on CUDA: launches the kernels of this folder, from the naive form to production."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from kernels.nufft.gridding.plan import (
     REALS,
-    REGION_PART,
     REGION_WARPS,
     THREADS,
     TILE,
@@ -21,17 +20,17 @@ from kernels.nufft.gridding.plan import (
     rows_grid,
 )
 from kernels.nufft.gridding.spreading import KERNELS, lanes_for
+from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, REGION_PART
 from kernels.runtime.ladder import Variant
 
-NARROW = 5  # cells of the kernels that reach into one bin more, not two
-ORDERED_VALUES = 1024  # of all coils of a chunk, that a block brings into order
-MAX_CELLS_AT_ONCE = 1 << 29  # of all coils, but for one too large: 4 GiB
-SHARED_WIDTHS = {2: 4, 3: 5}  # of the ladder's step that production left behind: those for 1e-3
+NARROW = 5  # cells of the widest kernel that reaches into one more bin, not two
+ORDERED_VALUES = 1024  # values, of all coils of a chunk, that a block reorders
+SHARED_WIDTHS = {2: 4, 3: 5}  # kernel widths of the ladder's shared-memory step: those for 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One transform to run: samples [coils, M] and images [coils, *shape], one of them the result."""
+    """One transform: samples [coils, M] and images [coils, *shape], one of them the result."""
 
     plan: Plan
     samples: Any
@@ -82,7 +81,7 @@ def _crop(task: Task, grid: Any) -> None:
 
 
 def _padded(task: Task) -> Any:
-    """The grid, after the FFT of the images in its low frequencies."""
+    """The FFT of the images, zero-padded to the grid."""
     grid = _empty_grid(task)
     struct = task.plan.struct(coils=len(task.images))
     blocks, threads = rows_grid(struct.size[2], len(task.images) * struct.size[0] * struct.size[1])
@@ -184,7 +183,7 @@ def _both(entry: str, tail: str = "") -> tuple[str, ...]:
     return tuple(f"{entry}<{axes}{tail}>" for axes in KERNELS)
 
 
-# In the order of the source, naive to fast; the last of each direction is the one in production.
+# In source order, naive to fast; the last of each direction is in production.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "spread_points": Variant(
@@ -193,12 +192,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: _run_spread_points(task, False),
         ),
         "spread_sorted": Variant(
-            summary="the same over points sorted by place: neighbouring threads meet in cache",
+            summary="the same over points sorted by cell: neighbouring threads share cache lines",
             entries=_both("spread_points", ", true"),
             run=lambda task: _run_spread_points(task, True),
         ),
         "spread_shared": Variant(
-            summary="a block a region: atomic additions in shared memory, then one a cell to the grid",
+            summary="a block a region: atomic additions in shared memory, then one per cell to the grid",
             entries=tuple(f"spread_shared<{axes}, {width}>" for axes, width in SHARED_WIDTHS.items()),
             run=_run_spread_shared,
         ),
@@ -219,7 +218,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=lambda task: _run_interpolate_points(task, False),
         ),
         "interpolate_sorted": Variant(
-            summary="the same over points sorted by place",
+            summary="the same over points sorted by cell",
             entries=_both("interpolate_points", ", true"),
             run=lambda task: _run_interpolate_points(task, True),
         ),

@@ -1,16 +1,16 @@
-// Points of k-space and the grid that the FFT works on: the two directions of convolution with the spreading kernel
+// Points of k-space, the FFT's grid, and the two directions of convolution with the spreading kernel
 //
 //   phi(t) = sum over i of coefficient[i] (1 − (2 t / width)²)^i,   |t| <= width / 2 cells
 //
-// whose coefficients gridding.py has: a polynomial costs a multiply-add a degree and no special function.
+// with the coefficients of spreading.py: a polynomial costs one multiply-add per degree and no special function.
 //
-// A grid's axes are x, y, z, z fastest; a 2-D grid has no y. A point touches `width` cells from its first one on each
-// axis. Its record holds, in order, the distance from the point to its first cell on x, y, z (-width/2 … 1 - width/2),
-// and the packed place of that cell: x | (y % 4) << 28 | (z % 4) << 30. Points are sorted by (y / 4, z / 4, x) of their
-// first cell, so that starts[((y / 4) bins_z + z / 4) size_x + x] is the first of a column's points. Every size of the
-// grid is a multiple of four and at least 16.
+// A grid's axes are x, y, z, z fastest; a 2-D grid has no y. A point touches `width` cells from its first one on along each
+// axis. Its record holds the distance from the point to its first cell on x, y, z (-width/2 … 1 - width/2), and the packed
+// position of that cell: x | (y % 4) << 28 | (z % 4) << 30. Points are sorted by (y / 4, z / 4, x) of their first cell, so
+// that starts[((y / 4) bins_z + z / 4) size_x + x] is the first of a column's points. Every size of the grid is a multiple
+// of four and at least 16.
 //
-// Samples are brought into that order once a call, coils innermost, [chunk][rank][lanes], where a chunk is `lanes` coils.
+// Each call brings samples into that order once, coils innermost, [chunk][rank][lanes], where a chunk is `lanes` coils.
 #pragma once
 
 struct Gridding {
@@ -21,7 +21,7 @@ struct Gridding {
     int width;
     int coils, lanes;   // lanes: a power of two up to 32
     int items;
-    int part;           // candidates that one warp takes
+    int part;           // candidates that one warp processes
     float per_half;     // 2 / width
     float coefficient[12];
 };
@@ -46,7 +46,7 @@ __device__ inline int place_x(float4 point) { return __float_as_int(point.w) & P
 __device__ inline int place_y(float4 point) { return __float_as_int(point.w) >> PLACE_BITS & 3; }
 __device__ inline int place_z(float4 point) { return __float_as_int(point.w) >> 30 & 3; }
 
-// Records and sort keys of a trajectory in cycles per field of view; k is folded in float64.
+// Records and sort keys of a trajectory in cycles per field of view; k is folded into its period in float64.
 template <typename Real, int DIMS>
 __global__ void place_points(const Real* __restrict__ trajectory, float4* __restrict__ points, int* __restrict__ keys,
                              Gridding g) {

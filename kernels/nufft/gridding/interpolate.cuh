@@ -1,6 +1,6 @@
-// Forward in production: a block brings the part of the grid that a region's points touch into shared memory, a plane a
-// coil, and each warp reads it for eight points or more at a time: a lane is a coil of a point, so that weights are
-// computed once for all coils. A region with many points is taken by several blocks.
+// Forward in production: a block loads the part of the grid that a region's points touch into shared memory, one plane per
+// coil, and each warp reads it for eight or more points at a time. A lane is a coil of a point, so that weights are computed
+// once for all coils. Several blocks share a region with many points.
 // Also the classic form of the adjoint, on the same regions: sums in shared memory by atomic additions.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Region {
         z = number / along_x % along_z * Z;
         y = number / along_x / along_z * Y;
     }
-    // Points that start in one of its columns of bins: a run of the sorted order.
+    // Points whose first cell is in one of its columns of bins: a run of the sorted order.
     __device__ int2 run(int column, const int* __restrict__ starts, const Gridding& g) const {
         const int bin_y = y / 4 + column / REGION_BINS, bin_z = z / 4 + column % REGION_BINS;
         if (bin_y >= g.bins[0] || bin_z >= g.bins[1]) return make_int2(0, 0);
@@ -45,7 +45,7 @@ __global__ void count_region(const int* __restrict__ starts, int* __restrict__ p
     parts[number] = (count + g.part - 1) / g.part;
 }
 
-// Items: x the region, y its first point.
+// Work items: x the region, y its first point.
 __global__ void fill_regions(const int* __restrict__ parts, const int* __restrict__ ends, int2* __restrict__ items, int regions,
                              Gridding g) {
     const int region = blockIdx.x * blockDim.x + threadIdx.x;
@@ -53,18 +53,18 @@ __global__ void fill_regions(const int* __restrict__ parts, const int* __restric
     for (int part = 0; part < parts[region]; ++part) items[ends[region] - parts[region] + part] = make_int2(region, part * g.part);
 }
 
-// Cells from a coil's plane to the next: so that the coils of 16 lanes lie in different banks.
+// Cells from a coil's plane to the next, such that the coils of 16 lanes lie in different banks.
 __device__ inline int plane_pitch(int cells, int lanes) {
     const int step = lanes < 16 ? 16 / lanes : 1;
     return cells + (step - cells % 16 + 16) % 16;
 }
 
-// A row of the window for each half of a warp, all coils of it one after the other.
+// Each half warp loads a row of the window, coil after coil.
 template <int DIMS, int WIDTH>
 __device__ inline void load_window(float2* window, int pitch, const Region<DIMS>& region, int first_coil,
                                    const float2* __restrict__ grid, const Gridding& g) {
     using W = Window<DIMS, WIDTH>;
-    constexpr int AHEAD = 4;  // loads on their way at once
+    constexpr int AHEAD = 4;  // loads in flight
     const int k = threadIdx.x % 16, z = wrapped(region.z + k, g.size[2]), coils = min(g.lanes, g.coils - first_coil);
     const long long plane = cell_index(1, 0, 0, 0, g);
     if (k >= W::Z) return;
@@ -84,13 +84,13 @@ __device__ inline void load_window(float2* window, int pitch, const Region<DIMS>
     }
 }
 
-// A point's weights on all axes, and where in the window its first cell is.
+// A point's weights on all axes.
 template <int DIMS, int WIDTH>
 struct Weighed {
     float weight[DIMS][Window<DIMS, WIDTH>::WEIGHTS];
 };
 
-// The rank of the region's candidate, and which of its columns it is in.
+// The rank of one of the region's candidates, and its column.
 template <int DIMS>
 __device__ inline int2 rank_in(const int2* runs, int candidate) {
     int column = 0;
@@ -107,7 +107,7 @@ __device__ inline float2 sum_window(const float2* cell, const Weighed<DIMS, WIDT
 #pragma unroll
     for (int c = 0; c < WIDTH; ++c) by_z[c] = of.weight[DIMS - 1][c];
     float2 sum = make_float2(0, 0);
-    constexpr int AT_ONCE = DIMS == 3 && WIDTH > 5 ? 1 : WIDTH;  // hundreds of cells are code enough
+    constexpr int AT_ONCE = DIMS == 3 && WIDTH > 5 ? 1 : WIDTH;  // more would unroll to too much code
 #pragma unroll AT_ONCE
     for (int a = 0; a < WIDTH; ++a)
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ inline float2 sum_window(const float2* cell, const Weighed<DIMS, WIDT
     return sum;
 }
 
-// ranks: x the point's, y the window's cell that is its first.
+// ranks: x the point's rank, y the index of its first cell in the window.
 template <int DIMS, int WIDTH>
 __device__ inline void weigh(Weighed<DIMS, WIDTH>* weighed, int2* ranks, const int2* runs, const Region<DIMS>& region, int base,
                              int count, const float4* __restrict__ points, const Gridding& g) {
@@ -178,8 +178,8 @@ interpolate_tiles(const float4* __restrict__ points, const int* __restrict__ sta
     }
 }
 
-// A block a region's points and one coil: sums in shared memory first, then one addition a cell to the grid. What
-// radial trajectories heap up in the middle stays on the multiprocessor.
+// A block a region's points and one coil: sums in shared memory, then one addition per cell to the grid. The many additions
+// at the centre of radial trajectories stay on the multiprocessor.
 template <int DIMS, int WIDTH>
 __global__ void __launch_bounds__(REGION_THREADS)
 spread_shared(const float4* __restrict__ points, const int* __restrict__ starts, const int2* __restrict__ items,

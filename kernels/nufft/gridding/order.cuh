@@ -1,10 +1,10 @@
-// Samples from the trajectory's order, a plane a coil, into the sorted order with coils innermost, and back; images into
-// the grid and out of it.
+// Samples from the trajectory's order, one plane per coil, to the sorted order with coils innermost, and back; images to the
+// grid and back.
 #pragma once
 
-constexpr int ORDERED_VALUES = 1024, ORDER_THREADS = 256;  // a block: so many values of all coils of a chunk
+constexpr int ORDERED_VALUES = 1024, ORDER_THREADS = 256;  // values of all coils of a chunk, per block
 
-// Value i of a block, where points run fastest, and where lanes do.
+// Value i of a block, with points or lanes running fastest.
 struct OrderedValue {
     int point, lane, place;  // place: in shared memory, with a gap after each lane's points
 
@@ -65,17 +65,17 @@ restore_samples(const float2* __restrict__ ordered, const int* __restrict__ rank
     }
 }
 
-// The image's pixel that a cell of the grid holds, or -1: pixel i stands at r = i - N / 2, which is cell r mod G.
+// The image's pixel in a cell of the grid, or -1: pixel i lies at r = i - N / 2, in cell r mod G.
 __device__ inline int pixel_of(int cell, int image, int size) {
     const int pixel = cell < image - image / 2 ? cell + image / 2 : cell - size + image / 2;
-    return pixel < image ? pixel : -1;  // negative where the cell is neither's
+    return pixel < image ? pixel : -1;  // negative for cells outside the image
 }
 
 // Images into the grid's low frequencies, zeros elsewhere, divided by the spreading kernel's transform. A thread a cell.
 __global__ void pad_images(const float2* __restrict__ images, const float* __restrict__ per_x, const float* __restrict__ per_y,
                            const float* __restrict__ per_z, float2* __restrict__ grid, Gridding g) {
     const int z = blockIdx.x * blockDim.x + threadIdx.x;
-    const int row = blockIdx.y + gridDim.y * blockIdx.z;  // the host keeps the number of all rows small
+    const int row = blockIdx.y + gridDim.y * blockIdx.z;  // the host limits the number of rows
     if (z >= g.size[2] || row >= g.coils * g.size[0] * g.size[1]) return;
     const int y = row % g.size[1], x = row / g.size[1] % g.size[0], coil = row / g.size[1] / g.size[0];
     const int px = pixel_of(x, g.image[0], g.size[0]), py = pixel_of(y, g.image[1], g.size[1]), pz = pixel_of(z, g.image[2], g.size[2]);

@@ -1,4 +1,4 @@
-"""Planning a gridding transform on CUDA: the records of a trajectory's points, their order, and the work lists."""
+"""Planning a gridding transform on CUDA: records of the trajectory's points, their order, and the work lists."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from kernels.nufft.gridding.spreading import Spreading, deapodisation, grid_shape, kernel_for, lanes_for
+from kernels.nufft.tuning import MEAN_PARTS, REGION_PART, SPREAD_PART
 from kernels.runtime.launch import kernel, shared_bytes_a_block
 
 THREADS = 256
-TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; tiles along x and z that a block writes
-SPREAD_PART, MEAN_PARTS, REGION_PART = 256, 4, 512  # see `_list_tiles`; points that a block takes
+TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; a block's tiles along x and z
 COEFFICIENTS = 12
 REGION = {2: (8, 1, 8), 3: (4, 8, 8)}  # cells
 REGION_WARPS, BATCH = 8, 8
-MAX_CELLS = 1 << 33  # of a grid; its columns of bins are then within 32 bits
+MAX_CELLS = 1 << 33  # of a grid; the index of a column of bins then fits 32 bits
 REALS = {"float32": "float", "float64": "double"}
 
 
@@ -50,14 +50,14 @@ def launch(entry: str, grid: tuple[int, ...], threads: int, *args: Any, stream: 
 
 
 def rows_grid(along: int, rows: int) -> tuple[tuple[int, int, int], int]:
-    """Blocks and threads of a kernel with a row of values to a block or several, whatever the number of rows."""
+    """Blocks and threads of a kernel with one or several blocks per row of values, for any number of rows."""
     threads = min(THREADS, blocks_of(along, 32) * 32)
     at_once = min(rows, 1 << 15)
     return (blocks_of(along, threads), at_once, blocks_of(rows, at_once) if rows else 0), threads
 
 
 def three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Axes x, y, z of a kernel; an image of two has no y."""
+    """Sizes along x, y, z as kernels take them; a 2-D image has no y."""
     return (sizes[0], 1, sizes[1]) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
 
 
@@ -87,7 +87,7 @@ class SortedTrajectory:
                 self._sort(cupy.ascontiguousarray(trajectory), stream)
                 self._list_tiles(stream)
                 self._list_regions(stream)
-            # Later calls may come on other streams.
+            # For later calls on other streams.
             stream.synchronize()
 
     def struct(self, coils: int = 1, lanes: int = 1, items: int = 0, part: int = 1) -> GriddingStruct:
@@ -107,7 +107,7 @@ class SortedTrajectory:
         )
 
     def _sort(self, trajectory: Any, stream: Any) -> None:
-        """Records by key, then by their place in the trajectory."""
+        """Sorts the records by key, then by trajectory order."""
         import cupy
 
         struct, real = self.struct(), REALS[trajectory.dtype.name]
@@ -122,7 +122,7 @@ class SortedTrajectory:
         self.starts = cupy.searchsorted(self.keys, cupy.arange(columns + 1, dtype=cupy.int32)).astype(cupy.int32)
 
     def _list_tiles(self, stream: Any) -> None:
-        """Work items of the warps: a tile each, or a part of one whose candidates are many times the mean's."""
+        """Lists the warps' work items: a tile each, or a part of a tile with many times the mean's candidates."""
         import cupy
 
         struct = self.struct()
@@ -160,12 +160,12 @@ class SortedTrajectory:
         launch("fill_regions", blocks, THREADS, parts, ends, self.region_list, count, struct, stream=stream)
 
     def window_cells(self) -> int:
-        """Cells of shared memory that a coil takes."""
+        """Cells of shared memory per coil."""
         extents = [r + self.spreading.width - 1 if r > 1 else 1 for r in REGION[self.axes]]
         return math.prod(extents)
 
     def region_lanes(self, coils: int) -> int:
-        """As many coils as leave room for a second block on a multiprocessor."""
+        """The coils of a block, as many as let two blocks share a multiprocessor."""
         room = shared_bytes_a_block() // 2
         lanes = lanes_for(coils)
         while lanes > 1 and self.region_bytes(lanes) > room:
@@ -175,7 +175,7 @@ class SortedTrajectory:
     def region_bytes(self, lanes: int) -> int:
         a_point = 4 * self.axes * blocks_of(self.spreading.width, 4) * 4 + 8
         cells, step = self.window_cells(), max(16 // lanes, 1)
-        pitch = cells + (step - cells) % 16  # plane_pitch of gridding_interpolate.cuh
+        pitch = cells + (step - cells) % 16  # plane_pitch of interpolate.cuh
         return REGION_WARPS * max(BATCH, 32 // lanes) * a_point + lanes * pitch * 8
 
     def fft(self, grid: Any, inverse: bool, stream: Any) -> None:

@@ -1,11 +1,8 @@
-// The steps before production: a thread a point and a coil.
+// The steps before production: a thread per point and coil.
 #pragma once
 
-// What a thread needs of its point: in the trajectory's order its neighbours write anywhere, in the sorted one near by.
-template <bool SORTED>
-__device__ inline long long trajectory_index(long long i, const int* order) { return SORTED ? order[i] : i; }
-
-// order: from a rank to the trajectory's index where SORTED, the inverse otherwise.
+// order: from a rank to the trajectory's index if SORTED, the inverse otherwise. In trajectory order a thread's neighbours
+// write anywhere, in sorted order near by.
 template <int DIMS, bool SORTED>
 __global__ void spread_points(const float4* __restrict__ points, const int* __restrict__ keys, const int* __restrict__ order,
                               const float2* __restrict__ samples, float2* __restrict__ grid, Gridding g) {

@@ -1,9 +1,9 @@
-// Adjoint in production: every cell is summed by the warp that owns it, in the sorted order, without atomic additions.
+// Adjoint in production: the warp that owns a cell sums it in sorted order, without atomic additions.
 //
-// A warp owns a tile of 4 × 4 cells, in 2-D along x and z, in 3-D along y and z of one x, in registers: a lane is a coil,
-// or where there are fewer coils than lanes, a coil's share of the points. The points whose kernels reach the tile are
-// few runs of the sorted order. Lanes first test and weigh 32 of them, one each; then all coils add the hits.
-// What is too much for one warp is cut into parts, whose sums are added in order (add_parts): the radial centre.
+// A warp owns a tile of 4 × 4 cells in registers, in 2-D along x and z, in 3-D along y and z of one x. A lane is a coil or,
+// with fewer coils than lanes, a share of a coil's points. The points whose kernels reach the tile are a few runs of the
+// sorted order. Lanes first test 32 of them and compute their weights, one each; then all coils add the hits. Tiles with
+// too many points for one warp, like a radial trajectory's centre, are split; add_parts adds the parts in order.
 #pragma once
 
 constexpr int TILE = 4, SPREAD_WARPS = 8, PATCH_Z = 4, PATCH_X = 2;
@@ -13,7 +13,7 @@ struct Tile {
     bool inside;
 };
 
-// The eight tiles of a block lie side by side, four along z, so that together they write whole lines.
+// The eight tiles of a block are adjacent, four along z, so that together they write whole lines.
 template <int DIMS>
 __device__ inline Tile tile_at(int number, const Gridding& g) {
     const int along_x = DIMS == 3 ? g.size[0] : g.size[0] / TILE, along_z = g.bins[1];
@@ -23,7 +23,7 @@ __device__ inline Tile tile_at(int number, const Gridding& g) {
     return {DIMS == 3 ? x : x * TILE, patch / patches_x / patches_z * TILE, z * TILE, x < along_x && z < along_z};
 }
 
-// Columns of bins along an axis that a kernel reaching the tile can start in.
+// Columns of bins along an axis in which a kernel that reaches the tile can start.
 __device__ inline int reaching_bins(const Gridding& g) { return (g.width + 2) / TILE + 1; }
 
 // One of the runs of the sorted order that hold a tile's candidates.
@@ -32,7 +32,7 @@ struct Run {
     int back_y, back_z;  // cells from the bin's first to the tile's
 };
 
-// A run a column of bins; and as many again for what comes round from the other end of x, where the tile is near it.
+// One run per column of bins; near the start of x as many again for points that wrap around from its end.
 template <int DIMS>
 __device__ inline Run run_at(int number, int bins, const Tile& tile, const int* __restrict__ starts, const Gridding& g) {
     const int columns = DIMS == 3 ? bins * bins : bins, column = number % columns;
@@ -65,8 +65,8 @@ __global__ void count_candidates(const int* __restrict__ starts, int* __restrict
     counts[number] = count;
 }
 
-// Items: x the tile's x, y its y and z in tiles, z its first candidate, w where its partial sums go, or -1 where it is
-// the only one. Of each tile in parts, `heavy` has the place, and the first and number of its partial sums.
+// Work items: x the tile's x, y its y and z in tiles, z its first candidate, w the slot of its partial sums, or -1 if the
+// tile is not split. For each split tile, `heavy` has its position, first slot and number of slots.
 template <int DIMS>
 __global__ void fill_items(const int* __restrict__ parts, const int* __restrict__ ends, const int* __restrict__ slot_ends,
                            int4* __restrict__ items, int4* __restrict__ heavy, const int* __restrict__ heavy_ends, int tiles,
@@ -85,7 +85,7 @@ __device__ inline Tile tile_of(int4 item) {
     return {item.x, (item.y >> 16) * TILE, (item.y & 0xffff) * TILE, true};
 }
 
-// The weights of a tile's four cells on one axis, from the first cell's place in the kernel on.
+// The weights of a tile's four cells on one axis; `place`: of the first cell in the kernel.
 template <int DEGREES>
 __device__ inline float4 four_weights(float to_cell, int place, const Gridding& g) {
     float weight[TILE];
@@ -118,7 +118,7 @@ __device__ inline void add_row(float2 (&row)[TILE], float2 value, float weight, 
     row[3].x += v.x * by_z.w; row[3].y += v.y * by_z.w;
 }
 
-// Hits of up to 32 candidates that the lanes have tested, as all coils want them.
+// Hits among up to 32 tested candidates, shared by all coils.
 struct Hits {
     float4 rows[32], columns[32];
     int rank[32];
@@ -145,7 +145,7 @@ __device__ inline int find_hits(Hits& hits, int candidate, bool valid, const Run
     return __popc(found);
 }
 
-// Sums over the lanes that share a coil; then each of them stores some of the tile's rows.
+// Sums over the lanes that share a coil; each of them then stores some of the tile's rows.
 template <int DIMS>
 __device__ inline void store_tile(float2 (&sum)[TILE][TILE], const Tile& tile, int slot, int coil, int share, int shares,
                                   float2* __restrict__ grid, float2* __restrict__ partial, const Gridding& g) {
@@ -212,7 +212,7 @@ spread_tiles(const float4* __restrict__ points, const int* __restrict__ starts, 
     store_tile<DIMS>(sum, tile, item.w, blockIdx.y * g.lanes + coil, share, shares, grid, partial, g);
 }
 
-// A block a tile that was cut into parts; a thread a coil and a cell.
+// A block per split tile, a thread per coil and cell.
 template <int DIMS>
 __global__ void add_parts(const int4* __restrict__ heavy, const float2* __restrict__ partial, float2* __restrict__ grid,
                           Gridding g) {

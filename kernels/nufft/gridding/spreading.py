@@ -1,4 +1,4 @@
-"""The finer grid and the spreading kernel of a gridding transform: sizes, width and constants for a relative error."""
+"""The oversampled grid and the spreading kernel of a gridding transform, chosen for a relative error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-SMALLEST_GRID = 16  # cells an axis: no kernel then meets itself round the other end
+SMALLEST_GRID = 16  # cells per axis: no kernel then overlaps itself across the periodic edge
 QUADRATURE = 120
 FACTORS = (2, 3, 5, 7)
 
 
 def fast_size(least: int, multiple: int = 2) -> int:
-    """The smallest multiple of `multiple` from `least` on that has no prime factors above 7: what FFTs like."""
+    """The smallest multiple of `multiple`, at least `least`, without prime factors above 7: a fast size for FFTs."""
     size = -(-least // multiple) * multiple
     while True:
         rest = size
@@ -33,24 +33,24 @@ def fast_size(least: int, multiple: int = 2) -> int:
 class Spreading:
     """One kernel: phi(t) = sum of coefficients[i] (1 − (2 t / width)²)^i for |t| ≤ width / 2 cells."""
 
-    oversampling: float  # cells a pixel, at least
+    oversampling: float  # least number of cells per pixel
     width: int  # cells
-    error: float  # root mean square over the image, relative, on one axis, of points where between cells it is largest
+    error: float  # relative, root mean square over the image, on one axis, for the worst position between two cells
     coefficients: tuple[float, ...]
 
     def transform(self, frequency: Array) -> Array:
-        """∫ phi(t) cos(2π t f) dt for frequencies in cycles a cell."""
+        """∫ phi(t) cos(2π t f) dt for frequencies in cycles per cell."""
         nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE)
         kept = np.array(self.coefficients, np.float32).astype(np.float64)  # as the device has them
         values = np.polynomial.polynomial.polyval(1 - nodes**2, kept) * weights * self.width / 2
         return np.asarray(np.cos(np.pi * self.width * np.multiply.outer(frequency, nodes)) @ values)
 
 
-# Of all polynomials of a degree these have the least error where it is largest: over the places that a point can have
-# between two cells, the largest root mean square over |f| ≤ 1 / (2 oversampling) of what the sum over the cells differs
-# from phi^(f) by, relative to it. Each round of the search is a least-squares problem whose denominator is that of the
-# solution before, and where a place weighs the more, the worse it was. Kernels with the least error on average, which
-# end in a higher step, are twice as wrong for points right on cells; all those of a Cartesian scan lie there.
+# Minimax polynomials of their degree: they minimise, over the positions of a point between two cells, the largest root
+# mean square over |f| ≤ 1 / (2 oversampling) of the relative difference between the sum over the cells and phi^(f).
+# They were found by iteratively reweighted least squares: the denominator is the previous solution's, and positions
+# with a larger error get more weight. Kernels with the least mean error end in a higher step and have twice the error
+# for points exactly on cells, as all points of a Cartesian scan are.
 _WIDTH_7 = (
     *(2.52384e-07, 4.8024225e-05, 0.00082940128, 0.0067762045, 0.033472519, 0.10110749),
     *(-0.11724679, 1.2243946, -1.9555405, 2.7364911, -1.6366797, 0.60634742),
@@ -143,18 +143,18 @@ def kernel_for(eps: float, axes: int) -> Spreading:
 
 
 def grid_shape(shape: tuple[int, ...], oversampling: float) -> tuple[int, ...]:
-    """Sizes that the tiles of the kernels divide and that FFTs like."""
+    """Sizes of the grid: multiples of the kernels' tiles that are fast for FFTs."""
     return tuple(fast_size(max(math.ceil(oversampling * n), SMALLEST_GRID), 4) for n in shape)
 
 
 @functools.lru_cache(maxsize=64)
 def deapodisation(size: int, grid: int, spreading: Spreading) -> Array:
-    """What each pixel of an axis is multiplied by: the inverse of the kernel's transform there."""
+    """The deapodisation factor of each pixel of an axis: 1 / the kernel's transform there."""
     return 1 / spreading.transform((np.arange(size) - size // 2) / grid)
 
 
 def lanes_for(coils: int, most: int = 32) -> int:
-    """Coils that a warp takes side by side: a power of two."""
+    """The number of coils a warp computes side by side: a power of two."""
     lanes = 1
     while lanes < min(coils, most):
         lanes *= 2

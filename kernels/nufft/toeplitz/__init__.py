@@ -1,8 +1,8 @@
-"""The normal operator FᴴWF as a convolution: one FFT pair on a doubled grid and a multiplication, whatever the samples.
+"""The normal operator FᴴWF as a convolution: one FFT pair on a doubled grid and a product, for any number of samples.
 
 FᴴWF is a Toeplitz matrix: its element (r, r') is q(r − r'), where q(d) = sum over m of w_m exp(2πi k_m·d/N) is the
-point-spread function for |d| < N. Written on a grid of 2N − 1 or more with ends that wrap round, q makes it circulant:
-pad, FFT, multiply by the transform of q, inverse FFT, crop. Real weights make q Hermitian, and its transform real.
+point-spread function for |d| < N. On a periodic grid of 2N − 1 or more it becomes circulant: pad, FFT, multiply by the
+transform of q, inverse FFT, crop. Real weights make q Hermitian, and its transform real.
 
 Source: Fessler et al., "Toeplitz-based iterative image reconstruction …", IEEE Trans. Signal Process. 53 (2005).
 """
@@ -39,15 +39,15 @@ def toeplitz_kernel(
     """The transform of a trajectory's point-spread function, for `Toeplitz`.
 
     trajectory : [M, d] in cycles per field of view of an image of `shape`; see `kernels.nufft`
-    weights    : real [M], of the same kind of array; None: all one
+    weights    : real [M], NumPy or CuPy like the trajectory; None means all one
     shape      : of the image
-    eps        : relative error of the point-spread function asked for
-    workers    : CPU threads; default one a core
-    stream     : CUDA: the stream to launch on; default CuPy's current one
+    eps        : requested relative error of the point-spread function
+    workers    : CPU threads; default one per core
+    stream     : CUDA stream to launch on; default CuPy's current one
 
-    Returns real [*toeplitz_shape(shape, host=…)], in the FFT's order, divided by its size: float32, or float64 where
-    an eps below 1e-6 was asked for. Kernels of parts of a trajectory add up to the whole one's.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns real [*toeplitz_shape(shape, host=…)], in FFT order, divided by its size: float32, or float64 for eps below
+    1e-6. The kernels of parts of a trajectory add up to that of the whole.
+    Raises ValueError or TypeError with one line that names the parameter.
     """
     shape = checked_shape(shape)
     checked_trajectory(trajectory, shape)
@@ -66,14 +66,14 @@ def toeplitz_kernel(
 class Toeplitz:
     """FᴴWF of one trajectory and its weights, applied to any number of images.
 
-    kernel  : what `toeplitz_kernel` returned for `shape`; its kind of array decides the device
+    kernel  : from `toeplitz_kernel` for `shape`; NumPy or CuPy, which selects the device
     shape   : of the image
-    workers : CPU threads; default one a core
+    workers : CPU threads; default one per core
 
-    On CUDA the work space is kept between calls, one for each number of coils: calls of one object run one after the
-    other, on one stream at a time. After the first call with a number of coils nothing is allocated and nothing waits
-    for the device, so that a CUDA graph may capture it.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    On CUDA an object keeps a work space for each number of coils, so its calls must run one after the other, on one
+    stream at a time. After the first call with a number of coils, calls neither allocate nor wait for the device, so
+    that a CUDA graph can capture them.
+    Raises ValueError or TypeError with one line that names the parameter.
     """
 
     def __init__(self, kernel: Any, shape: Sequence[int], *, workers: int | None = None) -> None:
@@ -97,28 +97,28 @@ class Toeplitz:
             self._body = cuda.Convolution(kernel, self.shape)
 
     def apply(self, image: Any, out: Any = None, stream: Any = None) -> Any:
-        """FᴴWF image, for each of the leading axes.
+        """FᴴWF image, for each index of the leading axes.
 
-        image  : [..., *shape], of the kernel's kind of array; complex64, on the CPU complex128 too
+        image  : [..., *shape], NumPy or CuPy like the kernel; complex64, on the CPU complex128 too
         out    : array for the result, C-contiguous; may be the image itself
 
         Returns an array of the image's shape and dtype.
-        Raises ValueError or TypeError, in one line that names the parameter.
+        Raises ValueError or TypeError with one line that names the parameter.
         """
         image = checked_array("image", image, self._host, self.shape)
         check_out(out, image.shape, image.dtype, apart_from={"image": image}, may_be="image")
         return self._body.apply(image, out, stream)
 
     def apply_sense(self, image: Any, maps: Any, out: Any = None, stream: Any = None, *, add: bool = False) -> Any:
-        """The sum over coils of conj(map) FᴴWF (map × image): what an iteration of CG-SENSE applies.
+        """The sum over coils of conj(map) FᴴWF (map × image): the operator of CG-SENSE.
 
-        image  : [*shape], of the kernel's kind of array; complex64, on the CPU complex128 too
+        image  : [*shape], NumPy or CuPy like the kernel; complex64, on the CPU complex128 too
         maps   : coil sensitivities [coils, *shape] of the image's dtype
         out    : array for the result, C-contiguous; may be the image itself
-        add    : to what `out` holds, which is then not the image: for coils that come a few at a time
+        add    : add to `out`, which is then not the image; for a few coils at a time
 
         Returns an array of the image's shape and dtype.
-        Raises ValueError or TypeError, in one line that names the parameter.
+        Raises ValueError or TypeError with one line that names the parameter.
         """
         image = checked_array("image", image, self._host, self.shape)
         maps = checked_array("maps", maps, self._host, self.shape)
@@ -139,5 +139,5 @@ class Toeplitz:
         return self._body.apply_sense(image, maps, out, stream, add=add)
 
     def work_bytes(self, coils: int) -> int:
-        """Memory that `apply_sense` keeps on the device between calls with so many coils."""
+        """Bytes that `apply_sense` keeps on the device between calls with this number of coils."""
         return 0 if self._host else int(self._body.work_bytes(coils))

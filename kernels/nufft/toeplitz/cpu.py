@@ -14,7 +14,7 @@ from kernels.nufft.toeplitz.kernel import kernel_from_spread
 
 Array = NDArray[Any]
 
-SINGLE_KERNEL_EPS = 1e-4  # below it a point-spread function is computed in float64
+SINGLE_KERNEL_EPS = 1e-4  # below it the point-spread function is computed in float64
 
 
 def toeplitz_kernel(
@@ -30,7 +30,7 @@ def toeplitz_kernel(
 
 
 class Convolution:
-    """The body of kernels.nufft.Toeplitz. Images are padded axis by axis: lines of zeros are never transformed."""
+    """The CPU body of kernels.nufft.Toeplitz. Images are padded axis by axis, so no line of zeros is transformed."""
 
     def __init__(self, kernel: Array, shape: tuple[int, ...], workers: int | None) -> None:
         self._kernel = np.ascontiguousarray(kernel)
@@ -59,7 +59,7 @@ class Convolution:
             nonlocal added
             normal = self._normal(maps[coil] * image, workers)
             normal *= maps[coil].conj()
-            with turn:  # in the coils' order, so that the bits do not depend on which thread was first
+            with turn:  # in coil order, so that the bits do not depend on thread timing
                 turn.wait_for(lambda: added == coil)
                 np.add(total, normal, out=total)
                 added += 1
@@ -70,7 +70,7 @@ class Convolution:
         return out
 
     def _each(self, one: Any, count: int, workers: int) -> None:
-        """One coil a thread, whose grid stays in that core's cache; all threads on each coil where there are few."""
+        """One coil per thread, whose grid stays in that core's cache; with few coils, all threads on each coil."""
         if count <= 1 or workers > 1 or self._workers == 1:
             for index in range(count):
                 one(index)

@@ -1,4 +1,4 @@
-"""The Toeplitz convolution on CUDA: pad, FFT, multiply, inverse FFT, crop, with the coil maps in the first and last."""
+"""The Toeplitz convolution on CUDA: pad, FFT, multiply, inverse FFT, crop; the first and last step apply coil maps."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from kernels.nufft.exact.structs import NULL
+from kernels.nufft.gridding.cuda import Plan
 from kernels.nufft.gridding.plan import THREADS, blocks_of, launch, rows_grid, three
-from kernels.nufft.methods import Plan
 from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
+from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, MAX_WORK
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import on_stream, shared_bytes_a_block
 
 LOGARITHMS = {1 << log: log for log in range(SMALLEST_LINE.bit_length() - 1, LARGEST_LINE.bit_length())}
 LINE_THREADS, INTERLEAVED = 256, 8
-MAX_CELLS_AT_ONCE = 1 << 29  # of the doubled grids of all coils: 4 GiB
-MAX_WORK = 1 << 28  # values between the passes, of all coils that go together: 2 GiB
 
 
 class DoubledStruct(ctypes.Structure):
@@ -31,7 +31,7 @@ class DoubledStruct(ctypes.Structure):
 
 
 def at_front(sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Axes x, y, z of a kernel; an image of two has no x."""
+    """Sizes along x, y, z as toeplitz.cuh takes them; a 2-D image has no x."""
     return (1, sizes[0], sizes[1]) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
 
 
@@ -43,7 +43,7 @@ class LinesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One application to run: images [coils, *shape] to the same; or, with maps, one image to one, or added to it."""
+    """One application: images [coils, *shape] to images; or with maps one image to one, which may be added to."""
 
     body: Convolution
     image: Any
@@ -54,7 +54,7 @@ class Task:
 
 
 class Convolution:
-    """The body of kernels.nufft.Toeplitz."""
+    """The CUDA body of kernels.nufft.Toeplitz."""
 
     def __init__(self, kernel: Any, shape: tuple[int, ...]) -> None:
         import cupy
@@ -105,7 +105,7 @@ class Convolution:
         return [slice(begin, min(begin + step, coils)) for begin in range(0, coils, step)]
 
     def space(self, coils: int) -> tuple[Any, Any]:
-        """The grid of so many coils and the plan of its FFT, kept."""
+        """The cached grid for a number of coils, and the plan of its FFT."""
         import cupy
         from cupyx.scipy.fft import get_fft_plan
 
@@ -117,7 +117,7 @@ class Convolution:
         return found
 
     def work(self, coils: int) -> Any:
-        """What lies between the passes of our own FFTs, of so many coils, kept."""
+        """The cached array between the passes of our own FFTs, for a number of coils."""
         import cupy
 
         found = self._work.get(coils)
@@ -126,7 +126,7 @@ class Convolution:
         return found
 
     def work_bytes(self, coils: int) -> int:
-        """Of the largest part of so many coils that goes together; cuFFT's plan has as much again, at most."""
+        """Bytes for the coils computed together; includes cuFFT's own work space, at most as large as the grid."""
         if self.variant == "lines":
             a_coil = 8 * three(self.shape)[0] * math.prod(three(self.padded)[1:])
             return a_coil * min(coils, lines_at_once(self.shape, self.padded))
@@ -137,19 +137,15 @@ class Convolution:
         return DoubledStruct(size=at_front(self.padded), image=at_front(self.shape), coils=coils)
 
 
-def _null() -> ctypes.c_void_p:
-    return ctypes.c_void_p(0)
-
-
 def _apart(task: Task, in_parts: bool) -> Task:
-    """The image where the result of the first part of the coils will not overwrite it."""
+    """The task with a copied image, if the result of the first part of the coils would overwrite it."""
     if in_parts and task.maps is not None and task.out.data.ptr == task.image.data.ptr:
         return replace(task, image=task.image.copy())
     return task
 
 
 def _run_convolve(task: Task) -> None:
-    """A part of the coils after the other."""
+    """One part of the coils after the other."""
     body = task.body
     parts = body.coil_parts(len(task.image if task.maps is None else task.maps))
     task = _apart(task, len(parts) > 1)
@@ -173,7 +169,7 @@ def _convolve(task: Task, grid: Any, plan: Any, struct: DoubledStruct, maps: Any
 
     coils, stream = struct.coils, task.stream
     blocks, threads = rows_grid(struct.size[2], coils * struct.size[0] * struct.size[1])
-    launch("weigh_coils", blocks, threads, image, _null() if maps is None else maps, grid, struct, stream=stream)
+    launch("weigh_coils", blocks, threads, image, NULL if maps is None else maps, grid, struct, stream=stream)
     plan.fft(grid, grid, cufft.CUFFT_FORWARD)
     pairs = math.prod(struct.size) // 2
     args = (grid, task.body.kernel, ctypes.c_longlong(pairs), ctypes.c_int(coils))
@@ -195,7 +191,7 @@ def _twiddles(size: int, device: int) -> Any:
 
 
 def lines_at_once(shape: tuple[int, ...], padded: tuple[int, ...]) -> int:
-    """Coils that go together."""
+    """The number of coils computed together."""
     return max(MAX_WORK // (math.prod(three(padded)[1:]) * three(shape)[0]), 1)
 
 
@@ -217,7 +213,7 @@ def _lines_of(task: Task, work: Any, struct: LinesStruct, image: Any, maps: Any,
     sizes, padded, coils = tuple(struct.image), tuple(struct.padded), struct.coils
     logs = [LOGARITHMS.get(n, 0) for n in padded]
     tables = [_twiddles(n, task.body.device.id) for n in padded]
-    rows, stream, given = sizes[0] * sizes[1], task.stream, _null() if maps is None else maps
+    rows, stream, given = sizes[0] * sizes[1], task.stream, NULL if maps is None else maps
     blocks = blocks_of(rows * coils, LINE_THREADS // (padded[2] // 8))
     args: tuple[Any, ...] = (image, given, work, tables[2], struct)
     launch(f"forward_rows<{logs[2]}>", (blocks,), LINE_THREADS, *args, stream=stream)
@@ -248,7 +244,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_convolve,
         ),
         "lines": Variant(
-            summary="our own FFTs of lines: nothing that is zero or unwanted is moved, the products cost no pass",
+            summary="our own FFTs of lines: zeros and unwanted values are not moved, products cost no extra pass",
             entries=tuple(
                 entry
                 for log in LOGARITHMS.values()
@@ -270,6 +266,8 @@ def toeplitz_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], eps: 
 
     with on_stream(trajectory, stream) as current:
         doubled = tuple(2 * n for n in shape)
-        plan = Plan(2 * trajectory, doubled, eps, "gridding", 1)
-        spread = plan.adjoint(cupy.ones(len(trajectory), cupy.complex64), weights, None, current)
-        return kernel_from_spread(spread, shape, cupy)
+        weights = None if weights is None else cupy.ascontiguousarray(weights, cupy.float32)
+        spread = cupy.empty((1, *doubled), cupy.complex64)
+        ones = cupy.ones((1, len(trajectory)), cupy.complex64)
+        Plan(2 * trajectory, doubled, eps).adjoint(ones, weights, spread, current)
+        return kernel_from_spread(spread[0], shape, cupy)

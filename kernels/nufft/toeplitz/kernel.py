@@ -1,4 +1,4 @@
-"""The kernel of the Toeplitz convolution: the grid it is on, and how a point-spread function becomes one."""
+"""The kernel of the Toeplitz convolution: its grid, and its computation from a point-spread function."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from kernels.nufft.checks import checked_shape, on_host
 from kernels.nufft.gridding.spreading import fast_size
 
-SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of the lines that lines.cuh transforms
+SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of a line that lines.cuh can transform
 
 
 def toeplitz_shape(shape: Sequence[int], *, host: bool = True) -> tuple[int, ...]:
-    """Sizes of the grid that the kernel of an image's shape lives on: even, at least 2N − 1.
+    """The shape of the kernel for images of `shape`: even, at least 2N − 1.
 
-    host : on the CPU; on CUDA powers of two, for our own FFTs, unless an axis is longer than those go
+    host : on the CPU; on CUDA the sizes are powers of two, for our own FFTs, unless an axis is too long for those
     """
     shape = checked_shape(shape)
     powers = tuple(max(1 << (2 * n - 2).bit_length(), SMALLEST_LINE) for n in shape)
@@ -28,7 +28,7 @@ def toeplitz_shape(shape: Sequence[int], *, host: bool = True) -> tuple[int, ...
 def kernel_from_spread(spread: Any, shape: tuple[int, ...], numpy: Any) -> Any:
     """The kernel from the point-spread function q(d), complex [2N …], d = index − N on each axis.
 
-    numpy : the library of the array: NumPy or CuPy
+    numpy : the array's module, NumPy or CuPy
     """
     padded = toeplitz_shape(shape, host=on_host(spread))
     placed = numpy.zeros(padded, spread.dtype)

@@ -1,14 +1,14 @@
-// The normal operator without a doubled grid in memory: FFTs of lines, in registers and shared memory, that read only what
-// is not zero and write only what is wanted, with the coil maps in the first and last pass, and the kernel between the
-// two transforms of the middle one.
+// The normal operator without a doubled grid in memory: FFTs of lines in registers and shared memory that read only nonzero
+// values and write only wanted ones. The first and last pass apply the coil maps; the middle one multiplies by the kernel
+// between its two transforms.
 //
-// `work` is [coil][x][y][z] with the image's size on x and doubled sizes on y and z; in 2-D there is no y, and a line of x
-// is the middle one. With doubled sizes 2 N, a coil's 3-D image of V bytes moves 26 V; the doubled grid and a library's
-// FFT, 96 V before its pads and products.
+// `work` is [coil][x][y][z] with the image's size on x and doubled sizes on y and z; in 2-D there is no y, and the middle
+// pass is along x. With doubled sizes 2 N, a coil's 3-D image of V bytes moves 26 V; the doubled grid and a library's FFT
+// move 96 V, not counting its padding and products.
 //
 // A line of 2^LOG values is T = 2^LOG / 8 threads with eight values each; thread t holds those at t + m T, before and
-// after. Passes are of radix 8, the last of what is left (Stockham: in order without a bit reversal). Twiddles come from a
-// table that was made in float64.
+// after. Passes are of radix 8, the last of the remaining factor (Stockham: in order without a bit reversal). The table of
+// twiddles is computed in float64.
 #pragma once
 
 struct Lines {
@@ -17,7 +17,7 @@ struct Lines {
     int coils;
 };
 
-constexpr int LINE_THREADS = 256, INTERLEAVED = 8;  // lines side by side in memory that a block takes together
+constexpr int LINE_THREADS = 256, INTERLEAVED = 8;  // adjacent lines that a block transforms together
 
 __device__ inline float2 turned(float2 a, float2 b) { return make_float2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
 __device__ inline float2 plus(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
@@ -62,7 +62,7 @@ __device__ inline void transform8(float2 (&v)[8]) {
     }
 }
 
-// Where a line's value lies in shared memory: a gap after every eight keeps threads in different banks.
+// Index of a line's value in shared memory; a gap after every eight values avoids bank conflicts.
 template <int STEP>
 __device__ inline int shared_place(int position) { return (position + position / 8) * STEP; }
 
@@ -93,7 +93,7 @@ __device__ inline void pass(float2 (&v)[8], int t, const float2* __restrict__ tw
     if (RADIX == 8) transform8<INVERSE>(v);
 }
 
-// The values to where the next pass reads them.
+// Moves the values to the threads of the next pass.
 template <int LOG, int DONE, int RADIX, int STEP>
 __device__ inline void exchange(float2 (&v)[8], int t, float2* line) {
     constexpr int T = Line<LOG>::T, BUTTERFLIES = 8 / RADIX;
@@ -124,7 +124,7 @@ __device__ inline long long work_row(int coil, int x, int y, const Lines& g) {
     return ((static_cast<long long>(coil) * g.image[0] + x) * g.padded[1] + y) * g.padded[2];
 }
 
-// map × image, transformed along z. A block takes lines of neighbouring coils, which share the image's line.
+// map × image, transformed along z. A block's lines belong to neighbouring coils, which share the image's line.
 template <int LOG>
 __global__ void __launch_bounds__(LINE_THREADS)
 forward_rows(const float2* __restrict__ image, const float2* __restrict__ maps, float2* __restrict__ work,
@@ -153,8 +153,8 @@ forward_rows(const float2* __restrict__ image, const float2* __restrict__ maps, 
 
 enum Middle { FORWARD, INVERSE, CONVOLVE };
 
-// Lines across: along y (FORWARD, INVERSE) in place for each x, or along x, where both transforms and the kernel's
-// product are done at once (CONVOLVE). `stride` is between a line's values, `wanted` of them are in the image.
+// Lines across memory, in place: along y for each x (FORWARD, INVERSE), or along x, with both transforms and the kernel's
+// product in one pass (CONVOLVE). `stride` is between a line's values, of which the first `wanted` are in the image.
 template <int LOG, Middle KIND>
 __global__ void __launch_bounds__(Line<LOG>::T * INTERLEAVED, 1024 / (Line<LOG>::T * INTERLEAVED))
 cross_lines(float2* __restrict__ work, const float* __restrict__ kernel, const float2* __restrict__ twiddles,
@@ -162,7 +162,7 @@ cross_lines(float2* __restrict__ work, const float* __restrict__ kernel, const f
     using L = Line<LOG>;
     extern __shared__ float2 crossing[];
     const int lane = threadIdx.x % INTERLEAVED, t = threadIdx.x / INTERLEAVED;
-    // Coils go first, so that they find the kernel's part in the cache; a plane's columns first, where there is none.
+    // With a kernel coils vary fastest, so that they find its part in the cache; otherwise a plane's columns do.
     const long long columns = stride / INTERLEAVED;
     const long long outer = KIND == CONVOLVE ? blockIdx.x % outers : blockIdx.x / columns;
     const long long column = (KIND == CONVOLVE ? blockIdx.x / outers : blockIdx.x % columns) * INTERLEAVED + lane;
@@ -190,7 +190,7 @@ cross_lines(float2* __restrict__ work, const float* __restrict__ kernel, const f
     }
 }
 
-// Transformed back along z; conj(map) × what is in the image, summed over coils, or each coil's own. A block a row.
+// Transformed back along z; conj(map) × the image's values summed over coils, or each coil's own. A block per row.
 template <int LOG, bool COMBINED>
 __global__ void __launch_bounds__(LINE_THREADS)
 inverse_rows(const float2* __restrict__ work, const float2* __restrict__ maps, float2* __restrict__ out,

@@ -1,6 +1,6 @@
-// The normal operator as a convolution on a doubled grid: what stands before, between and after the FFTs.
+// The normal operator as a convolution on a doubled grid: the steps before, between and after the FFTs.
 //
-// A grid is [coil][x][y][z], z fastest; in 2-D x is 1. The image stands in its first corner.
+// A grid is [coil][x][y][z], z fastest; in 2-D x is 1. The image occupies its first corner.
 #pragma once
 
 struct Doubled {
@@ -9,7 +9,7 @@ struct Doubled {
     int coils;
 };
 
-// map × image into the corner, zeros elsewhere. A thread a cell; `maps` null: the images themselves, one a coil.
+// map × image in the corner, zeros elsewhere. A thread per cell; without `maps`, one image per coil.
 __global__ void weigh_coils(const float2* __restrict__ image, const float2* __restrict__ maps, float2* __restrict__ grid,
                             Doubled g) {
     const int z = blockIdx.x * blockDim.x + threadIdx.x;
@@ -29,7 +29,7 @@ __global__ void weigh_coils(const float2* __restrict__ image, const float2* __re
     grid[row * g.size[2] + z] = value;
 }
 
-// Each coil's grid times the kernel. A thread two cells (sizes are even).
+// Each coil's grid times the kernel. A thread per two cells (sizes are even).
 __global__ void multiply(float4* __restrict__ grid, const float2* __restrict__ kernel, long long pairs, int coils) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
     if (i >= pairs) return;
@@ -40,7 +40,7 @@ __global__ void multiply(float4* __restrict__ grid, const float2* __restrict__ k
     }
 }
 
-// conj(map) × the corner, summed over coils, added to what is there unless it is the first part. A thread a pixel.
+// conj(map) × the corner, summed over coils; added to `out` except for the first part of the coils. A thread per pixel.
 __global__ void combine_coils(const float2* __restrict__ grid, const float2* __restrict__ maps, float2* __restrict__ out,
                               bool first, Doubled g) {
     const int z = blockIdx.x * blockDim.x + threadIdx.x;
@@ -59,7 +59,7 @@ __global__ void combine_coils(const float2* __restrict__ grid, const float2* __r
     out[pixel] = sum;
 }
 
-// The corner of each coil's grid. A thread a pixel.
+// The corner of each coil's grid. A thread per pixel.
 __global__ void crop_coils(const float2* __restrict__ grid, float2* __restrict__ images, Doubled g) {
     const int z = blockIdx.x * blockDim.x + threadIdx.x;
     const long long row = blockIdx.y + static_cast<long long>(gridDim.y) * blockIdx.z;

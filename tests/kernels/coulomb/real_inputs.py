@@ -1,4 +1,4 @@
-"""Molecules that are no part of the repository: under $MILLRACE_TEST_DATA, or in shared/data beside the checkout."""
+"""Molecules outside the repository: under $MILLRACE_TEST_DATA, or in shared/data beside the checkout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPACING = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True, kw_only=True)
 class Molecule:
-    """Atoms [n, 4] float64 and, of the trajectory, its periodic cell."""
+    """Atoms [n, 4] float64 and, for the trajectory, its periodic cell."""
 
     atoms: Any
     cell: Cell | None = None
@@ -34,7 +34,7 @@ class Molecule:
 
 @cache
 def molecule(name: str) -> Molecule:
-    """The molecule of `coulomb/<name>`; skips the test where it is absent, or what reads it is."""
+    """The molecule of `coulomb/<name>`; skips the test if the file or its reader is absent."""
     path = Path(os.environ.get("MILLRACE_TEST_DATA", _BESIDE)) / "coulomb" / name
     if not path.is_file():
         pytest.skip(f"{name} is not under $MILLRACE_TEST_DATA or ../shared/data")

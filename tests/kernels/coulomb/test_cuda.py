@@ -1,4 +1,4 @@
-"""Potential maps on a CUDA device: every variant against the definition; bits that depend on nothing but the input."""
+"""Potential maps on a CUDA device: every variant against the definition; bits that depend only on the input."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pytest
 
 from kernels.coulomb import SCHEMES, Grid, Scheme, cutoff, direct, potential, reaching
 from kernels.coulomb.cases import CELLS, Case, Expected, cases, check, image_vectors, in_slabs, made_atoms, water_box
-from kernels.coulomb.cuda import ladders, variants_of
 from kernels.coulomb.cuda import potential as on_cuda
+from kernels.coulomb.cuda import variants_of
+from kernels.coulomb.ladder import ladders
 from tests.kernels.coulomb.real_inputs import molecule
 
 pytestmark = pytest.mark.gpu
 
-# The kernels on the way take coordinates from the grid's origin, not from a tile: 20 Å are held to 1e-6 Å.
+# The kernels before production take coordinates from the grid's origin, not from a tile: 20 Å are held to 1e-6 Å.
 LADDER_SLACK = 12
 PRODUCTION = ("tiles", "direct_tiles")
 GRID = Grid(origin=(1.0, -2.0, 3.0), spacing=(0.5, 0.45, 0.55), shape=(43, 37, 53))
@@ -195,7 +196,7 @@ def test_many_atoms_in_one_cell(cupy: Any) -> None:
 
 @pytest.mark.parametrize("variant", PRODUCTION)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
-    """The atoms arrive just before and are overwritten just after, on the stream: only the right order is right."""
+    """Atoms arrive just before and are overwritten just after, on the same stream: only the right order passes."""
     grid = Grid(origin=(0, 0, 0), spacing=(0.5, 0.5, 0.5), shape=(97, 96, 95))
     scheme = Scheme(name="shift" if variant == "tiles" else "direct")
     values = water_box(48, 10_000)
@@ -241,7 +242,7 @@ def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_maps_of_more_points_than_two_to_the_31(cupy: Any) -> None:
-    """Points far up must not wrap round to the bottom; the last slab alone says what they are."""
+    """Indices beyond 2³¹ must not wrap around; the last slab, computed alone, is the expected result."""
     grid = Grid(origin=(0, 0, 0), spacing=(0.5, 0.5, 0.5), shape=(1027, 1447, 1449))
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 5 * grid.size, "this test needs 11 GB of device memory"

@@ -1,4 +1,4 @@
-"""Each refusal says in one line which parameter is wrong."""
+"""Every error is one line that names the parameter."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ REFUSALS = {
 
 
 def _atoms_in(memory: Any) -> Any:
-    """Two atoms within the memory of an array."""
+    """Two atoms that share an array's memory."""
     return memory.ravel()[:8].reshape(2, 4)
 
 

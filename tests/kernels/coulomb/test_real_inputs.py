@@ -1,4 +1,4 @@
-"""Real molecules on the CPU: a dense part of their map, and a coarse map of all of them, against float64."""
+"""Real molecules on the CPU, against float64: a dense part of each map, and a coarse map of the whole."""
 
 from __future__ import annotations
 

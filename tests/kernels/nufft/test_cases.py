@@ -46,7 +46,7 @@ def test_the_check_notices_one_wrong_value(spoil: float) -> None:
 @pytest.mark.parametrize("content", ["random", "radial", "edges", "equal"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_adjoint_is_the_adjoint(shape: tuple[int, ...], content: str, eps: float, method: str) -> None:
-    """⟨Ax, y⟩ = ⟨x, Aᴴy⟩ to rounding where both directions use one kernel, not only to eps."""
+    """⟨Ax, y⟩ = ⟨x, Aᴴy⟩ to rounding, not only to eps, if both directions use one kernel."""
     plan = Nufft(made_trajectory(content, 400, shape), shape, eps=eps, method=method)
     x, y = random_values(shape, 5), random_values((400,), 6)
     ahead, back = plan.forward(x), plan.adjoint(y)

@@ -1,4 +1,4 @@
-"""What the public functions refuse: each message is one line that names the parameter."""
+"""Every error of the public functions is one line that names the parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests run side by side: several threads for each of their small transforms would only wait for one another."""
+"""One thread per transform: tests run side by side, and threads of small transforms would wait for one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An analytic phantom: ellipses whose k-space is known in closed form, seen by coils made of a few plane waves.
+"""An analytic phantom: ellipses with k-space in closed form, seen by coils made of a few plane waves.
 
 A coil Σ_q a_q e^{2πi κ_q·r/N} shifts k-space by κ_q, so that its samples are exact too, for any trajectory and without
 any pixels. Lengths are shares of the field of view.
@@ -29,7 +29,7 @@ def waves(coils, seed=5):
 
 
 def coil_maps(coils, n, seed=5):
-    """complex128 (coils, n, n), as the closed form has them."""
+    """complex128 (coils, n, n), by the closed form."""
     r = (np.arange(n) - n // 2) / n
     phase = np.exp(2j * np.pi * (_WAVES[:, 0, None, None] * r[:, None] + _WAVES[:, 1, None, None] * r))
     return np.tensordot(waves(coils, seed), phase, axes=1)

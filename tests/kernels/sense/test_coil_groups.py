@@ -1,4 +1,4 @@
-"""Coils a few at a time: what stays on the device, what comes from the host and in which order, and one result."""
+"""Groups of coils: which stay on the device, the order of those from the host, and equal results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A_COIL = N * N * 8
 
 
 class Device:
-    """CuPy's streams as far as uploads use them: copies happen as soon as they may, or as late as they may."""
+    """A fake of CuPy's streams for uploads: copies happen as early or as late as allowed."""
 
     def __init__(self, late):
         self.late, self.copies = late, 0
@@ -35,7 +35,7 @@ class Device:
                 self.queue = []
 
             def wait_event(self, event):
-                """Here, the computing stream waits: what was recorded before is then done."""
+                """The computing stream waits here, so everything recorded before is done."""
                 for copy in event.before:
                     copy()
 
@@ -116,7 +116,7 @@ def test_a_device_without_room_for_two_groups_is_refused():
 
 
 def test_grouped_maps_are_scaled_and_normal_operators_alike():
-    """Whatever stays where: the same bits; and those of all coils at once but for rounding."""
+    """The same bits wherever the groups are stored, and all coils at once agree up to rounding."""
     raw = (coil_maps(COILS, N) * 3).astype(np.complex64)
     points = radial(12, 2 * N, N).reshape(-1, 2)
     toeplitz = Toeplitz(toeplitz_kernel(points, None, (N, N), 1e-5), (N, N))

@@ -1,4 +1,4 @@
-"""Prewhitening, compression and sensitivities against what is known about the coils that made the data."""
+"""Prewhitening, compression and sensitivities against the known coils of synthetic data."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def scan():
 
 @pytest.mark.parametrize("method", ["walsh", "espirit"])
 def test_sensitivities_are_those_of_the_coils(scan, method):
-    """Up to a factor at each pixel, which no method can know: the angle between estimated and true coil vectors."""
+    """The angle between estimated and true coil vectors; each pixel's factor is undetermined."""
     n, coils, points, data, weights = scan
     centre = centre_images(data, points, weights, (n, n), width=24, taper=method == "walsh")
     maps = getattr(sensitivities, method)(centre, (n, n))

@@ -1,4 +1,4 @@
-"""Density compensation: closed forms, the law that defines it, and what it must refuse."""
+"""Density compensation: closed forms, its defining law, and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ramp_in_three_dimensions_are_the_volumes_of_shells():
     volume = 4 / 3 * np.pi * (outer**3 - inner**3) / 2
     volume[radius == 0] *= 2  # the ball is shared by the spokes alone, not by two halves of each
     expected = volume / volume.sum() / 50
-    # k² is the shell's volume but for step²/12, which is the closed form of its middle.
+    # k² is the shell's volume up to step²/12, the closed form at its centre.
     np.testing.assert_allclose(weights, np.broadcast_to(expected, weights.shape), rtol=0.09, atol=expected.max() * 1e-3)
 
 
@@ -52,13 +52,13 @@ def test_ramp_refuses_what_is_no_spoke_through_the_centre(points):
 
 @pytest.mark.parametrize("make", [lambda: radial(61, 64, 32), lambda: spiral(16, 160, 32)], ids=["radial", "spiral"])
 def test_pipe_menon_makes_the_sampling_even(make):
-    """The law that defines it: the weights convolved with the kernel are the same everywhere inside the range."""
+    """The defining law: the weights convolved with the kernel are constant inside the range."""
     points = make().reshape(-1, 2)
     n = 32
     weights = density.pipe_menon(points, (n, n)).astype(np.float64)
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1, abs=1e-6)
-    # The kernel by the sum that defines it: a Gaussian window's transform, over as many pixels as make it exact here.
+    # The kernel by its definition: a Gaussian window's transform, over enough pixels to be exact here.
     wide = 2 * n
     r = np.arange(wide) - wide // 2
     window = np.exp(-3 * (r / (wide / 2)) ** 2)
@@ -85,11 +85,11 @@ def test_pipe_menon_of_radial_spokes_is_a_ramp_where_they_are_dense():
 
 
 def test_edges_of_k_space_are_no_neighbours():
-    """Samples at +n/2 and −n/2 fold onto each other in a transform of n pixels; their weights must not know."""
+    """Samples at +n/2 and −n/2 fold onto each other in a transform of n pixels; this must not affect their weights."""
     line = np.arange(-16, 17.0)
     points = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(-1, 2)
     weights = density.pipe_menon(points, (32, 32)).reshape(33, 33)
-    # On a grid all inner points are alike, and the rim, which has nothing beyond it, counts for more.
+    # On a grid all inner points are alike, and the rim, without neighbours beyond it, has more weight.
     assert np.ptp(weights[4:-4, 4:-4]) < 0.1 * weights.mean()
     assert weights[0, 16] > 0.98 * weights[16, 16]
 

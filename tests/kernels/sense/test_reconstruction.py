@@ -63,7 +63,7 @@ def test_the_curve_is_that_of_the_residuals():
 
 
 def test_each_step_is_the_best_of_its_krylov_space():
-    """The law that defines the method: least error in the operator's norm over span(b, Ab, …)."""
+    """The defining law: least error in the operator's norm over span(b, Ab, …)."""
     matrix, right = positive(30, 4), random_complex(30, 5)
     exact = np.linalg.solve(matrix, right)
     basis = [right.astype(np.complex128)]
@@ -166,7 +166,7 @@ def test_coils_in_groups_are_all_coils(setting, monkeypatch):
 
 
 def test_the_normal_operators_diagonal_is_one(setting):
-    """What makes the damping relative: weights add up to one, and the squares of the maps do."""
+    """The damping is relative because the weights, and the squares of the maps, add up to one."""
     n, points, maps, weights = setting
     toeplitz = Toeplitz(toeplitz_kernel(points, weights, (n, n), 1e-5), (n, n))
     for place in ((0, 0), (16, 16), (31, 5)):

@@ -1,4 +1,4 @@
-"""Every case on the CPU, against the definition in fractions; and the law that any cut gives the same totals."""
+"""Every case on the CPU, against the definition in fractions; any division into parts gives the same totals."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_refusals():
 
 
 class Huge:
-    """An image that nobody has the memory for."""
+    """An image larger than any memory."""
 
     __module__ = "cupy"
     dtype, shape, ndim = np.dtype(np.uint8), (MAX_SAMPLES + 1,), 1

@@ -1,4 +1,4 @@
-"""Which atoms a part of a grid needs: those that can come into any cell around it, on whatever device."""
+"""Neighbour search: the atoms that a part of a grid needs on any device, those in the cells around it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.coulomb.cells import CUBES, SLICES, cells_around
+from kernels.coulomb.cells import cells_around
 from kernels.coulomb.geometry import Cell, Grid, Scheme, images, times
+from kernels.coulomb.tuning import CUBES, SLICES
 
-# Whole tiles and blocks of every kernel; and what rounding may move an atom by, generously.
+# Whole tiles and blocks of every kernel; and more than rounding can move an atom.
 _ALIGNED = (8, 8, 16)
 _MARGIN_ANGSTROM = 1e-2
-# Of the boxes that atoms are put into: some twenty of water each, and hardly more boxes than atoms.
+# Edge of the boxes that atoms are sorted into: some twenty atoms of water each, and hardly more boxes than atoms.
 _EDGE_ANGSTROM = 6.0
-# Of an atom's number: there are no more atoms than these hold, and hardly more boxes than atoms.
-_NUMBER_BITS = 31
+_NUMBER_BITS = 31  # of an atom's index; the box's index takes the bits above
 
 
 class Reach:
-    """Atoms put into boxes once, so that the few near a part of a grid are found without looking at the others.
+    """Atoms sorted into boxes once, so that finding those near a part of a grid does not visit all of them.
 
     positions : [n, 3 or more] of x, y and z first, in angstrom
     """
@@ -35,7 +35,7 @@ class Reach:
         placed = np.asarray(positions[:, :3], np.float64)
         if cell is not None:
             placed = placed - cell.vectors_of(np.floor(times(placed, cell.inverse)))
-        columns = np.array(placed.T, order="C")  # one after the other in memory: several times as fast
+        columns = np.array(placed.T, order="C")  # contiguous columns are several times as fast
         self._low, high = columns.min(axis=1), columns.max(axis=1)
         sides = high - self._low
         self._edge = max(_EDGE_ANGSTROM, float((sides + _EDGE_ANGSTROM).prod() / self._count) ** (1 / 3))
@@ -46,23 +46,20 @@ class Reach:
         number = np.ravel_multi_index(tuple(place), tuple(self._shape))
         self._starts = np.zeros(int(self._shape.prod()) + 1, np.int64)
         np.cumsum(np.bincount(number, minlength=len(self._starts) - 1), out=self._starts[1:])
-        # By box, then by number: as one integer each they are sorted ten times as fast as by a stable argsort.
+        # By box, then by index, packed into one integer: ten times as fast as a stable argsort.
         order = number << _NUMBER_BITS | np.arange(self._count)
         order.sort()
         self._order = order & ((1 << _NUMBER_BITS) - 1)
 
     def count(self, grid: Grid) -> int:
-        """How many atoms `atoms` returns."""
+        """The number of atoms that `atoms` returns."""
         if self._cell is None and self._scheme.name != "direct" and self._count:
             return int(sum((last - first).sum() for first, last in self._runs(grid)))
         return len(self.atoms(grid))
 
     def atoms(self, grid: Grid) -> NDArray[np.int64]:
-        """The atoms, by their number and ascending, without which this part of a grid would not have the same bits,
-        and some around them. With the scheme "direct" they are all.
-
-        The map of these atoms alone has the bits of the map of all.
-        """
+        """Indices, ascending, of the atoms that this part of a grid needs, and some around them: a map of these alone
+        has the same bits as a map of all. With the scheme "direct" these are all atoms."""
         if self._scheme.name == "direct" or self._count == 0:
             return np.arange(self._count)
         needed = np.zeros(self._count, bool)
@@ -72,7 +69,7 @@ class Reach:
         return np.flatnonzero(needed)
 
     def _runs(self, grid: Grid) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each image: where its atoms begin and end among the sorted ones, a pair for each row of boxes along z."""
+        """For each image, the first and end indices of its sorted atoms, a pair for each row of boxes along z."""
         low, high = self._box(grid)
         shifts = np.zeros((1, 3))
         if self._cell is not None:
@@ -87,10 +84,10 @@ class Reach:
             yield self._starts[row + first[2]], self._starts[row + last[2] + 1]
 
     def _box(self, grid: Grid) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Corners of all that can matter to a part of a grid."""
+        """Corners of the box that holds every atom a part of a grid can need."""
         boxes = [cells_around(grid, self._scheme, None, _ALIGNED, cut).box() for cut in (CUBES, SLICES)]
         low, high = np.minimum(boxes[0][0], boxes[1][0]), np.maximum(boxes[0][1], boxes[1][1])
-        # What excludes points need not be charged, nor within the cutoff.
+        # Atoms that exclude points need be neither charged nor within the cutoff.
         first, shape, spacing = np.array(grid.first), np.array(grid.shape), np.array(grid.spacing)
         radius = self._scheme.exclude_radius_angstrom
         low = np.minimum(low, first * spacing - radius) - _MARGIN_ANGSTROM

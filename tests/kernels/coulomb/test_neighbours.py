@@ -1,4 +1,4 @@
-"""The atoms that a part of a grid needs: without the others it has the same bits, and they are few."""
+"""Neighbour search: the selected atoms alone give the same bits, and they are few."""
 
 from __future__ import annotations
 

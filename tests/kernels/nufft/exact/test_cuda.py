@@ -19,7 +19,7 @@ from kernels.nufft.exact.pairs import VARIANTS as LADDER
 
 pytestmark = pytest.mark.gpu
 
-# Sums of the ladder are float32, its sines and cosines those of the special-function unit: as good as three terms.
+# The ladder sums in float32 with sines and cosines from the special-function unit: as accurate as three terms.
 LADDER_EPS = PRECISIONS[3]
 
 
@@ -185,7 +185,7 @@ def test_parts_of_samples_and_of_rows_add_up(cupy: Any, monkeypatch: Any, part: 
 
 
 def test_columns_in_parts_add_up(cupy: Any, monkeypatch: Any) -> None:
-    """As on a device with little shared memory."""
+    """Like on a device with little shared memory."""
     monkeypatch.setattr(exact_cuda, "shared_bytes_a_block", lambda: 99 << 10)
     case = ExactCase(shape=(20, 490), points=700, coils=2)
     trajectory, samples, images = (
@@ -213,7 +213,7 @@ def test_without_tensor_cores_the_sums_are_float32(cupy: Any, monkeypatch: Any) 
 
 
 def test_work_is_ordered_on_the_stream_given(cupy: Any) -> None:
-    """Samples arrive just before and are overwritten just after, on the stream: only the right order is right."""
+    """Samples arrive just before and are overwritten just after, on the same stream: only the right order passes."""
     case = ExactCase(shape=(128, 128), points=30_000, coils=4)
     values, trajectory = case.samples(), cupy.asarray(case.trajectory())
     stream = cupy.cuda.Stream(non_blocking=True)

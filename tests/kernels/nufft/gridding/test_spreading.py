@@ -1,4 +1,4 @@
-"""The spreading kernels are as exact as they say, wherever a point lies between the cells."""
+"""The spreading kernels have their stated errors, for any position of a point between the cells."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def values_of(kernel: Spreading, places: Any) -> Any:
 
 
 def errors(kernel: Spreading, places: Any) -> list[float]:
-    """Root mean square over the image of the relative error of a sample that lies so far behind a cell, for each."""
+    """For each distance of a sample from its cell, the root mean square over the image of its relative error."""
     frequencies = np.linspace(0, 0.5 / kernel.oversampling, 101)
     expected = kernel.transform(frequencies)
 
