@@ -11,6 +11,7 @@ well, with numbers that mean nothing. `confirm` is for what must not rest on suc
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -223,7 +224,7 @@ class NcclCommunicator(Communicator):
             raise
 
     def _refuse_shared_devices(self, deadline: Deadline) -> None:
-        mine = np.frombuffer(device_uuid(self._device), np.uint8)
+        mine = np.frombuffer(_device_on_host(self._device), np.uint8)
         ranks: dict[bytes, int] = {}
         for rank, theirs in enumerate(self._control.allgather(mine, timeout_s=deadline.left_s)):
             first = ranks.setdefault(theirs.tobytes(), rank)
@@ -322,6 +323,12 @@ class NcclCommunicator(Communicator):
         except CommunicatorError as cause:
             return cause
         return CommunicatorError(f"rank {self.rank} of {self.size}, cuda:{self._device}: {error}")
+
+
+def _device_on_host(device: int) -> bytes:
+    """What must differ between ranks: NCCL takes ranks with different NCCL_HOSTID for ranks on different hosts."""
+    host = os.environ.get("NCCL_HOSTID", "")
+    return hashlib.blake2b(device_uuid(device) + host.encode(), digest_size=16).digest()
 
 
 def _reals(array: Array) -> tuple[int, int]:

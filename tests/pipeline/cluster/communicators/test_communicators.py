@@ -24,6 +24,7 @@ from pipeline.cluster.communicators.deterministic import fixed_tree_sum
 from pipeline.cluster.communicators.in_process import in_process
 from pipeline.cluster.communicators.mesh import Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
+from pipeline.cluster.dask.worker_specs import cpu_workers
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, RankLost
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,
@@ -31,6 +32,7 @@ from tests.pipeline.cluster.communicators.communicator_contract import (
     fixed_tree_sum_alone,
     numbers,
 )
+from tests.pipeline.cluster.communicators.process_ranks import InProcesses
 
 HOST = "127.0.0.1"
 SECRET = b"s" * 32
@@ -55,6 +57,17 @@ class TestTcp(SeveralRanksContract):
     def communicators(self, size):
         with joined(size) as communicators:
             yield communicators
+
+
+@pytest.mark.slow
+class TestTcpInProcesses(InProcesses, SeveralRanksContract):
+    @staticmethod
+    def transport(control):
+        return control
+
+    @staticmethod
+    def worker_specs(size):
+        return cpu_workers(size, 1)
 
 
 @contextmanager

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from pipeline.cluster.communicators.base import SoloCommunicator
-from pipeline.cluster.communicators.nccl import NcclCommunicator, over
+from pipeline.cluster.communicators.nccl import NcclCommunicator, _device_on_host, over
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, DeviceUnavailable, RankLost
+from tests.gpu_ranks import rank_gpus, rank_workers
 from tests.pipeline.cluster.communicators import fake_cupy
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,
     SeveralRanksContract,
     numbers,
 )
+from tests.pipeline.cluster.communicators.process_ranks import InProcesses
 from tests.pipeline.cluster.communicators.test_communicators import joined
 
 
@@ -116,6 +118,15 @@ def test_two_ranks_with_one_gpu_are_refused():
             return str(caught.value)
 
         assert any("ranks 0 and 1 have the same GPU" in each for each in threads.map(one, control, timeout=20))
+
+
+def test_ranks_with_different_host_ids_may_share_a_gpu(monkeypatch):
+    monkeypatch.setattr("pipeline.cluster.communicators.nccl.device_uuid", fake_cupy.device_uuid)
+    found = []
+    for host in ("one", "another", "one"):
+        monkeypatch.setenv("NCCL_HOSTID", host)
+        found.append(_device_on_host(0))
+    assert found[0] == found[2] != found[1]
 
 
 def test_without_nccl_it_is_said_how_to_get_it():
@@ -290,7 +301,7 @@ class OnGpus:
     def on(self, communicator):
         import cupy
 
-        return cupy.cuda.Device(communicator.rank)
+        return cupy.cuda.Device(0)
 
     def array(self, values):
         import cupy
@@ -300,20 +311,24 @@ class OnGpus:
     def back(self, array):
         return array.get()
 
+
+@pytest.mark.gpu
+class TestOneGpu(OnGpus, CommunicatorContract):
+    sizes = (1,)
+
     @contextmanager
     def communicators(self, size):
         with joined(size) as control, joined_over(control, self.on) as ranks:
             yield ranks
 
 
-@pytest.mark.gpu
-class TestOneGpu(OnGpus, CommunicatorContract):
-    sizes = (1,)
-
-
 @pytest.mark.multi_gpu
-class TestTwoGpus(OnGpus, SeveralRanksContract):
-    sizes = (2,)
+class TestTwoRanks(OnGpus, InProcesses, SeveralRanksContract):
+    transport = staticmethod(over)
+
+    @staticmethod
+    def worker_specs(size):
+        return rank_workers(rank_gpus()[:size])
 
 
 @pytest.mark.gpu
@@ -321,7 +336,7 @@ def test_the_callers_stream_comes_first():
     """An array that is still being computed on another stream is taken when it is done."""
     import cupy
 
-    with OnGpus().communicators(1) as (alone,):
+    with TestOneGpu().communicators(1) as (alone,):
         stream = cupy.cuda.Stream(non_blocking=True)
         values = cupy.asarray(numbers("f8", (1 << 22,), 0))
         with stream:
