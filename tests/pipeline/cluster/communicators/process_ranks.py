@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import attrgetter, methodcaller
-
-import pytest
 
 from pipeline.cluster.communicators.mesh import Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
@@ -23,19 +21,14 @@ class InProcesses:
 
     sizes = (2,)
 
-    @staticmethod
-    def worker_specs(size):
-        raise NotImplementedError
-
-    @staticmethod
-    def transport(control):
-        raise NotImplementedError
-
-    @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _processes(cls):
-        with local_workers(cls.worker_specs(max(cls.sizes))) as cls.workers:
-            yield
+    def setup_class(cls):
+        cls._open = ExitStack()
+        cls.workers = cls._open.enter_context(local_workers(cls.worker_specs(max(cls.sizes))))
+
+    @classmethod
+    def teardown_class(cls):
+        cls._open.close()
 
     @contextmanager
     def communicators(self, size):
