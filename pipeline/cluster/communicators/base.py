@@ -273,38 +273,6 @@ for _label in get_args(AbortReason):
     metrics.communicator_aborts.labels(_label)
 
 
-class SoloCommunicator(Communicator):
-    """The rank that is alone: every collective is a copy."""
-
-    def __init__(self, *, epoch: int = 1) -> None:
-        super().__init__(0, 1, epoch=epoch)
-
-    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
-        _copy(array, out)
-
-    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
-        assert out is not None
-        _copy(array, out)
-
-    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
-        pass
-
-    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
-        _copy(array[None], out)
-
-    def _barrier(self, deadline: Deadline) -> None:
-        pass
-
-    def _check(self) -> None:
-        pass
-
-    def _abort(self) -> None:
-        pass
-
-    def _close(self) -> None:
-        pass
-
-
 _UFUNCS: dict[Op, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
@@ -374,12 +342,6 @@ def _in_buckets(arrays: Sequence[Array], results: list[Array]) -> Iterator[tuple
 
 def on_gpu(array: Array) -> bool:
     return hasattr(type(array), "__cuda_array_interface__")
-
-
-def _copy(array: Array, out: Array) -> None:
-    out[...] = array
-    if on_gpu(array):
-        array.device.synchronize()
 
 
 def _address(array: Array) -> int:

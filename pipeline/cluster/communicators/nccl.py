@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cluster.communicators.base import AbortReason, Array, Communicator, Deadline, Op, SoloCommunicator, on_gpu
+from pipeline.cluster.communicators.base import AbortReason, Array, Communicator, Deadline, Op, on_gpu
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.engine.cuda_driver import device_uuid
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeviceUnavailable
 

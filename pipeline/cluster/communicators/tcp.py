@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.cluster.communicators.base import COLLECTIVE_SECONDS, Array, Communicator, Deadline, Op, combine
-from pipeline.cluster.communicators.mesh import Membership, Mesh, connect
+from pipeline.cluster.communicators.peers import Membership, Peers, connect
 from pipeline.errors import CommunicatorError
 
 CONNECT_SECONDS = 10.0
@@ -33,9 +33,11 @@ class TcpCommunicator(Communicator):
     passes the result to r without that bit. Whatever the root of a `reduce`, the bits are those of `allreduce`.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, size: int, *, epoch: int, timeout_s: float = COLLECTIVE_SECONDS) -> None:
+    def __init__(
+        self, peers: Peers, rank: int, size: int, *, epoch: int, timeout_s: float = COLLECTIVE_SECONDS
+    ) -> None:
         super().__init__(rank, size, epoch=epoch, timeout_s=timeout_s)
-        self._mesh = mesh
+        self._peers = peers
         self._calls = 0
 
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
@@ -48,9 +50,9 @@ class TcpCommunicator(Communicator):
         total = np.empty_like(array) if out is None else out
         self._reduce_to_first(array, op, total, deadline)
         if root != 0 and self.rank == 0:
-            self._mesh.send(root, _flat(total), deadline, "reduce")
+            self._peers.send(root, _flat(total), deadline, "reduce")
         elif root != 0 and self.rank == root:
-            self._mesh.receive(0, _flat(total), deadline, "reduce")
+            self._peers.receive(0, _flat(total), deadline, "reduce")
 
     def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
         self._agree("broadcast", "", array, root, deadline)
@@ -68,13 +70,13 @@ class TcpCommunicator(Communicator):
         self._spread(token, 0, deadline)
 
     def _check(self) -> None:
-        self._mesh.check()
+        self._peers.check()
 
     def _abort(self) -> None:
-        self._mesh.wake()
+        self._peers.wake()
 
     def _close(self) -> None:
-        self._mesh.close()
+        self._peers.close()
 
     # The tree
 
@@ -85,14 +87,14 @@ class TcpCommunicator(Communicator):
         parent, children = _neighbours(self.rank, self.size)
         theirs = bytearray(_CALL.size)
         for child in children:
-            self._mesh.receive(child, theirs, deadline, name)
+            self._peers.receive(child, theirs, deadline, name)
             if theirs != header:
                 raise CommunicatorError(
                     f"rank {self.rank} is in {_words(header)}, rank {child} in {_words(bytes(theirs))}: every rank "
                     "must make the same calls"
                 )
         if parent is not None:
-            self._mesh.send(parent, header, deadline, name)
+            self._peers.send(parent, header, deadline, name)
 
     def _reduce_to_first(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
         """Rank 0's `out` gets the result; that of the others serves as working memory."""
@@ -104,11 +106,11 @@ class TcpCommunicator(Communicator):
             own = given[block]
             for child in children:
                 theirs = received[: own.size]
-                self._mesh.receive(child, theirs.view(np.uint8), deadline, what)
+                self._peers.receive(child, theirs.view(np.uint8), deadline, what)
                 combine(op, own, theirs, total[block])
                 own = total[block]
             if parent is not None:
-                self._mesh.send(parent, own.view(np.uint8), deadline, what)
+                self._peers.send(parent, own.view(np.uint8), deadline, what)
             elif not children:
                 total[block] = own
 
@@ -122,9 +124,9 @@ class TcpCommunicator(Communicator):
         for block in _blocks(given):
             part = given[block].view(np.uint8)
             if above is not None:
-                self._mesh.receive(above, part, deadline, "broadcast")
+                self._peers.receive(above, part, deadline, "broadcast")
             for child in below:
-                self._mesh.send(child, part, deadline, "broadcast")
+                self._peers.send(child, part, deadline, "broadcast")
 
 
 def connect_tcp(
@@ -143,8 +145,8 @@ def connect_tcp(
 
     Raises RankLost, DeadlineExceeded or Aborted.
     """
-    mesh = connect(listener, member, Deadline(connect_s), given_up or threading.Event())
-    return TcpCommunicator(mesh, member.rank, len(member.endpoints), epoch=member.epoch, timeout_s=timeout_s)
+    peers = connect(listener, member, Deadline(connect_s), given_up or threading.Event())
+    return TcpCommunicator(peers, member.rank, len(member.endpoints), epoch=member.epoch, timeout_s=timeout_s)
 
 
 def _neighbours(place: int, size: int) -> tuple[int | None, list[int]]:

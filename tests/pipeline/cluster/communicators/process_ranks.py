@@ -6,7 +6,7 @@ import traceback
 from contextlib import ExitStack, closing, contextmanager, suppress
 from operator import attrgetter, methodcaller
 
-from pipeline.cluster.communicators.mesh import Membership, listen
+from pipeline.cluster.communicators.peers import Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.errors import CommunicatorError

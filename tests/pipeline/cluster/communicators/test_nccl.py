@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pipeline.cluster.communicators.base import SoloCommunicator
 from pipeline.cluster.communicators.nccl import NcclCommunicator, _device_on_host, over
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, DeviceUnavailable, RankLost
 from tests.gpu_ranks import rank_gpus, rank_workers
 from tests.pipeline.cluster.communicators import fake_cupy
@@ -154,7 +154,7 @@ def test_a_lost_rank_ends_init():
             each.allgather(np.array([*bytes(15), 1], np.uint8))
             each.broadcast(np.zeros(128, np.uint8))
             threading.Event().wait(0.1)
-            each._mesh.close()
+            each._peers.close()
             return time.monotonic()
 
         survivor, victim = threads.map(one, control, timeout=20)
@@ -165,7 +165,7 @@ def test_a_lost_rank_ends_a_collective_and_nccl_is_aborted_first():
     with faked(2) as ranks:
         with fake_device(ranks[0]):
             nccl = ranks[0]._nccl
-            killer = threading.Timer(0.1, ranks[1]._control._mesh.close)
+            killer = threading.Timer(0.1, ranks[1]._control._peers.close)
             killer.start()
             with pytest.raises(RankLost, match="rank 1 is gone"):
                 ranks[0].allreduce(fake_cupy.on_device(np.ones(4)))
@@ -185,7 +185,7 @@ def test_a_rank_that_dies_before_it_confirms_spoils_what_was_summed():
                 each.allreduce(fake_cupy.on_device(np.ones(4)))
                 if each.rank == 1:
                     each.barrier()  # it has the sum, and dies before it hears that all have
-                    each._control._mesh.close()
+                    each._control._peers.close()
                     return
                 with pytest.raises((RankLost, Aborted)):
                     each.confirm()
@@ -218,7 +218,7 @@ def test_what_was_summed_with_every_rank_alive_is_confirmed():
 def test_an_error_of_nccl_is_told_as_the_lost_rank_behind_it():
     with faked(2) as ranks, fake_device(ranks[0]):
         ranks[0]._nccl.error = fake_cupy.NcclError("remote process exited")
-        killer = threading.Timer(0.2, ranks[1]._control._mesh.close)
+        killer = threading.Timer(0.2, ranks[1]._control._peers.close)
         killer.start()
         with pytest.raises(RankLost):
             ranks[0].allreduce(fake_cupy.on_device(np.ones(4)))
@@ -253,7 +253,7 @@ def test_checking_tells_of_an_error_of_nccl():
 def test_a_rank_that_closes_after_the_others_are_gone_aborts():
     with faked(2) as ranks:
         nccl = ranks[0]._nccl
-        ranks[1]._control._mesh.close()
+        ranks[1]._control._peers.close()
         ranks[0].close()
         assert nccl.aborted
 

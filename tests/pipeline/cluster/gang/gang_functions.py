@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cluster.communicators.base import SoloCommunicator
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.gang.member import Member
 
 ELEMENTS = 20_011

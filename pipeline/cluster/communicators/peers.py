@@ -62,11 +62,11 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-class Mesh:
+class Peers:
     """The connections of a rank, by the other ranks' numbers."""
 
     def __init__(self, peers: Mapping[int, socket.socket]) -> None:
-        self._peers = peers
+        self._sockets = peers
         self._rank_of = {peer.fileno(): rank for rank, peer in peers.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
@@ -78,7 +78,7 @@ class Mesh:
 
     def send(self, rank: int, view: Any, deadline: Deadline, what: str) -> None:
         """All bytes of a flat uint8 array or bytes, to one rank."""
-        peer, sent = self._peers[rank], 0
+        peer, sent = self._sockets[rank], 0
         while sent < len(view):
             try:
                 sent += peer.send(view[sent:], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -89,7 +89,7 @@ class Mesh:
 
     def receive(self, rank: int, view: Any, deadline: Deadline, what: str) -> None:
         """Fill a flat uint8 array or bytearray with what one rank sent."""
-        peer, received = self._peers[rank], 0
+        peer, received = self._sockets[rank], 0
         view = memoryview(view)
         while received < len(view):
             try:
@@ -113,7 +113,7 @@ class Mesh:
             if self._closed:
                 return
             os.eventfd_write(self._wake, 1)
-            for peer in self._peers.values():
+            for peer in self._sockets.values():
                 with suppress(OSError):
                     peer.shutdown(socket.SHUT_RDWR)
 
@@ -123,12 +123,12 @@ class Mesh:
                 return
             self._closed = True
             os.close(self._wake)
-            for peer in self._peers.values():
+            for peer in self._sockets.values():
                 peer.close()
 
     def _wait(self, rank: int, event: int, deadline: Deadline, what: str) -> None:
         """Until a connection is ready; the end of any other one ends the wait too."""
-        peer = self._peers[rank]
+        peer = self._sockets[rank]
         self._poll.modify(peer, event | select.POLLRDHUP)
         try:
             while not self._look(deadline.left_s, rank, event):
@@ -153,8 +153,8 @@ class Mesh:
         return ready
 
 
-def connect(listener: socket.socket, member: Membership, deadline: Deadline, given_up: threading.Event) -> Mesh:
-    """The mesh of an epoch: this rank connects to the lower ranks and accepts the higher ones.
+def connect(listener: socket.socket, member: Membership, deadline: Deadline, given_up: threading.Event) -> Peers:
+    """The connections of an epoch: this rank connects to the lower ranks and accepts the higher ones.
 
     RankLost, DeadlineExceeded, or Aborted as soon as `given_up` is set. The listener stays the caller's.
     """
@@ -172,7 +172,7 @@ def connect(listener: socket.socket, member: Membership, deadline: Deadline, giv
                 peers[admitted] = connection
         for peer in peers.values():
             _keep_alive(peer)
-        return Mesh(peers)
+        return Peers(peers)
     except BaseException:
         for peer in peers.values():
             peer.close()
