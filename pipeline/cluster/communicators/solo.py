@@ -1,4 +1,4 @@
-"""The communicator of a rank that is alone."""
+"""The communicator of a single rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.cluster.communicators.base import Array, Communicator, Deadline, O
 
 
 class SoloCommunicator(Communicator):
-    """The rank that is alone: every collective is a copy."""
+    """A single rank: every collective is a copy."""
 
     def __init__(self, *, epoch: int = 1) -> None:
         super().__init__(0, 1, epoch=epoch)

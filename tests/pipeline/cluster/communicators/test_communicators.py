@@ -167,7 +167,7 @@ def test_metrics_count_what_went_through():
         list(threads.map(lambda each: each.allreduce(np.ones(1000)), (first, second), timeout=20))
         assert value(metrics.collective_bytes, "allreduce") == before[0] + 16_000
         assert value(metrics.collective_seconds, "allreduce") > 0
-        second._peers.wake()
+        second._peers.abort()
         with pytest.raises(RankLost, match="rank 1 is gone"):
             first.barrier()
     assert value(metrics.communicator_aborts, "rank_lost") == before[1] + 1

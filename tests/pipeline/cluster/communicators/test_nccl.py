@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pipeline.cluster.communicators.nccl import NcclCommunicator, _device_on_host, over
+from pipeline.cluster.communicators.nccl import NcclCommunicator, _device_on_host, connect_nccl
 from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, DeviceUnavailable, RankLost
 from tests.gpu_ranks import rank_gpus, rank_workers
@@ -30,7 +30,7 @@ def joined_over(control, device):
 
     def one(each):
         with device(each):
-            return over(each)
+            return connect_nccl(each)
 
     with ThreadPoolExecutor(len(control)) as threads:
         ranks = list(threads.map(one, control, timeout=60))
@@ -114,7 +114,7 @@ def test_two_ranks_with_one_gpu_are_refused():
         def one(each):
             fake_cupy.here.device = each.rank // 2
             with pytest.raises(ClusterError) as caught:
-                over(each)
+                connect_nccl(each)
             return str(caught.value)
 
         assert any("ranks 0 and 1 have the same GPU" in each for each in threads.map(one, control, timeout=20))
@@ -134,7 +134,7 @@ def test_without_nccl_it_is_said_how_to_get_it():
         fake_cupy.fake_cupy(available=False),
         pytest.raises(DeviceUnavailable, match="NCCL is not installed; pip install"),
     ):
-        over(SoloCommunicator())
+        connect_nccl(SoloCommunicator())
 
 
 def faked(size):
@@ -149,7 +149,7 @@ def test_a_lost_rank_ends_init():
             fake_cupy.here.device = each.rank
             if each.rank == 0:
                 with pytest.raises((RankLost, Aborted)):
-                    over(each)
+                    connect_nccl(each)
                 return time.monotonic()
             each.allgather(np.array([*bytes(15), 1], np.uint8))
             each.broadcast(np.zeros(128, np.uint8))
@@ -324,7 +324,7 @@ class TestOneGpu(OnGpus, CommunicatorContract):
 
 @pytest.mark.multi_gpu
 class TestTwoRanks(OnGpus, InProcesses, SeveralRanksContract):
-    transport = staticmethod(over)
+    transport = staticmethod(connect_nccl)
 
     @staticmethod
     def worker_specs(size):
