@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.options import Options
 from pipeline.cluster.communicators.base import Communicator
 from pipeline.cluster.communicators.deterministic import fixed_tree_sum
-from pipeline.cluster.communicators.mesh import Endpoint, Membership, listen
-from pipeline.cluster.communicators.nccl import NcclCommunicator, over
+from pipeline.cluster.communicators.nccl import NcclCommunicator, connect_nccl
+from pipeline.cluster.communicators.peers import Endpoint, Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
@@ -94,7 +94,7 @@ def _rank(
             import cupy
 
             cupy.cuda.Device(rank).use()
-            with over(control) as communicator:
+            with connect_nccl(control) as communicator:
                 figures = measure(communicator, cupy, *arguments)
     if rank == 0:
         found.put(figures)

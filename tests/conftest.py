@@ -1,5 +1,5 @@
-"""Which tests need CUDA devices that are not there: all of them are left out where none answers, as the header says;
-those that need more than there are skip. Those that run share the GPUs with what other processes test at the time."""
+"""Leaves out the tests that need a CUDA device if none answers, as the header says. Those that run share the GPUs with
+what other processes test at the time. Those marked multi_gpu make do with one GPU (tests/gpu_ranks.py)."""
 
 from __future__ import annotations
 
@@ -55,16 +55,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    count, reason = _cuda_devices()
     if _FEWEST in os.environ:
         items[:] = _fewest(items)
-    lacking = [item for item in items if _devices_needed(item) > count]
-    if count == 0:  # thousands: as skipped tests they would take a while and hide what else was skipped
-        items[:] = [item for item in items if _devices_needed(item) == 0]
-        config.hook.pytest_deselected(items=lacking)
-        return
-    for item in lacking:
-        item.add_marker(pytest.mark.skip(reason=f"needs {_devices_needed(item)} CUDA devices: {reason}"))
+    if _cuda_devices()[0] == 0:  # thousands: as skipped tests they would take a while and hide what else was skipped
+        config.hook.pytest_deselected(items=[item for item in items if _needs_a_gpu(item)])
+        items[:] = [item for item in items if not _needs_a_gpu(item)]
 
 
 def pytest_collection_finish() -> None:
@@ -101,15 +96,15 @@ def _kind(parameter: Any) -> object:
     return type(parameter)
 
 
-def _devices_needed(item: pytest.Item) -> int:
-    return 2 if item.get_closest_marker("multi_gpu") else 1 if item.get_closest_marker("gpu") else 0
+def _needs_a_gpu(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("gpu", "multi_gpu"))
 
 
 @pytest.fixture(autouse=True)
 def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     """One marked `alone` waits until no other has a GPU, one marked `large` until no other such has; each gives back
     the memory that CuPy would keep for later."""
-    if not _devices_needed(request.node):
+    if not _needs_a_gpu(request.node):
         yield
         return
     alone, large = (request.node.get_closest_marker(name) is not None for name in ("alone", "large"))

@@ -1,8 +1,9 @@
 """The record of the last run of the GPU tests, and whether it speaks of the code in this tree.
 
 python tests/gpu_record.py run [pytest arguments]   runs the tests marked gpu or multi_gpu and writes the record; what
-                                                    fails beside others is run again alone, and named there. Where
-                                                    arguments may leave tests out (-k, -x, a path), no record is written
+                                                    fails beside others is run again alone, and named there; so is
+                                                    whether ranks shared a GPU. If arguments may leave tests out
+                                                    (-k, -x, a path), no record is written
 python tests/gpu_record.py check [--strict]         one line: does the record match the tree? Exit 1 only if --strict
 """
 
@@ -117,6 +118,7 @@ def run(arguments: list[str]) -> int:
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **found,
+        "ranks": "a GPU each" if len(found["devices"]) > 1 else "several on one GPU",
         **counts.summary(),
         "passed_only_alone": [name for name in again if counts.outcomes[name] == "passed"],
         "arguments": arguments,
@@ -155,6 +157,8 @@ def check() -> tuple[bool, str]:
     if alone := record.get("passed_only_alone"):
         counts += f" ({len(alone)} passed only alone)"
     where = ", ".join(record["devices"]) or "no device"
+    if ranks := record.get("ranks"):
+        where += f" (ranks: {ranks})"
     matches = record["tree_sha256"] == tree_hash()
     verdict = "matches the tree" if matches else "does not match the tree: run scripts/gpu-test again"
     good = matches and record["passed"] > 0 and record["failed"] == 0

@@ -59,6 +59,14 @@ def test_a_run_of_some_tests_leaves_the_record_alone(runs, arguments, capsys):
     assert "the record stays" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("devices", "ranks"), [(["one"], "several on one GPU"), (["one", "two"], "a GPU each")])
+def test_the_record_says_whether_ranks_shared_a_gpu(runs, monkeypatch, devices, ranks):
+    monkeypatch.setattr(gpu_record, "devices", lambda: {"devices": devices})
+    gpu_record.run([])
+    assert json.loads(runs.record.read_text())["ranks"] == ranks
+    assert f"on {', '.join(devices)} (ranks: {ranks}), " in gpu_record.check()[1]
+
+
 def test_the_environment_selects_too(runs, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'one or two'")
     assert gpu_record.run([]) == 0

@@ -11,7 +11,7 @@ from pipeline.cluster.gang.gang_stream import Shares
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.engine.run import open_device, run_job
 from pipeline.engine.stages import StageRecord
-from tests.images import COMMAND
+from tests.gpu_ranks import COMMAND
 from tests.pipeline.cluster.dask.thread_workers import ThreadWorkers
 from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     KINDS,

@@ -10,6 +10,7 @@ import pytest
 from pipeline.engine.run import RunOptions, open_device, plan_job, run_job
 from pipeline.workloads import JobSpec, workloads
 from pipeline.workloads.mri import volume as mri_volume
+from tests.gpu_ranks import COMMAND, rank_gpus, rank_workers
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error
 from tests.pipeline.cluster.processes import kill_9, running, wait_until, worker_processes
 from tests.pipeline.formats.kspace.raw_mri import real_scan
@@ -126,8 +127,6 @@ def test_off_resonance_of_a_volume(tmp_path):
 @pytest.mark.multi_gpu
 def test_coils_split_over_gpus(tmp_path):
     from pipeline.cluster.dask.worker_processes import local_workers
-    from pipeline.cluster.dask.worker_specs import gpu_workers
-    from pipeline.engine.discovery import usable_gpus
 
     source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path)
     expected, _ = images(source, tmp_path / "cpu.npy", **options)
@@ -138,7 +137,7 @@ def test_coils_split_over_gpus(tmp_path):
         parameters=workloads()["mri"].Parameters(**options),
     )
     run_options = RunOptions(memory_bytes=1 << 30)
-    with local_workers(gpu_workers(usable_gpus()[:4])) as workers:
+    with local_workers(rank_workers(rank_gpus()[:4])) as workers:
         receipt = run_job(plan_job(spec, workers, run_options), run_options, stream=workers.stream)
     assert receipt["image"]["split"].startswith("18 channels over ")
     assert normalised_error(np.load(tmp_path / "out.npy"), expected[0]) < TOLERANCE
@@ -149,7 +148,8 @@ def test_a_gpu_worker_killed_on_the_way_is_made_up_for(tmp_path):
     source, options = volume(tmp_path / "a.npz", 20, 18), options_with_maps(tmp_path) | {"iterations": 200}
     expected, _ = images(source, tmp_path / "cpu.npy", **options)
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    with running("run", "mri", source, "out.npy", *flags, "--device", "all", "--json", cwd=tmp_path) as process:
+    arguments = ("run", "mri", source, "out.npy", *flags, "--device", "all", "--json")
+    with running(*arguments, cwd=tmp_path, command=COMMAND) as process:
         wait_until((tmp_path / "out.npy.partial").exists, "the output")
         kill_9(worker_processes(process)[1])
         out, err = process.communicate(timeout=120)

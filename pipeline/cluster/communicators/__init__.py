@@ -1,1 +1,1 @@
-"""Ordered ranks that combine arrays: in one process, over TCP, by NCCL."""
+"""Collectives over ordered ranks: in one process, over TCP, over NCCL."""

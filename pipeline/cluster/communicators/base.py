@@ -1,9 +1,9 @@
-"""Ordered ranks that combine arrays: the contract, and the rank that is alone.
+"""The contract of a communicator: collectives over ordered ranks.
 
-Every rank calls the same collectives in the same order. A collective ends on each rank in one of two ways: with the
-result, or with a CommunicatorError, at the latest when its deadline has passed. After an error the communicator is of
-no more use: the caller makes another over the ranks that are left. `in_process`, `tcp` and `nccl` hold this contract,
-and one test suite holds them to it.
+Every rank calls the same collectives in the same order. On each rank a collective either returns its result or raises
+CommunicatorError, at its deadline at the latest. After an error the communicator cannot be used again: the caller
+creates another over the remaining ranks. `solo`, `in_process`, `tcp` and `nccl` implement this contract and pass one
+test suite.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 from pipeline import metrics
 from pipeline.errors import Aborted, CommunicatorError, DeadlineExceeded, RankLost
 
-Array = Any  # of NumPy, or of CuPy where the communicator is of GPUs
+Array = Any  # NumPy, or CuPy if the ranks have GPUs
 Op = Literal["sum", "prod", "min", "max"]
 AbortReason = Literal["requested", "rank_lost", "deadline", "error"]
 
-# What NCCL can reduce; complex numbers are twice as many reals, which only a sum allows.
+# The dtypes that NCCL reduces; a complex number is reduced as two reals, so by a sum only.
 REDUCED = tuple(map(np.dtype, ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")))
 _REDUCED = frozenset(REDUCED)
 OPS: tuple[Op, ...] = get_args(Op)
 COLLECTIVE_SECONDS = 120.0
-# `allreduce_many` sends arrays from this size on by themselves: copying them would cost more than it saves.
+# `allreduce_many` sends larger arrays separately: copying them into a bucket would cost more than it saves.
 BUCKETED_BYTES = 1 << 20
 
 
 class Deadline:
-    """A moment by which something must have happened."""
+    """A point in time at which waiting ends."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -43,11 +43,11 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; never below 0."""
+        """The remaining seconds; never below 0."""
         return max(0.0, self._end - time.monotonic())
 
     def check(self, what: str) -> None:
-        """DeadlineExceeded, which says what was waited for, where nothing is left."""
+        """Raise DeadlineExceeded, naming `what` was awaited, if no time is left."""
         if self.left_s == 0.0:
             raise DeadlineExceeded(f"{what} did not come within {self.timeout_s:g} s")
 
@@ -55,22 +55,22 @@ class Deadline:
 class Communicator(ABC):
     """One rank's part in `size` ordered ranks.
 
-    Arrays are C-contiguous, of any shape (also of no elements), and alike in shape and dtype on every rank. Results are
-    complete when a call returns; an array on a GPU is taken in the order of the caller's current stream. One thread
-    makes the calls; `abort` may come from any. No call changes its input, except `broadcast`, which fills it.
+    Arrays are C-contiguous, of any shape (including empty), and have the same shape and dtype on every rank. Results
+    are complete when a call returns; an array on a GPU is read in the order of the caller's current stream. One thread
+    makes the calls; any thread may call `abort`. No call changes its input, except `broadcast`, which fills it.
 
     Reductions take int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, complex64 and complex128.
-    Integers wrap modulo 2ⁿ. A sum or product rounds once for each rank but the first, in an order that is the same in
-    each call with the same size; every rank gets the same bits. Complex numbers have a sum only. Whether `min` and
-    `max` pass a NaN on or drop it is left open: count NaNs by a sum where they matter.
+    Integers wrap modulo 2ⁿ. A sum or product rounds once for each rank but the first, in the same order in each call
+    with the same size; every rank gets the same bits. Complex numbers have a sum only. `min` and `max` may propagate a
+    NaN or drop it: count NaNs by a sum if they matter.
 
     Raises
     ------
-    TypeError, ValueError : a wrong dtype, op, shape, layout or root. Nothing was sent.
-    RankLost              : a rank's process or the way to it is gone.
-    DeadlineExceeded      : some rank did not come or finish within the deadline.
+    TypeError, ValueError : wrong dtype, op, shape, layout or root. Nothing was sent.
+    RankLost              : a rank's process, or the connection to it, is gone.
+    DeadlineExceeded      : a rank did not make the call or finish it within the deadline.
     Aborted               : `abort` was called, here or on another rank, or an earlier call failed.
-    CommunicatorError     : the above, and ranks that called different collectives, where that can be noticed.
+    CommunicatorError     : the base of these three; also raised if ranks are seen to make different calls.
     """
 
     def __init__(self, rank: int, size: int, *, epoch: int = 1, timeout_s: float = COLLECTIVE_SECONDS) -> None:
@@ -84,12 +84,10 @@ class Communicator(ABC):
         self._giving_up = threading.Lock()
         metrics.communicator_epoch.set(epoch)
 
-    # What a caller uses
-
     def allreduce(self, array: Array, op: Op = "sum", *, out: Array = None, timeout_s: float | None = None) -> Array:
         """The arrays of all ranks combined element by element, on every rank.
 
-        out : where the result goes, alike in shape and dtype and apart from `array`; None: a new array
+        out : receives the result; same shape and dtype as `array`, without overlap; None: a new array
         """
         _check_reduced(array, op)
         out = _output(array, array.shape, out)
@@ -98,10 +96,10 @@ class Communicator(ABC):
         return out
 
     def allreduce_many(self, arrays: Sequence[Array], op: Op = "sum", *, timeout_s: float | None = None) -> list[Array]:
-        """Each array combined as by `allreduce`, in one collective for all of a dtype that are small.
+        """Each array combined as by `allreduce`; small arrays of one dtype share a collective.
 
-        They are copied into one bucket and come back as views of another, which lives as long as one of them; larger
-        arrays get a new one each. Whatever their sizes, the call waits once.
+        They are copied into one bucket; their results are views of another, which lives as long as any of them. Each
+        larger array gets a new result. The call waits once.
         """
         arrays = list(arrays)
         for array in arrays:
@@ -115,7 +113,7 @@ class Communicator(ABC):
     def reduce(
         self, array: Array, op: Op = "sum", *, root: int = 0, out: Array = None, timeout_s: float | None = None
     ) -> Array | None:
-        """As `allreduce`, but only `root` has the result; None on the others, which need no `out`."""
+        """As `allreduce`, but only `root` gets the result; the others get None and ignore `out`."""
         _check_reduced(array, op)
         self._check_root(root)
         out = _output(array, array.shape, out) if self.rank == root else None
@@ -124,7 +122,7 @@ class Communicator(ABC):
         return out
 
     def broadcast(self, array: Array, *, root: int = 0, timeout_s: float | None = None) -> Array:
-        """Fill `array` on every rank with what it holds on `root`, bit for bit, and return it. Any numeric dtype."""
+        """Copy the root's `array` into that of every rank, bit for bit, and return it. Any numeric dtype."""
         _check_moved(array)
         self._check_root(root)
         if self.rank != root and not getattr(array.flags, "writeable", True):
@@ -134,7 +132,7 @@ class Communicator(ABC):
         return array
 
     def allgather(self, array: Array, *, out: Array = None, timeout_s: float | None = None) -> Array:
-        """The arrays of all ranks, bit for bit, in one of shape (size, \\*array.shape). Any numeric dtype."""
+        """The arrays of all ranks, bit for bit, stacked to shape (size, \\*array.shape). Any numeric dtype."""
         _check_moved(array)
         out = _output(array, (self.size, *array.shape), out)
         with self._collective("allgather", array.nbytes, timeout_s) as deadline:
@@ -142,29 +140,29 @@ class Communicator(ABC):
         return out
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called this."""
         with self._collective("barrier", 0, timeout_s) as deadline:
             self._barrier(deadline)
 
     def confirm(self) -> None:
-        """What the collectives before this one gave holds. Collective; CommunicatorError where it need not.
+        """Confirm the results of earlier collectives. Collective; CommunicatorError if they may be wrong.
 
-        A rank that dies in the middle of a collective may leave the others numbers that mean nothing, and they hear of
-        its death a little later. Whatever is to outlive this epoch has to be confirmed first.
+        A rank that dies during a collective may leave meaningless numbers on the others, which notice its death a
+        little later. Confirm results before keeping them beyond this epoch.
         """
         self.check()
 
     def check(self) -> None:
-        """CommunicatorError where the others need not be waited for. For between two pieces of work; never waits."""
+        """Raise CommunicatorError if a rank is lost or gave up. For use between pieces of work; never waits."""
         if self._given_up is not None:
             raise Aborted(str(self._given_up))
         with self._failing():
             self._check()
 
     def abort(self, reason: AbortReason = "requested") -> None:
-        """Give up: calls that wait on this rank fail at once, those of the others at the latest at their deadlines.
+        """Give up: this rank's pending call fails at once, those of the others at their deadlines at the latest.
 
-        From any thread; the first reason counts. Never waits.
+        Callable from any thread; the first reason counts. Never waits.
         """
         with self._giving_up:
             if self._given_up is not None:
@@ -179,16 +177,16 @@ class Communicator(ABC):
 
     @property
     def device_lost(self) -> bool:
-        """Whether this process can use its GPU no more, so that only another process can take part again."""
+        """Whether CUDA has failed for good in this process, so that only a new process can take part again."""
         return False
 
     def close(self, *, wait: bool = True) -> None:
-        """Give everything back. Every rank calls it last: one that comes early waits for the rest.
+        """Release all resources. Every rank's last call: an early rank waits for the others.
 
-        wait : False where the caller knows that every rank is through
+        wait : False if every rank is known to have finished
         """
         if wait and self._given_up is None:
-            with suppress(CommunicatorError):  # the others have closed already, or are gone
+            with suppress(CommunicatorError):  # the others have already closed, or are gone
                 self._barrier(Deadline(self.timeout_s))
         self._close()
 
@@ -200,13 +198,13 @@ class Communicator(ABC):
             self.abort("error")
         self.close()
 
-    # What a transport provides. The arguments have been checked; waiting ends at the deadline or at `_abort`.
+    # Implemented by each transport. Arguments are already validated; waits end at the deadline or on `_abort`.
 
     @abstractmethod
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None: ...
 
     def _allreduce_each(self, pairs: Sequence[tuple[Array, Array]], op: Op, deadline: Deadline) -> None:
-        """Several arrays, each with where its result goes; for transports that can begin them all at once."""
+        """Several arrays, each with its output; overridden by transports that can start them all at once."""
         for array, out in pairs:
             self._allreduce(array, op, out, deadline)
 
@@ -224,15 +222,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise what is wrong with the others, as far as it shows without waiting."""
+        """Raise if another rank is known to be lost or to have given up, without waiting."""
 
     @abstractmethod
     def _abort(self) -> None:
-        """Wake what waits here, and let the others know if that takes no time. On any thread, once."""
+        """Wake this rank's waits and notify the others if that needs no waiting. Called once, on any thread."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Give back what is held; harmless when called again."""
+        """Release resources; idempotent."""
 
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.size:
@@ -251,7 +249,7 @@ class Communicator(ABC):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever goes wrong inside ends the communicator."""
+        """Any exception inside aborts the communicator."""
         try:
             yield
         except BaseException as error:
@@ -266,50 +264,18 @@ def _counters(name: str) -> tuple[Any, Any]:
     return metrics.collective_bytes.labels(name), metrics.collective_seconds.labels(name)
 
 
-# All stand at 0 from the start: what first appears as 1 is no increase to Prometheus.
+# All start at 0: Prometheus does not see a counter that first appears as 1 as an increase.
 for _label in ("allreduce", "reduce", "broadcast", "allgather", "barrier"):
     _counters(_label)
 for _label in get_args(AbortReason):
     metrics.communicator_aborts.labels(_label)
 
 
-class SoloCommunicator(Communicator):
-    """The rank that is alone: every collective is a copy."""
-
-    def __init__(self, *, epoch: int = 1) -> None:
-        super().__init__(0, 1, epoch=epoch)
-
-    def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
-        _copy(array, out)
-
-    def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
-        assert out is not None
-        _copy(array, out)
-
-    def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
-        pass
-
-    def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
-        _copy(array[None], out)
-
-    def _barrier(self, deadline: Deadline) -> None:
-        pass
-
-    def _check(self) -> None:
-        pass
-
-    def _abort(self) -> None:
-        pass
-
-    def _close(self) -> None:
-        pass
-
-
 _UFUNCS: dict[Op, np.ufunc] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 def combine(op: Op, left: Array, right: Array, out: Array) -> None:
-    """One node of a reduction's tree. Overflow and NaN are results, not warnings."""
+    """One node of a reduction tree. Overflow and NaN raise no warnings."""
     with np.errstate(all="ignore"):
         _UFUNCS[op](left, right, out=out)
 
@@ -353,7 +319,7 @@ def _output(array: Array, shape: tuple[int, ...], out: Array) -> Array:
 
 
 def _in_buckets(arrays: Sequence[Array], results: list[Array]) -> Iterator[tuple[Array, Array]]:
-    """The arrays to combine and where each result goes: small ones of a dtype together. Fills `results`."""
+    """Pairs of input and output, with small arrays of one dtype in a shared bucket. Fills `results`."""
     small: dict[tuple[type, np.dtype[Any]], list[int]] = {}
     for number, array in enumerate(arrays):
         if array.nbytes < BUCKETED_BYTES:
@@ -374,12 +340,6 @@ def _in_buckets(arrays: Sequence[Array], results: list[Array]) -> Iterator[tuple
 
 def on_gpu(array: Array) -> bool:
     return hasattr(type(array), "__cuda_array_interface__")
-
-
-def _copy(array: Array, out: Array) -> None:
-    out[...] = array
-    if on_gpu(array):
-        array.device.synchronize()
 
 
 def _address(array: Array) -> int:

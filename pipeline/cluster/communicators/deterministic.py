@@ -1,12 +1,12 @@
-"""Sums whose bits do not depend on how many ranks there are, which of them holds what, or who comes first.
+"""Sums whose bits do not depend on the number of ranks, the assignment of shards, or the order of arrival.
 
-The work is cut into a fixed number of shards, and their partial sums are added along a fixed binary tree over the
-shards' numbers. Where all shards below a node lie on one rank, it adds them alone and broadcasts the node; every rank
-adds the nodes above, in the same order. Integers need none of this: any order gives their bits.
+The work is cut into a fixed number of shards, and their partial sums are added along a fixed binary tree over the shard
+numbers. If all shards below a node are on one rank, that rank adds them and broadcasts the node; every rank adds the
+nodes above in the same order. Integer sums need no tree: their bits are the same in any order.
 
-A plain all-reduce sends an array once up and once down; this sends one array for each node that lies on one rank
-while its parent does not: as many as there are ranks where these hold aligned runs of a power of two of shards, else
-up to 2 log₂(shards) for each rank.
+A plain all-reduce sends an array once up and once down. This sends one array for each node that lies on one rank but
+whose parent does not: one per rank if each holds an aligned run of a power of two of shards, otherwise up to
+2 log₂(shards) per rank.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pipeline.cluster.communicators.base import Array, Communicator, combine
 
 
 def fixed_tree_sum(communicator: Communicator, partials: Mapping[int, Array], holders: Sequence[int]) -> Array:
-    """The sum of all shards' partials, a new array on every rank. Collective.
+    """The sum of all shards' partials, as a new array on every rank. Collective.
 
-    partials : of the shards that this rank holds, at least one; alike in shape and dtype everywhere; left as they are
-    holders  : the rank that holds each shard, by the shard's number; the same on every rank
+    partials : by shard, of the shards that this rank holds (at least one); same shape and dtype everywhere; unchanged
+    holders  : the rank that holds each shard, by shard number; the same on every rank
 
-    Raises ValueError where `partials` are not those of `holders`, and as `Communicator.allreduce` does.
+    Raises ValueError if `partials` do not match `holders`, and as `Communicator.allreduce` does.
     """
     mine = {shard for shard, holder in enumerate(holders) if holder == communicator.rank}
     if not mine or mine - partials.keys():
@@ -45,7 +45,7 @@ def _node(
     first: int,
     count: int,
 ) -> Array:
-    """The sum of `count` shards from `first`, in an array of this call's own, on every rank."""
+    """The sum of `count` shards from `first`, as a new array on every rank."""
     here = set(holders[first : first + count])
     if len(here) == 1:
         holder = here.pop()
@@ -70,7 +70,7 @@ def _local(partials: Mapping[int, Array], first: int, count: int) -> Array:
 
 
 def _half(count: int) -> int:
-    """The largest power of two below `count`: a node's place does not depend on what is around it."""
+    """The largest power of two below `count`: a node's position does not depend on its neighbours."""
     return 1 << (count - 1).bit_length() - 1
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: each combines its share of the elements for all."""
+"""Ranks as threads of one process: each reduces its share of the elements for all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.errors import Aborted, CommunicatorError, DeadlineExceeded
 
 
 def in_process(size: int, *, epoch: int = 1, timeout_s: float = COLLECTIVE_SECONDS) -> list[InProcessCommunicator]:
-    """One communicator for each rank; every rank calls from a thread of its own. Arrays are NumPy's."""
-    meeting = _Meeting(size)
-    return [InProcessCommunicator(rank, size, meeting, epoch=epoch, timeout_s=timeout_s) for rank in range(size)]
+    """One communicator per rank, each for a thread of its own. Takes NumPy arrays."""
+    shared = _Shared(size)
+    return [InProcessCommunicator(rank, size, shared, epoch=epoch, timeout_s=timeout_s) for rank in range(size)]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What must be the same on every rank."""
+    """The arguments that every rank must agree on."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -30,8 +30,8 @@ class _Call:
     root: int = 0
 
 
-class _Meeting:
-    """Where all ranks come together: twice for each collective, before and after it reads the others' arrays."""
+class _Shared:
+    """The ranks' arrays, and a barrier that each collective passes before and after it reads them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -41,15 +41,15 @@ class _Meeting:
         self.round = 0
         self.broken = False
 
-    def meet(self, rank: int, what: str, deadline: Deadline) -> None:
+    def wait(self, rank: int, what: str, deadline: Deadline) -> None:
         with self.condition:
-            here = self.round
+            current = self.round
             self.arrived.add(rank)
             if len(self.arrived) == self.size:
                 self.arrived = set()
                 self.round += 1
                 self.condition.notify_all()
-            while self.round == here:
+            while self.round == current:
                 if self.broken:
                     raise Aborted("another rank gave up")
                 if deadline.left_s == 0.0:
@@ -57,18 +57,18 @@ class _Meeting:
                     raise DeadlineExceeded(f"{what}: rank {missing} did not come within {deadline.timeout_s:g} s")
                 self.condition.wait(deadline.left_s)
 
-    def end(self) -> None:
+    def abort(self) -> None:
         with self.condition:
             self.broken = True
             self.condition.notify_all()
 
 
 class InProcessCommunicator(Communicator):
-    """A rank among threads."""
+    """One thread's rank."""
 
-    def __init__(self, rank: int, size: int, meeting: _Meeting, *, epoch: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, shared: _Shared, *, epoch: int, timeout_s: float) -> None:
         super().__init__(rank, size, epoch=epoch, timeout_s=timeout_s)
-        self._meeting = meeting
+        self._shared = shared
 
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
         posted = self._exchange(_Call("allreduce", array.shape, str(array.dtype), op), array, out, deadline)
@@ -76,46 +76,46 @@ class InProcessCommunicator(Communicator):
         total = _pairwise(op, [each.reshape(-1)[mine] for each, _ in posted])
         for _, their_out in posted:
             their_out.reshape(-1)[mine] = total
-        self._meeting.meet(self.rank, "allreduce", deadline)
+        self._shared.wait(self.rank, "allreduce", deadline)
 
     def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
         posted = self._exchange(_Call("reduce", array.shape, str(array.dtype), op, root), array, out, deadline)
         mine = self._share(array.size)
         posted[root][1].reshape(-1)[mine] = _pairwise(op, [each.reshape(-1)[mine] for each, _ in posted])
-        self._meeting.meet(self.rank, "reduce", deadline)
+        self._shared.wait(self.rank, "reduce", deadline)
 
     def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
         call = _Call("broadcast", array.shape, str(array.dtype), root=root)
         posted = self._exchange(call, array, None, deadline)
         if self.rank != root:
             array[...] = posted[root][0]
-        self._meeting.meet(self.rank, "broadcast", deadline)
+        self._shared.wait(self.rank, "broadcast", deadline)
 
     def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
         posted = self._exchange(_Call("allgather", array.shape, str(array.dtype)), array, out, deadline)
         for rank, (theirs, _) in enumerate(posted):
             out[rank] = theirs
-        self._meeting.meet(self.rank, "allgather", deadline)
+        self._shared.wait(self.rank, "allgather", deadline)
 
     def _barrier(self, deadline: Deadline) -> None:
         self._exchange(_Call("barrier"), None, None, deadline)
-        self._meeting.meet(self.rank, "barrier", deadline)
+        self._shared.wait(self.rank, "barrier", deadline)
 
     def _check(self) -> None:
-        if self._meeting.broken:
+        if self._shared.broken:
             raise Aborted("another rank gave up")
 
     def _abort(self) -> None:
-        self._meeting.end()
+        self._shared.abort()
 
     def _close(self) -> None:
         pass
 
     def _exchange(self, call: _Call, array: Array, out: Array, deadline: Deadline) -> list[tuple[Any, Any]]:
-        """Every rank's arrays, once all have come with the same call."""
-        self._meeting.posted[self.rank] = (call, array, out)
-        self._meeting.meet(self.rank, call.name, deadline)
-        posted = list(self._meeting.posted)
+        """Every rank's arrays, once all have made the same call."""
+        self._shared.posted[self.rank] = (call, array, out)
+        self._shared.wait(self.rank, call.name, deadline)
+        posted = list(self._shared.posted)
         for rank, (theirs, _, _) in enumerate(posted):
             if theirs != call:
                 raise CommunicatorError(f"rank {self.rank} is in {call}, rank {rank} in {theirs}")
@@ -126,7 +126,7 @@ class InProcessCommunicator(Communicator):
 
 
 def _pairwise(op: Op, values: Sequence[Array]) -> Array:
-    """Neighbours first, then neighbours of pairs, …: the tree of `tcp`, and so its bits."""
+    """Neighbours first, then pairs of neighbours, …: the same tree, and so the same bits, as `tcp`."""
     level = list(values)
     while len(level) > 1:
         pairs = range(0, len(level) - 1, 2)

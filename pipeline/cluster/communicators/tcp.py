@@ -1,8 +1,8 @@
-"""Ranks that are processes, joined by TCP: reductions go up a fixed pairwise tree and results down again.
+"""Ranks as processes connected over TCP: reductions go up a fixed pairwise tree, and results come down again.
 
-Plain sockets of the gang's own thread, rather than Dask's connections: those live on the worker's event loop, which
-must answer its scheduler, and have no deadline or abort of ours. Arrays leave and arrive in their own memory, in
-blocks, so that the levels of the tree work at the same time and no rank holds a second whole array.
+These are plain sockets used by the gang's own thread. Dask's connections live on the worker's event loop, which must
+answer the scheduler, and offer neither our deadlines nor our abort. Arrays are sent and received in place, in blocks,
+so that the levels of the tree overlap and no rank holds a second whole array.
 """
 
 from __future__ import annotations
@@ -15,87 +15,89 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeline.cluster.communicators.base import COLLECTIVE_SECONDS, Array, Communicator, Deadline, Op, combine
-from pipeline.cluster.communicators.mesh import Membership, Mesh, connect
+from pipeline.cluster.communicators.peers import Membership, Peers, connect
 from pipeline.errors import CommunicatorError
 
 CONNECT_SECONDS = 10.0
-# On one host, larger blocks leave the cache and smaller ones cost system calls.
+# On one host, larger blocks do not fit the cache and smaller ones cost more system calls.
 BLOCK_BYTES = 1 << 18
 
-# Number of the call, its name, op, dtype, root, and bytes: what must be the same on every rank.
+# Call number, name, op, dtype, root and bytes: these must agree on every rank.
 _CALL = struct.Struct("<Q12s4s4siQ")
 
 
 class TcpCommunicator(Communicator):
-    """A rank among processes. Arrays are NumPy's.
+    """One process's rank. Takes NumPy arrays.
 
-    Rank r combines its array with those of r + 1, r + 2, r + 4, … up to the lowest bit set in r, in this order, and
-    passes the result to r without that bit. Whatever the root of a `reduce`, the bits are those of `allreduce`.
+    Rank r combines its array with those of r + 1, r + 2, r + 4, … up to the lowest set bit of r, in this order, and
+    sends the result to r with that bit cleared. `reduce` gives the bits of `allreduce` for any root.
     """
 
-    def __init__(self, mesh: Mesh, rank: int, size: int, *, epoch: int, timeout_s: float = COLLECTIVE_SECONDS) -> None:
+    def __init__(
+        self, peers: Peers, rank: int, size: int, *, epoch: int, timeout_s: float = COLLECTIVE_SECONDS
+    ) -> None:
         super().__init__(rank, size, epoch=epoch, timeout_s=timeout_s)
-        self._mesh = mesh
+        self._peers = peers
         self._calls = 0
 
     def _allreduce(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
-        self._agree("allreduce", op, array, 0, deadline)
-        self._reduce_to_first(array, op, out, deadline)
-        self._spread(out, 0, deadline)
+        self._check_same_call("allreduce", op, array, 0, deadline)
+        self._reduce_up(array, op, out, deadline)
+        self._broadcast_down(out, 0, deadline)
 
     def _reduce(self, array: Array, op: Op, root: int, out: Array | None, deadline: Deadline) -> None:
-        self._agree("reduce", op, array, root, deadline)
+        self._check_same_call("reduce", op, array, root, deadline)
         total = np.empty_like(array) if out is None else out
-        self._reduce_to_first(array, op, total, deadline)
+        self._reduce_up(array, op, total, deadline)
         if root != 0 and self.rank == 0:
-            self._mesh.send(root, _flat(total), deadline, "reduce")
+            self._peers.send(root, _flat(total), deadline, "reduce")
         elif root != 0 and self.rank == root:
-            self._mesh.receive(0, _flat(total), deadline, "reduce")
+            self._peers.receive(0, _flat(total), deadline, "reduce")
 
     def _broadcast(self, array: Array, root: int, deadline: Deadline) -> None:
-        self._agree("broadcast", "", array, root, deadline)
-        self._spread(array, root, deadline)
+        self._check_same_call("broadcast", "", array, root, deadline)
+        self._broadcast_down(array, root, deadline)
 
     def _allgather(self, array: Array, out: Array, deadline: Deadline) -> None:
-        self._agree("allgather", "", array, 0, deadline)
+        self._check_same_call("allgather", "", array, 0, deadline)
         out[self.rank] = array
         for root in range(self.size):
-            self._spread(out[root : root + 1], root, deadline)
+            self._broadcast_down(out[root : root + 1], root, deadline)
 
     def _barrier(self, deadline: Deadline) -> None:
         token = np.zeros(1, np.uint8)
-        self._agree("barrier", "", token, 0, deadline)
-        self._spread(token, 0, deadline)
+        self._check_same_call("barrier", "", token, 0, deadline)
+        self._broadcast_down(token, 0, deadline)
 
     def _check(self) -> None:
-        self._mesh.check()
+        self._peers.check()
 
     def _abort(self) -> None:
-        self._mesh.wake()
+        self._peers.abort()
 
     def _close(self) -> None:
-        self._mesh.close()
+        self._peers.close()
 
     # The tree
 
-    def _agree(self, name: str, op: str, array: Array, root: int, deadline: Deadline) -> None:
-        """Every rank's call goes up to the one that receives from it and compares: who differs would wait in vain."""
+    def _check_same_call(self, name: str, op: str, array: Array, root: int, deadline: Deadline) -> None:
+        """Raise CommunicatorError if ranks make different calls: each parent compares its children's with its own."""
         self._calls += 1
         header = _CALL.pack(self._calls, name.encode(), op.encode(), array.dtype.str.encode(), root, array.nbytes)
         parent, children = _neighbours(self.rank, self.size)
         theirs = bytearray(_CALL.size)
         for child in children:
-            self._mesh.receive(child, theirs, deadline, name)
+            self._peers.receive(child, theirs, deadline, name)
             if theirs != header:
                 raise CommunicatorError(
-                    f"rank {self.rank} is in {_words(header)}, rank {child} in {_words(bytes(theirs))}: every rank "
-                    "must make the same calls"
+                    f"rank {self.rank} is in {_describe(header)}, rank {child} in {_describe(bytes(theirs))}: "
+                    "every rank must make the same calls"
                 )
         if parent is not None:
-            self._mesh.send(parent, header, deadline, name)
+            self._peers.send(parent, header, deadline, name)
 
-    def _reduce_to_first(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
-        """Rank 0's `out` gets the result; that of the others serves as working memory."""
+    def _reduce_up(self, array: Array, op: Op, out: Array, deadline: Deadline) -> None:
+        """Rank 0's `out` receives the result; the other ranks use theirs as working memory."""
         parent, children = _neighbours(self.rank, self.size)
         given, total = array.reshape(-1), out.reshape(-1)
         received = np.empty(min(total.size, _block(total)), total.dtype)
@@ -104,27 +106,26 @@ class TcpCommunicator(Communicator):
             own = given[block]
             for child in children:
                 theirs = received[: own.size]
-                self._mesh.receive(child, theirs.view(np.uint8), deadline, what)
+                self._peers.receive(child, theirs.view(np.uint8), deadline, what)
                 combine(op, own, theirs, total[block])
                 own = total[block]
             if parent is not None:
-                self._mesh.send(parent, own.view(np.uint8), deadline, what)
+                self._peers.send(parent, own.view(np.uint8), deadline, what)
             elif not children:
                 total[block] = own
 
-    def _spread(self, array: Array, root: int, deadline: Deadline) -> None:
-        """Every rank's array gets what the root's holds."""
-        place = (self.rank - root) % self.size
-        parent, children = _neighbours(place, self.size)
+    def _broadcast_down(self, array: Array, root: int, deadline: Deadline) -> None:
+        """Copy the root's array to every rank, down the tree."""
+        parent, children = _neighbours((self.rank - root) % self.size, self.size)
         below = [(child + root) % self.size for child in reversed(children)]  # the largest subtree first
         above = None if parent is None else (parent + root) % self.size
         given = array.reshape(-1)
         for block in _blocks(given):
             part = given[block].view(np.uint8)
             if above is not None:
-                self._mesh.receive(above, part, deadline, "broadcast")
+                self._peers.receive(above, part, deadline, "broadcast")
             for child in below:
-                self._mesh.send(child, part, deadline, "broadcast")
+                self._peers.send(child, part, deadline, "broadcast")
 
 
 def connect_tcp(
@@ -135,26 +136,26 @@ def connect_tcp(
     connect_s: float = CONNECT_SECONDS,
     given_up: threading.Event | None = None,
 ) -> TcpCommunicator:
-    """This rank's communicator, once it is connected to every other; the listener stays the caller's.
+    """This rank's communicator, connected to every other rank. The caller keeps the listener.
 
-    timeout_s : of each collective
+    timeout_s : for each collective
     connect_s : for all connections together
-    given_up  : set by another thread to end the waiting
+    given_up  : another thread sets it to end the wait
 
     Raises RankLost, DeadlineExceeded or Aborted.
     """
-    mesh = connect(listener, member, Deadline(connect_s), given_up or threading.Event())
-    return TcpCommunicator(mesh, member.rank, len(member.endpoints), epoch=member.epoch, timeout_s=timeout_s)
+    peers = connect(listener, member, Deadline(connect_s), given_up or threading.Event())
+    return TcpCommunicator(peers, member.rank, len(member.endpoints), epoch=member.epoch, timeout_s=timeout_s)
 
 
-def _neighbours(place: int, size: int) -> tuple[int | None, list[int]]:
-    """The parent of a place in the pairwise tree, None for the first, and its children in the order of combining."""
+def _neighbours(position: int, size: int) -> tuple[int | None, list[int]]:
+    """Parent (None for position 0) and children, in the order of combining, of a position in the pairwise tree."""
     children = []
     bit = 1
-    while not place & bit and place + bit < size:
-        children.append(place + bit)
+    while not position & bit and position + bit < size:
+        children.append(position + bit)
         bit <<= 1
-    return (place & (place - 1) if place else None), children
+    return (position & (position - 1) if position else None), children
 
 
 def _block(array: Array) -> int:
@@ -172,7 +173,7 @@ def _flat(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _words(header: bytes) -> str:
+def _describe(header: bytes) -> str:
     number, name, op, dtype, root, nbytes = _CALL.unpack(header)
     return (
         f"call {number}, {name.rstrip(bytes(1)).decode()} {op.rstrip(bytes(1)).decode()} of {nbytes} bytes "

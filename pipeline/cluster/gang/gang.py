@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pipeline import metrics
 from pipeline.cluster.communicators.base import COLLECTIVE_SECONDS, AbortReason, Deadline
-from pipeline.cluster.communicators.mesh import Membership
+from pipeline.cluster.communicators.peers import Membership
 from pipeline.cluster.communicators.tcp import CONNECT_SECONDS
 from pipeline.cluster.gang.gang_lock import LOOK_SECONDS
 from pipeline.cluster.gang.member import (

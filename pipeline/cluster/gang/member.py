@@ -18,8 +18,8 @@ import numpy as np
 from kernels.runtime.threads import interruptible
 from pipeline.cluster.communicators.base import AbortReason, Array, Communicator, Op, combine
 from pipeline.cluster.communicators.deterministic import fixed_tree_sum
-from pipeline.cluster.communicators.mesh import Endpoint, Membership, listen
 from pipeline.cluster.communicators.nccl import NcclCommunicator
+from pipeline.cluster.communicators.peers import Endpoint, Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
 from pipeline.errors import Aborted, ClusterError, DeadlineExceeded, RankLost
 

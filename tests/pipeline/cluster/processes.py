@@ -18,10 +18,10 @@ DEADLINE_S = 60
 
 
 @contextmanager
-def running(*arguments, cwd):
+def running(*arguments, cwd, command=COMMAND):
     """The command, started; killed with all its children if it is still there at the end."""
     process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         yield process
@@ -32,9 +32,9 @@ def running(*arguments, cwd):
         process.communicate()
 
 
-def run(*arguments, cwd):
+def run(*arguments, cwd, command=COMMAND):
     """Run the command to its end: exit code, stdout, stderr."""
-    with running(*arguments, cwd=cwd) as process:
+    with running(*arguments, cwd=cwd, command=command) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
         return process.returncode, out, err
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from pipeline import errors, metrics
-from pipeline.cluster.communicators.base import SoloCommunicator
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job

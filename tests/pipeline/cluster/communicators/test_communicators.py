@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import metrics
-from pipeline.cluster.communicators.base import BUCKETED_BYTES, Deadline, SoloCommunicator
+from pipeline.cluster.communicators.base import BUCKETED_BYTES, Deadline
 from pipeline.cluster.communicators.deterministic import fixed_tree_sum
 from pipeline.cluster.communicators.in_process import in_process
-from pipeline.cluster.communicators.mesh import Membership, listen
+from pipeline.cluster.communicators.peers import Membership, listen
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.communicators.tcp import connect_tcp
+from pipeline.cluster.dask.worker_specs import cpu_workers
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, RankLost
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,
@@ -31,6 +33,7 @@ from tests.pipeline.cluster.communicators.communicator_contract import (
     fixed_tree_sum_alone,
     numbers,
 )
+from tests.pipeline.cluster.communicators.process_ranks import InProcesses
 
 HOST = "127.0.0.1"
 SECRET = b"s" * 32
@@ -55,6 +58,17 @@ class TestTcp(SeveralRanksContract):
     def communicators(self, size):
         with joined(size) as communicators:
             yield communicators
+
+
+@pytest.mark.slow
+class TestTcpInProcesses(InProcesses, SeveralRanksContract):
+    @staticmethod
+    def transport(control):
+        return control
+
+    @staticmethod
+    def worker_specs(size):
+        return cpu_workers(size, 1)
 
 
 @contextmanager
@@ -153,7 +167,7 @@ def test_metrics_count_what_went_through():
         list(threads.map(lambda each: each.allreduce(np.ones(1000)), (first, second), timeout=20))
         assert value(metrics.collective_bytes, "allreduce") == before[0] + 16_000
         assert value(metrics.collective_seconds, "allreduce") > 0
-        second._mesh.wake()
+        second._peers.abort()
         with pytest.raises(RankLost, match="rank 1 is gone"):
             first.barrier()
     assert value(metrics.communicator_aborts, "rank_lost") == before[1] + 1

@@ -10,15 +10,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pipeline.cluster.communicators.base import SoloCommunicator
-from pipeline.cluster.communicators.nccl import NcclCommunicator, over
+from pipeline.cluster.communicators.nccl import NcclCommunicator, _device_on_host, connect_nccl
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, DeviceUnavailable, RankLost
+from tests.gpu_ranks import rank_gpus, rank_workers
 from tests.pipeline.cluster.communicators import fake_cupy
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,
     SeveralRanksContract,
     numbers,
 )
+from tests.pipeline.cluster.communicators.process_ranks import InProcesses
 from tests.pipeline.cluster.communicators.test_communicators import joined
 
 
@@ -28,7 +30,7 @@ def joined_over(control, device):
 
     def one(each):
         with device(each):
-            return over(each)
+            return connect_nccl(each)
 
     with ThreadPoolExecutor(len(control)) as threads:
         ranks = list(threads.map(one, control, timeout=60))
@@ -112,10 +114,19 @@ def test_two_ranks_with_one_gpu_are_refused():
         def one(each):
             fake_cupy.here.device = each.rank // 2
             with pytest.raises(ClusterError) as caught:
-                over(each)
+                connect_nccl(each)
             return str(caught.value)
 
         assert any("ranks 0 and 1 have the same GPU" in each for each in threads.map(one, control, timeout=20))
+
+
+def test_ranks_with_different_host_ids_may_share_a_gpu(monkeypatch):
+    monkeypatch.setattr("pipeline.cluster.communicators.nccl.device_uuid", fake_cupy.device_uuid)
+    found = []
+    for host in ("one", "another", "one"):
+        monkeypatch.setenv("NCCL_HOSTID", host)
+        found.append(_device_on_host(0))
+    assert found[0] == found[2] != found[1]
 
 
 def test_without_nccl_it_is_said_how_to_get_it():
@@ -123,7 +134,7 @@ def test_without_nccl_it_is_said_how_to_get_it():
         fake_cupy.fake_cupy(available=False),
         pytest.raises(DeviceUnavailable, match="NCCL is not installed; pip install"),
     ):
-        over(SoloCommunicator())
+        connect_nccl(SoloCommunicator())
 
 
 def faked(size):
@@ -138,12 +149,12 @@ def test_a_lost_rank_ends_init():
             fake_cupy.here.device = each.rank
             if each.rank == 0:
                 with pytest.raises((RankLost, Aborted)):
-                    over(each)
+                    connect_nccl(each)
                 return time.monotonic()
             each.allgather(np.array([*bytes(15), 1], np.uint8))
             each.broadcast(np.zeros(128, np.uint8))
             threading.Event().wait(0.1)
-            each._mesh.close()
+            each._peers.close()
             return time.monotonic()
 
         survivor, victim = threads.map(one, control, timeout=20)
@@ -154,7 +165,7 @@ def test_a_lost_rank_ends_a_collective_and_nccl_is_aborted_first():
     with faked(2) as ranks:
         with fake_device(ranks[0]):
             nccl = ranks[0]._nccl
-            killer = threading.Timer(0.1, ranks[1]._control._mesh.close)
+            killer = threading.Timer(0.1, ranks[1]._control._peers.close)
             killer.start()
             with pytest.raises(RankLost, match="rank 1 is gone"):
                 ranks[0].allreduce(fake_cupy.on_device(np.ones(4)))
@@ -174,7 +185,7 @@ def test_a_rank_that_dies_before_it_confirms_spoils_what_was_summed():
                 each.allreduce(fake_cupy.on_device(np.ones(4)))
                 if each.rank == 1:
                     each.barrier()  # it has the sum, and dies before it hears that all have
-                    each._control._mesh.close()
+                    each._control._peers.close()
                     return
                 with pytest.raises((RankLost, Aborted)):
                     each.confirm()
@@ -207,7 +218,7 @@ def test_what_was_summed_with_every_rank_alive_is_confirmed():
 def test_an_error_of_nccl_is_told_as_the_lost_rank_behind_it():
     with faked(2) as ranks, fake_device(ranks[0]):
         ranks[0]._nccl.error = fake_cupy.NcclError("remote process exited")
-        killer = threading.Timer(0.2, ranks[1]._control._mesh.close)
+        killer = threading.Timer(0.2, ranks[1]._control._peers.close)
         killer.start()
         with pytest.raises(RankLost):
             ranks[0].allreduce(fake_cupy.on_device(np.ones(4)))
@@ -242,7 +253,7 @@ def test_checking_tells_of_an_error_of_nccl():
 def test_a_rank_that_closes_after_the_others_are_gone_aborts():
     with faked(2) as ranks:
         nccl = ranks[0]._nccl
-        ranks[1]._control._mesh.close()
+        ranks[1]._control._peers.close()
         ranks[0].close()
         assert nccl.aborted
 
@@ -290,7 +301,7 @@ class OnGpus:
     def on(self, communicator):
         import cupy
 
-        return cupy.cuda.Device(communicator.rank)
+        return cupy.cuda.Device(0)
 
     def array(self, values):
         import cupy
@@ -300,20 +311,24 @@ class OnGpus:
     def back(self, array):
         return array.get()
 
+
+@pytest.mark.gpu
+class TestOneGpu(OnGpus, CommunicatorContract):
+    sizes = (1,)
+
     @contextmanager
     def communicators(self, size):
         with joined(size) as control, joined_over(control, self.on) as ranks:
             yield ranks
 
 
-@pytest.mark.gpu
-class TestOneGpu(OnGpus, CommunicatorContract):
-    sizes = (1,)
-
-
 @pytest.mark.multi_gpu
-class TestTwoGpus(OnGpus, SeveralRanksContract):
-    sizes = (2,)
+class TestTwoRanks(OnGpus, InProcesses, SeveralRanksContract):
+    transport = staticmethod(connect_nccl)
+
+    @staticmethod
+    def worker_specs(size):
+        return rank_workers(rank_gpus()[:size])
 
 
 @pytest.mark.gpu
@@ -321,7 +336,7 @@ def test_the_callers_stream_comes_first():
     """An array that is still being computed on another stream is taken when it is done."""
     import cupy
 
-    with OnGpus().communicators(1) as (alone,):
+    with TestOneGpu().communicators(1) as (alone,):
         stream = cupy.cuda.Stream(non_blocking=True)
         values = cupy.asarray(numbers("f8", (1 << 22,), 0))
         with stream:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.cluster.communicators.base import SoloCommunicator
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.gang.member import Member
 
 ELEMENTS = 20_011
@@ -108,10 +108,10 @@ def marking_nccl(folder):
     """NCCL, with a word about every rank's coming to its start."""
 
     def transport(control):
-        from pipeline.cluster.communicators.nccl import over
+        from pipeline.cluster.communicators.nccl import connect_nccl
 
         mark(folder, "init", control.rank, control.epoch, os.getpid())
-        return over(control)
+        return connect_nccl(control)
 
     return transport
 
@@ -150,15 +150,16 @@ def lost_by_rebuilding(member, times):
     """Bytes of this process on its GPU that did not come back, from the fifth rebuild to the last."""
     import cupy
 
-    from pipeline.cluster.communicators.nccl import over
+    from pipeline.cluster.communicators.nccl import connect_nccl
 
-    values = cupy.ones(1 << 20, np.float32)
+    values, held = cupy.ones(1 << 20, np.float32), []
     for number in range(times):
-        with over(member.control) as ranks:
+        with connect_nccl(member.control) as ranks:
             assert (ranks.allreduce(values) == member.size).all()
-        if number == 4:
-            settled = device_bytes()
-    return device_bytes() - settled
+        if number in (4, times - 1):
+            member.control.barrier()  # another rank on this GPU has given its memory back, too
+            held.append(device_bytes())
+    return held[-1] - held[0]
 
 
 def device_bytes():

@@ -15,7 +15,7 @@ import pytest
 
 from kernels.runtime.threads import Interrupted, for_each
 from pipeline import metrics
-from pipeline.cluster.communicators.base import SoloCommunicator
+from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.cluster.dask.worker_specs import cpu_workers
 from pipeline.cluster.gang import member

@@ -1,5 +1,5 @@
-"""Gangs whose workers own a GPU each: NCCL by itself, kill -9 in every phase, event loops that answer, memory that
-comes back."""
+"""Gangs of workers with a GPU each, or with one together: NCCL by itself, kill -9 in every phase, event loops that
+answer, memory that comes back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 
 from pipeline.cluster.communicators.nccl import NcclCommunicator
 from pipeline.cluster.dask.worker_processes import local_workers
-from pipeline.cluster.dask.worker_specs import gpu_workers
 from pipeline.cluster.gang.gang import run_gang
-from pipeline.engine.discovery import usable_gpus
+from tests.gpu_ranks import rank_gpus, rank_workers, share_a_gpu
 from tests.pipeline.cluster.gang import gang_functions
 from tests.pipeline.cluster.gang.test_gang import PHASES, RECOVERY_SECONDS, SHARDS, kill_once, watched
 from tests.pipeline.cluster.processes import wait_until
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.multi_gpu
 
 # MILLRACE_GANG_KILLS=60 is the long form: 20 in each phase.
 KILLS = int(os.environ.get("MILLRACE_GANG_KILLS", "6"))
-REBUILDS = int(os.environ.get("MILLRACE_GANG_REBUILDS", "100"))
 LEAK_BYTES = 64 << 20
 # NCCL's start takes so long: a kill may come at any moment of it.
 INIT_SECONDS = 0.5
@@ -30,13 +28,18 @@ INIT_SECONDS = 0.5
 
 @pytest.fixture(scope="module")
 def gpus():
-    with local_workers(gpu_workers(usable_gpus()[:4])) as workers:
+    with local_workers(rank_workers(rank_gpus()[:4])) as workers:
         yield workers
 
 
 @pytest.fixture(scope="module")
 def expected():
     return gang_functions.alone(gang_functions.summed, SHARDS)
+
+
+def sums(rounds):
+    """Rounds and elements of all-reduces. Ranks that share a GPU talk over sockets: less of both."""
+    return (rounds // 5, 1 << 20) if share_a_gpu() else (rounds, 16 << 20)
 
 
 def all_there(gpus):
@@ -56,7 +59,7 @@ def test_gpus_give_the_bits_of_one_cpu(gpus, expected):
 def test_event_loops_answer_during_init_and_collectives(gpus):
     all_there(gpus)
     run_gang(gpus, gang_functions.summed_on_gpus, SHARDS, None, 0, 3)
-    age, answer = watched(gpus, lambda: run_gang(gpus, gang_functions.summed_on_gpus, SHARDS, None, 1, 2000))
+    age, answer = watched(gpus, lambda: run_gang(gpus, gang_functions.summed_on_gpus, SHARDS, None, 1, *sums(2000)))
     print(f"heartbeat age at most {age:.2f} s, answers within {answer:.2f} s")
     assert age < 1.0
     assert answer < 1.0
@@ -64,7 +67,7 @@ def test_event_loops_answer_during_init_and_collectives(gpus):
 
 def killable(workers, folder, phase):
     transport = gang_functions.marking_nccl(folder) if phase == "init" else None
-    return run_gang(workers, gang_functions.summed_on_gpus, SHARDS, folder, 3, 300, transport=transport)
+    return run_gang(workers, gang_functions.summed_on_gpus, SHARDS, folder, 3, *sums(300), transport=transport)
 
 
 def test_kill_9_in_every_phase_leaves_the_same_bits(gpus, expected, tmp_path):
@@ -95,8 +98,9 @@ def test_kill_9_in_every_phase_leaves_the_same_bits(gpus, expected, tmp_path):
 @pytest.mark.alone
 def test_rebuilding_gives_the_memory_back(gpus):
     all_there(gpus)
-    lost = run_gang(gpus, gang_functions.lost_by_rebuilding, 2, REBUILDS).values
-    print(f"bytes of device memory lost in {REBUILDS} rebuilds: {lost}")
+    rebuilds = int(os.environ.get("MILLRACE_GANG_REBUILDS", "20" if share_a_gpu() else "100"))
+    lost = run_gang(gpus, gang_functions.lost_by_rebuilding, 2, rebuilds).values
+    print(f"bytes of device memory lost in {rebuilds} rebuilds: {lost}")
     assert max(lost) < LEAK_BYTES
 
 

@@ -15,6 +15,7 @@ from pipeline.errors import OutOfDeviceMemory, ParameterError, StorageError
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads import Chunk, JobSpec, workloads
 from pipeline.workloads.common.statistics import ImageStatistics
+from tests.gpu_ranks import COMMAND
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
 
@@ -216,6 +217,7 @@ def test_several_gpus_count_the_same(folder):
     found = []
     for device in ("cuda:0", "all", "cpu"):
         options = ("--size", 9, "--device", device, "--chunk-bytes", "200KB", "--statistics", "--quiet")
-        assert run("run", "smooth", "in.tif", f"{device}.npy", *options, cwd=folder) == (0, "", "")
+        arguments = ("run", "smooth", "in.tif", f"{device}.npy", *options)
+        assert run(*arguments, cwd=folder, command=COMMAND) == (0, "", "")
         found.append(statistics_of(folder, f"{device}.npy"))
     assert found[0] == found[1] == found[2]

@@ -1,8 +1,8 @@
-"""Connections of one rank to every other, over TCP: opened with proof of a common secret, waited on without hanging.
+"""TCP connections from one rank to every other: authenticated by a shared secret, and no wait hangs.
 
-Every wait also sees the end of any other rank: the kernel closes a killed process's sockets at once, and a host that
-vanishes fails its keep-alives within seconds. The bytes are not encrypted, as NCCL's are not: keep them on a network
-of the cluster's own.
+Every wait also notices the loss of any other rank: the kernel closes a killed process's sockets at once, and a host
+that vanishes fails its keep-alives within seconds. Like NCCL's, the traffic is not encrypted: keep it on a private
+network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _HELLO = struct.Struct(f"<8sI{_NONCE_BYTES}s")
 _MAGIC = b"millrank"
-# A stranger that connects and says nothing holds up the others for so long.
+# How long a stranger that connects and sends nothing can delay the ranks.
 _HANDSHAKE_SECONDS = 2.0
 _SLICE_SECONDS = 0.05
 _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 5}
@@ -38,10 +38,10 @@ _UNSENT_MS = 7000
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Who takes part in an epoch, as every rank is told it over the cluster's own channel.
+    """The members of an epoch, as the cluster sends it to every rank.
 
-    endpoints : where each rank listens, in the order of the ranks
-    secret    : of this epoch alone
+    endpoints : where each rank listens, by rank
+    secret    : valid for this epoch only
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Membership:
 
 
 def listen(host: str) -> socket.socket:
-    """A socket on which the higher ranks will connect: they may before anybody accepts."""
+    """A listening socket to which the higher ranks connect, even before this rank accepts."""
     listener = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         listener.bind((host, 0))
@@ -62,11 +62,11 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-class Mesh:
-    """The connections of a rank, by the other ranks' numbers."""
+class Peers:
+    """A rank's connections to its peers, by rank."""
 
     def __init__(self, peers: Mapping[int, socket.socket]) -> None:
-        self._peers = peers
+        self._sockets = peers
         self._rank_of = {peer.fileno(): rank for rank, peer in peers.items()}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
@@ -77,8 +77,8 @@ class Mesh:
             self._poll.register(peer, select.POLLRDHUP)
 
     def send(self, rank: int, view: Any, deadline: Deadline, what: str) -> None:
-        """All bytes of a flat uint8 array or bytes, to one rank."""
-        peer, sent = self._peers[rank], 0
+        """Send all of a flat uint8 array or bytes to one rank."""
+        peer, sent = self._sockets[rank], 0
         while sent < len(view):
             try:
                 sent += peer.send(view[sent:], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -88,8 +88,8 @@ class Mesh:
                 raise _lost(rank, error) from error
 
     def receive(self, rank: int, view: Any, deadline: Deadline, what: str) -> None:
-        """Fill a flat uint8 array or bytearray with what one rank sent."""
-        peer, received = self._peers[rank], 0
+        """Fill a flat uint8 array or bytearray from one rank."""
+        peer, received = self._sockets[rank], 0
         view = memoryview(view)
         while received < len(view):
             try:
@@ -104,16 +104,16 @@ class Mesh:
             received += count
 
     def check(self) -> None:
-        """RankLost or Aborted where a connection has ended; never waits."""
-        self._look(0.0, None, 0)
+        """Raise RankLost or Aborted if a connection has ended; never waits."""
+        self._poll_once(0.0, None, 0)
 
-    def wake(self) -> None:
-        """End every wait, here and on the other ranks. From any thread."""
+    def abort(self) -> None:
+        """End every wait, here and on the other ranks. Callable from any thread."""
         with self._closing:
             if self._closed:
                 return
             os.eventfd_write(self._wake, 1)
-            for peer in self._peers.values():
+            for peer in self._sockets.values():
                 with suppress(OSError):
                     peer.shutdown(socket.SHUT_RDWR)
 
@@ -123,22 +123,22 @@ class Mesh:
                 return
             self._closed = True
             os.close(self._wake)
-            for peer in self._peers.values():
+            for peer in self._sockets.values():
                 peer.close()
 
     def _wait(self, rank: int, event: int, deadline: Deadline, what: str) -> None:
-        """Until a connection is ready; the end of any other one ends the wait too."""
-        peer = self._peers[rank]
+        """Wait until a connection is ready; the end of any other connection also ends the wait."""
+        peer = self._sockets[rank]
         self._poll.modify(peer, event | select.POLLRDHUP)
         try:
-            while not self._look(deadline.left_s, rank, event):
+            while not self._poll_once(deadline.left_s, rank, event):
                 deadline.check(f"{what}: rank {rank}")
         finally:
             if not self._closed:
                 self._poll.modify(peer, select.POLLRDHUP)
 
-    def _look(self, timeout_s: float, rank: int | None, event: int) -> bool:
-        """Whether the connection to `rank` is ready. What it sent before it ended is read first."""
+    def _poll_once(self, timeout_s: float, rank: int | None, event: int) -> bool:
+        """Whether the connection to `rank` is ready. Data sent before its end is read first."""
         found = dict(self._poll.poll(timeout_s * 1000))
         if self._wake in found:
             raise Aborted("given up on this rank")
@@ -153,35 +153,35 @@ class Mesh:
         return ready
 
 
-def connect(listener: socket.socket, member: Membership, deadline: Deadline, given_up: threading.Event) -> Mesh:
-    """The mesh of an epoch: this rank connects to the lower ranks and accepts the higher ones.
+def connect(listener: socket.socket, member: Membership, deadline: Deadline, given_up: threading.Event) -> Peers:
+    """Connect to the lower ranks of an epoch and accept the higher ones. The caller keeps the listener.
 
-    RankLost, DeadlineExceeded, or Aborted as soon as `given_up` is set. The listener stays the caller's.
+    Raises RankLost, DeadlineExceeded, or Aborted as soon as `given_up` is set.
     """
     peers: dict[int, socket.socket] = {}
     try:
         for rank in range(member.rank):
-            peers[rank] = _connected(member, rank, deadline, given_up)
+            peers[rank] = _connect_to(member, rank, deadline, given_up)
         higher = set(range(member.rank + 1, len(member.endpoints)))
         while not higher <= peers.keys():
-            connection = _accepted(listener, higher - peers.keys(), deadline, given_up)
-            admitted = _admit(connection, member, higher - peers.keys())
+            connection = _accept(listener, higher - peers.keys(), deadline, given_up)
+            admitted = _authenticate(connection, member, higher - peers.keys())
             if admitted is None:
                 connection.close()
             else:
                 peers[admitted] = connection
         for peer in peers.values():
             _keep_alive(peer)
-        return Mesh(peers)
+        return Peers(peers)
     except BaseException:
         for peer in peers.values():
             peer.close()
         raise
 
 
-def _connected(member: Membership, rank: int, deadline: Deadline, given_up: threading.Event) -> socket.socket:
+def _connect_to(member: Membership, rank: int, deadline: Deadline, given_up: threading.Event) -> socket.socket:
     try:
-        peer = _dialled(member.endpoints[rank], rank, deadline, given_up)
+        peer = _dial(member.endpoints[rank], rank, deadline, given_up)
     except OSError as error:
         raise _lost(rank, error) from error
     try:
@@ -201,8 +201,8 @@ def _connected(member: Membership, rank: int, deadline: Deadline, given_up: thre
         raise
 
 
-def _dialled(endpoint: Endpoint, rank: int, deadline: Deadline, given_up: threading.Event) -> socket.socket:
-    """A connection; a host that does not answer is waited for in short slices."""
+def _dial(endpoint: Endpoint, rank: int, deadline: Deadline, given_up: threading.Event) -> socket.socket:
+    """Open a connection, polling `given_up` while the host does not answer."""
     peer = socket.socket(_family(endpoint[0]), socket.SOCK_STREAM)
     try:
         peer.setblocking(False)
@@ -210,7 +210,7 @@ def _dialled(endpoint: Endpoint, rank: int, deadline: Deadline, given_up: thread
         poll = select.poll()
         poll.register(peer, select.POLLOUT)
         while error == errno.EINPROGRESS:
-            _go_on(given_up)
+            _check_given_up(given_up)
             deadline.check(f"a connection to rank {rank}")
             if poll.poll(_SLICE_SECONDS * 1000):
                 error = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -226,12 +226,10 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _accepted(
-    listener: socket.socket, missing: set[int], deadline: Deadline, given_up: threading.Event
-) -> socket.socket:
+def _accept(listener: socket.socket, missing: set[int], deadline: Deadline, given_up: threading.Event) -> socket.socket:
     listener.settimeout(_SLICE_SECONDS)
     while True:
-        _go_on(given_up)
+        _check_given_up(given_up)
         deadline.check(f"the connection of rank {', '.join(map(str, sorted(missing)))}")
         try:
             return listener.accept()[0]
@@ -241,17 +239,17 @@ def _accepted(
             raise Aborted(f"the listening socket is gone: {error}") from error
 
 
-def _admit(connection: socket.socket, member: Membership, missing: set[int]) -> int | None:
-    """Which rank has connected; None where it cannot prove to be one that is missing."""
-    patience = Deadline(_HANDSHAKE_SECONDS)
+def _authenticate(connection: socket.socket, member: Membership, missing: set[int]) -> int | None:
+    """The rank that has connected; None if it does not prove to be one of the missing ranks."""
+    deadline = Deadline(_HANDSHAKE_SECONDS)
     never = threading.Event()
     try:
-        magic, rank, theirs = _HELLO.unpack(_read(connection, _HELLO.size, patience, never))
+        magic, rank, theirs = _HELLO.unpack(_read(connection, _HELLO.size, deadline, never))
         if magic != _MAGIC or rank not in missing:
             return None
         nonce = secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(nonce + _proof(member, member.rank, rank, theirs + nonce))
-        proof = _read(connection, _PROOF_BYTES, patience, never)
+        proof = _read(connection, _PROOF_BYTES, deadline, never)
     except (OSError, CommunicatorError):
         return None
     return rank if hmac.compare_digest(proof, _proof(member, rank, member.rank, theirs + nonce)) else None
@@ -265,7 +263,7 @@ def _read(peer: socket.socket, count: int, deadline: Deadline, given_up: threadi
     peer.settimeout(_SLICE_SECONDS)
     read = b""
     while len(read) < count:
-        _go_on(given_up)
+        _check_given_up(given_up)
         deadline.check("the handshake")
         try:
             part = peer.recv(count - len(read))
@@ -277,7 +275,7 @@ def _read(peer: socket.socket, count: int, deadline: Deadline, given_up: threadi
     return read
 
 
-def _go_on(given_up: threading.Event) -> None:
+def _check_given_up(given_up: threading.Event) -> None:
     if given_up.is_set():
         raise Aborted("given up before the ranks were connected")
 
