@@ -1,4 +1,4 @@
-"""How sorts and merges are launched, pass by pass. A task (sort/cuda.py) names the arrays and the scratch space."""
+"""How sorts and merges are launched, pass by pass. A task (kernels/classic/sort/cuda.py) names the arrays and the scratch space."""
 
 from __future__ import annotations
 
