@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Least traffic of a transform."""
+        """Minimum traffic of a transform."""
         return 8 * self.coils * (self.points + math.prod(self.shape)) + 4 * self.points * len(self.shape)
 
 

@@ -160,7 +160,7 @@ def under_way(client: Client) -> bool:
 
 
 def all_over(client: Client, count: int) -> list[Mapping[str, Any]]:
-    """Every job, once none is under way any more."""
+    """Every job, once none is in flight any more."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         if not under_way(client):

@@ -9,12 +9,12 @@
 // direction-optimising search may look at far fewer than m edges.
 //
 // Kernels, naive to fast:
-//   expand_global        a thread a frontier vertex, one queue for all (queues.cuh)
+//   expand_global        one thread per frontier vertex, one queue for all (queues.cuh)
 //   expand_block         each block's queue in shared memory first
 //   expand_hierarchical  queues of a few lanes, then the block's, then the global one
 //   expand_chunks        a block shares out its vertices' edges, long rows in pieces; visited vertices are bits (chunks.cuh)
 //   search_small         a cluster of blocks searches level after level while they are small, without the host
-//   expand_bottom_up     a thread an unvisited vertex, which looks for one parent in the frontier (bottom_up.cuh)
+//   expand_bottom_up     one thread per unvisited vertex, which looks for one parent in the frontier (bottom_up.cuh)
 // Sources: Luo, Wong, Hwu, "An effective GPU implementation of breadth-first search" (2010); Merrill, Garland, Grimshaw,
 // "Scalable GPU graph traversal" (2012); Beamer, Asanović, Patterson, "Direction-optimizing breadth-first search" (2012).
 

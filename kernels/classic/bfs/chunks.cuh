@@ -46,7 +46,7 @@ __device__ inline bool visits(unsigned* visited, int vertex) {
     return !(*word & bit) && !(atomicOr(word, bit) & bit);
 }
 
-// The vertices found, in shared memory, become entries of the queue: a thread a vertex, and its block takes room once.
+// The vertices found, in shared memory, become entries of the queue: one thread per vertex, and its block takes room once.
 template <int THREADS>
 __device__ inline void flush(const Search& search, const int* found, int held, int level, Entry* next, Tally* tally,
                              unsigned long long* base, int* warps) {

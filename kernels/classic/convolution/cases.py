@@ -1,7 +1,7 @@
-"""Test inputs of convolution and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for convolution and their expected results, for the tests and benchmarks of every device.
 
-The oracle adds whole arrays, shifted and weighted, in float64, one weight at a time; of a layer it is a sum over
-windows by einsum. Along with it go the sums of the terms' sizes, which bound the errors. Whole numbers must be exact.
+The oracle adds whole arrays, shifted and weighted, in float64, one weight at a time; for layers it sums over windows by
+einsum. The sums of the terms' magnitudes bound the errors. Integers must be exact.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Case:
         return (self.shape[0], self.mask_shape[0], rows, columns)
 
     def check(self, result: Array) -> None:
-        """AssertionError unless every result, brought to the host, is right."""
+        """AssertionError unless every result, copied to the host, is right."""
         check(result, self)
 
     def terms(self) -> int:
-        """Of a result."""
+        """Terms of one result."""
         return int(np.prod(self.mask_shape[1:] if self.operation == "layer" else self.mask_shape))
 
     def bytes(self) -> int:
-        """Least traffic: the samples read once and the results written once; of a layer the filters too."""
+        """Minimum traffic: samples (and a layer's filters) read once, results written once."""
         filters = int(np.prod(self.mask_shape)) if self.operation == "layer" else 0
         return 4 * (int(np.prod(self.shape)) + filters + int(np.prod(self.out_shape())))
 
@@ -89,7 +89,7 @@ def _made(content: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arr
 
 
 def exact(case: Case) -> tuple[Array, Array]:
-    """The results and the sums of their terms' sizes, both float64."""
+    """The results and the sums of their terms' magnitudes, both float64."""
     samples, mask = (array.astype(np.float64) for array in case.arrays())
     compute = _layer if case.operation == "layer" else _convolved
     return compute(samples, mask), compute(np.abs(samples), np.abs(mask))
@@ -110,7 +110,7 @@ def _layer(images: Array, filters: Array) -> Array:
 
 
 def check(result: Array, case: Case) -> None:
-    """AssertionError unless every result is within the contract's bound; of whole numbers each must be exact."""
+    """AssertionError unless every result is within the contract's bound; of integers each must be exact."""
     values, sizes = exact(case)
     assert result.shape == values.shape, f"{case.name}: shape {result.shape}, expected {values.shape}"
     assert result.dtype == np.float32, f"{case.name}: dtype {result.dtype}"

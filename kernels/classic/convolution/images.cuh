@@ -38,7 +38,7 @@ struct Result {
     }
 };
 
-// image_direct: a thread a result; mask and pixels come through the caches.
+// image_direct: one thread per result; mask and pixels come through the caches.
 __global__ void __launch_bounds__(256)
 image_direct(const float* __restrict__ from, const float* __restrict__ mask, float* to, Image size, Image mask_size) {
     const Result result(size, Tile(size, TILE_ROWS, TILE_COLUMNS));
@@ -82,7 +82,7 @@ image_steps(const float* __restrict__ from, float* to, Image size, const __grid_
     to[result.at] = sum;
 }
 
-// image_inputs: strategy 2. A thread a pixel of tile and halo, loaded in one step; of 32 × 32 threads a mask of 9 × 9 leaves
+// image_inputs: strategy 2. One thread per pixel of tile and halo, loaded in one step; of 32 × 32 threads a mask of 9 × 9 leaves
 // 24 × 24 with a result.
 __global__ void __launch_bounds__(1024)
 image_inputs(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
@@ -99,7 +99,7 @@ image_inputs(const float* __restrict__ from, float* to, Image size, const __grid
     to[static_cast<long long>(row) * size.columns + column] = sum;
 }
 
-// image_inner: strategy 3. The tile alone is staged; what lies around it comes from the caches, at a branch a weight.
+// image_inner: strategy 3. The tile alone is staged; what lies around it comes from the caches, at a branch per weight.
 __global__ void __launch_bounds__(256)
 image_inner(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
     __shared__ float staged[TILE_ROWS][TILE_COLUMNS];
@@ -120,7 +120,7 @@ image_inner(const float* __restrict__ from, float* to, Image size, const __grid_
     to[result.at] = sum;
 }
 
-// Four pixels of a row on their way into shared memory, zero beyond the image.
+// Copies four pixels of a row to shared memory, zero beyond the image.
 __device__ inline void stage_pixels(float* to, const float* image, const Image& size, int row, int column, bool aligned) {
     if (aligned && row >= 0 && row < size.rows && column >= 0 && column < size.columns) {
         copy_16_bytes(to, image + static_cast<long long>(row) * size.columns + column);

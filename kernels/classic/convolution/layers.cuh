@@ -23,7 +23,7 @@ struct Pixel {
     }
 };
 
-// layer_direct: a thread a result. Threads of a warp read neighbouring pixels and the same weight.
+// layer_direct: one thread per result. Threads of a warp read neighbouring pixels and the same weight.
 __global__ void __launch_bounds__(256)
 layer_direct(const float* __restrict__ images, const float* __restrict__ filters, float* to, Layer layer) {
     const long long groups = (layer.pixels + 255) / 256;

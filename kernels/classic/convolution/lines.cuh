@@ -14,7 +14,7 @@ __device__ inline float sample_or_zero(const float* line, long long length, long
     return at >= 0 && at < length ? line[at] : 0.0f;
 }
 
-// line_direct: a thread a result; mask and samples come through the caches.
+// line_direct: one thread per result; mask and samples come through the caches.
 __global__ void __launch_bounds__(256)
 line_direct(const float* __restrict__ from, const float* __restrict__ mask, float* to, long long length, int taps) {
     const long long i = blockIdx.x * 256ll + threadIdx.x;
@@ -63,7 +63,7 @@ line_inputs(const float* __restrict__ from, float* to, long long length, const _
     to[first + threadIdx.x] = sum;
 }
 
-// line_inner: strategy 3. No step for the halo: the block next door has just read it, so it is in L2. A branch a tap.
+// line_inner: strategy 3. No step for the halo: the block next door has just read it, so it is in L2. A branch per tap.
 __global__ void __launch_bounds__(256)
 line_inner(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     __shared__ float tile[256];
@@ -81,7 +81,7 @@ line_inner(const float* __restrict__ from, float* to, long long length, const __
 
 __device__ inline bool is_aligned(const void* at) { return reinterpret_cast<unsigned long long>(at) % 16 == 0; }
 
-// Four samples of a line on their way into shared memory: in one copy where they all exist and lie on a multiple of 16 bytes.
+// Copies four samples of a line to shared memory: in one copy where they all exist and lie on a multiple of 16 bytes.
 __device__ inline void stage_four(float* to, const float* line, long long length, long long at, bool aligned) {
     if (aligned && at >= 0 && at + 4 <= length) {
         copy_16_bytes(to, line + at);

@@ -8,15 +8,15 @@
 // From about 100 on every side the operations decide; the steps bring each number read closer to the unit that uses it.
 //
 // C = A B, naive to fast:
-//   naive             a thread a number of C, everything from global memory             (tiles.cuh)
+//   naive             one thread per number of C, everything from global memory             (tiles.cuh)
 //   tiles             tiles of A and B in shared memory: square, then rectangular
 //   coarsened         a thread eight rows of a column: numbers of B stay in a register
 //   volkov            a thread sixteen rows; B straight from global memory to registers, A alone is shared
-//   double_buffered   a thread 8 × 8; the next tile is under way while this one is used  (outer.cuh)
+//   double_buffered   a thread 8 × 8; the next tile is in flight while this one is used  (outer.cuh)
 //   tensor            tensor cores, numbers as one TF32 or as two, three products each    (tensor.cuh)
 // C = A Aᵀ, where one of the two tiles has to be turned (tiles.cuh):
-//   gram_naive        a thread a number of C: neighbours read rows that lie far apart
-//   gram_tiles        the tile is turned on its way into shared memory, without and with a padded row
+//   gram_naive        one thread per number of C: neighbours read rows that lie far apart
+//   gram_tiles        the tile is transposed while it is copied to shared memory, without and with a padded row
 // Sources: NVIDIA, CUDA C++ Best Practices Guide, "Shared Memory"; Volkov and Demmel, "Benchmarking GPUs to tune dense
 // linear algebra", SC 2008; Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022.
 

@@ -130,7 +130,7 @@ tensor(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes
             stage_tiles<ALIGNED>(stages + stage * STAGE_FLOATS, a, b, size, corner.row, corner.column, k + TENSOR_DEPTH);
         multiply_stage<TERMS>(sum, staged + row * LEFT_PITCH, staged + LEFT_FLOATS + column, g, t);
     }
-    wait_for_copies();  // none may be under way when the block ends
+    wait_for_copies();  // none may be in flight when the block ends
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll

@@ -1,4 +1,4 @@
-// The first steps of the ladder: one number a thread, then a column of them. Floor: m n k fused multiply-adds, but each
+// The first steps of the ladder: one number per thread, then a column of them. Floor: m n k fused multiply-adds, but each
 // step here is bound by how often it reads shared or global memory for one of them.
 #pragma once
 
@@ -21,7 +21,7 @@ __device__ inline float at_or_zero(const float* matrix, int rows, int columns, i
     return row < rows && column < columns ? matrix[static_cast<long long>(row) * columns + column] : 0.0f;
 }
 
-// naive: a thread a number of C. A warp reads one number of A and 32 neighbours of B for each 32 multiply-adds.
+// naive: one thread per number of C. A warp reads one number of A and 32 neighbours of B for each 32 multiply-adds.
 __global__ void __launch_bounds__(256) naive(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
     const Corner corner(size, 8, 32);
     const int row = corner.row + threadIdx.x / 32, column = corner.column + threadIdx.x % 32;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(64) volkov(const float* __restrict__ a, const 
         if (corner.row + r < size.m) c[static_cast<long long>(corner.row + r) * size.n + column] = sum[r];
 }
 
-// gram_naive: C = A Aᵀ, a thread a number of C. Neighbouring threads read rows of A that lie k numbers apart, so each of
+// gram_naive: C = A Aᵀ, one thread per number of C. Neighbouring threads read rows of A that lie k numbers apart, so each of
 // their reads fetches a sector of its own.
 __global__ void __launch_bounds__(256) gram_naive(const float* __restrict__ a, float* c, Sizes size) {
     const Corner corner(size, 8, 32);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(256) gram_naive(const float* __restrict__ a, f
     c[static_cast<long long>(row) * size.n + column] = sum;
 }
 
-// gram_tiles: both tiles are read along rows of A; one is turned on its way into shared memory. Without padding a warp
+// gram_tiles: both tiles are read along rows of A; one is transposed while it is copied to shared memory. Without padding a warp
 // then writes 32 numbers to one bank, one after the other; with one number more a row they fall on 32 banks.
 template <int PADDING>
 __global__ void __launch_bounds__(1024) gram_tiles(const float* __restrict__ a, float* c, Sizes size) {

@@ -88,7 +88,7 @@ histogram_strided(const T* __restrict__ values, Count* __restrict__ counts, Samp
         atomicAdd(counts + i % samples.channels * BINS<T> + values[i], Count(1));
 }
 
-// histogram_shared: a block counts on its own; what is left for device memory is one addition a bin and block.
+// histogram_shared: a block counts on its own; what is left for device memory is one addition per bin and block.
 __global__ void __launch_bounds__(THREADS)
 histogram_shared(const unsigned char* __restrict__ values, Count* __restrict__ counts, Samples samples) {
     extern __shared__ unsigned own[];

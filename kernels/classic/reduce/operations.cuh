@@ -26,7 +26,7 @@ struct Adding : OneByOne<T> {
     typedef Accumulator Column;
 };
 
-// … but those of small whole numbers in 32 bits, which ROWS words of them fit, and a word's in one instruction: they come
+// … but those of small integers in 32 bits, which ROWS words of them fit, and a word's in one instruction: they come
 // to the same in any order. (It is written by hand since the compiler's quick modes do not know its own name for it.)
 template <typename T, typename Word>
 struct AddingWords {

@@ -12,7 +12,7 @@
 //   reduce_unrolled     the whole tree unrolled, the block's size a template parameter
 //   reduce_shuffles     warps add through registers
 // In production, any operation:
-//   reduce_tiles        blocks stride over tiles, 16 bytes a load, in an order that only n decides
+//   reduce_tiles        blocks stride over tiles, 16 bytes per load, in an order that only n decides
 //   finish_moments      mean and variance from the last partial
 // Sources: Harris, "Optimizing parallel reduction in CUDA" (NVIDIA, 2007); Welford, Technometrics 4 (1962); Chan, Golub
 // and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
@@ -83,7 +83,7 @@ __device__ inline T loaded_sum(const T* values, long long n) {
     return sum;
 }
 
-// reduce_loads: with one value a thread half the threads never add; now each has several loads on the way at once.
+// reduce_loads: with one value a thread half the threads never add; now each has several loads in flight at once.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 reduce_loads(const T* __restrict__ values, T* __restrict__ partials, long long n) {

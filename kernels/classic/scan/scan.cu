@@ -6,8 +6,8 @@
 //
 // Whole sections by one block, their totals scanned in the same way and added (4 n values moved), naive to fast:
 //   scan_kogge_stone      log2(n) rounds, two barriers each, n log2(n) additions
-//   scan_double_buffered  two buffers in turn: one barrier a round
-//   scan_brent_kung       up and down a tree: 2 n additions, two values a thread
+//   scan_double_buffered  two buffers in turn: one barrier per round
+//   scan_brent_kung       up and down a tree: 2 n additions, two values per thread
 //   scan_three_phase      each thread its own run, then a scan of the runs' ends: n additions, few rounds
 //   add_totals            second step of all of these
 // Over blocks:

@@ -1,4 +1,4 @@
-// Sections scanned in shared memory, one a block. All write inclusive sums one place further where `exclusive` is 1.
+// Sections scanned in shared memory, one per block. All write inclusive sums one place further where `exclusive` is 1.
 #pragma once
 
 constexpr int SECTION = 1024;       // of Kogge–Stone and Brent–Kung
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(SECTION / 2) scan_brent_kung(Section<T> sectio
     if (t == 0) section.store_total(sums[SECTION - 1]);
 }
 
-// scan_three_phase: a thread's run is summed in one go, in shared memory, where it came by coalesced loads; the runs'
+// scan_three_phase: a thread's run is summed in shared memory, where it came by coalesced loads; the runs'
 // ends are scanned by Kogge–Stone; then each thread adds what lies before its run. A row of padding for every 32 words
 // keeps runs of 16 out of each other's banks.
 template <typename T>

@@ -68,7 +68,7 @@ __device__ inline long long rank_of(Key key, const Key* keys, long long count, b
     return low;
 }
 
-// merge_ranks: a thread a key, which finds its place by its rank in the other array: n log n reads of global memory.
+// merge_ranks: one thread per key, which finds its place by its rank in the other array: n log n reads of global memory.
 template <typename Key>
 __global__ void merge_ranks(Merge<Key> merge, Key* out) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
@@ -229,7 +229,7 @@ __device__ inline void merge_in_registers(const Key* keys, int i, int a_end, int
     }
 }
 
-// merge_paths: a block a tile of the output, whose corners are known: exactly its keys are read, in rows, each thread
+// merge_paths: one block per tile of the output, whose corners are known: exactly its keys are read, in rows, each thread
 // merges its 15 in registers, and rows are written. Values are fetched by the places their keys came from.
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(MERGE_THREADS)

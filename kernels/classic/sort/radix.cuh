@@ -76,7 +76,7 @@ __device__ inline unsigned keys_before(volatile unsigned* said, long long tile, 
     return before;
 }
 
-// move_digits: a block a tile, in the order in which blocks begin to run, so that those before are always on their way. A
+// move_digits: one block per tile, in the order in which blocks begin to run, so that earlier tiles always run. A
 // tile's digits are counted and told; then its warps rank 32 keys at a time by votes, while the tiles before tell theirs.
 // The tile is sorted by its digit in shared memory and leaves in rows.
 //   places       where each digit's first key goes; next_places: the same for the keys after these (see `portions`)

@@ -10,11 +10,11 @@
 // so that a merge sort of more than 2^17 keys of 4 bytes moves more than a radix sort does, and production is the latter.
 //
 // Merging, naive to fast (merge.cuh):
-//   merge_ranks     a thread a key, placed by its rank in the other array
+//   merge_ranks     one thread per key, placed by its rank in the other array
 //   merge_ranges    a thread 16 outputs, found by co-ranks
 //   merge_tiles     a block's stages of both arrays in shared memory, half of each read again
 //   merge_circular  the stages as rings: nothing is read again
-//   merge_paths     find_corners, then a block a tile, merged in registers
+//   merge_paths     find_corners, then one block per tile, merged in registers
 // Sorting: tiles (tiles.cuh) by sort_bitonic or sort_tiles, then passes of one of the above; or radix.cuh.
 // Sources: Green, McColl, Bader, "GPU merge path" (2012); Kirk, Hwu, "Programming massively parallel processors", ch. 12;
 // Adinets, Merrill, "Onesweep: a faster least significant digit radix sort for GPUs" (2022).

@@ -1,7 +1,7 @@
-"""Test inputs of sparse products and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for sparse products and their expected results, for the tests and benchmarks of every device.
 
 The oracle adds up the nonzeros one by one, in the widest floats there are, from coordinates that were never sorted.
-Along with it go the sums of the terms' sizes, which bound the errors. Whole numbers must come out exactly.
+Along with it go the sums of the terms' magnitudes, which bound the errors. Integers must come out exactly.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Case:
         return rng.standard_normal(self.columns).astype(self.dtype)
 
     def check(self, result: Array, name: str = "") -> None:
-        """AssertionError unless every result, brought to the host, is right."""
+        """AssertionError unless every result, copied to the host, is right."""
         check(result, self, name)
 
     def bytes(self) -> int:
-        """Least traffic of CSR: values, columns, row starts of 32 bits, both vectors."""
+        """Minimum traffic of CSR: values, columns, row starts of 32 bits, both vectors."""
         size = np.dtype(self.dtype).itemsize
         return self.nonzeros * (size + 4) + (self.rows + 1) * 4 + (self.rows + self.columns) * size
 
@@ -99,7 +99,7 @@ def _places(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def exact(matrix: Coo, x: Array) -> tuple[Array, Array, Array]:
-    """The products, the sums of their terms' sizes, and how many terms each has."""
+    """The products, the sums of their terms' magnitudes, and how many terms each has."""
     products = matrix.values.astype(np.longdouble) * x.astype(np.longdouble)[matrix.columns]
     values, sizes = (np.zeros(matrix.shape[0], np.longdouble) for _ in range(2))
     np.add.at(values, matrix.rows, products)
@@ -108,7 +108,7 @@ def exact(matrix: Coo, x: Array) -> tuple[Array, Array, Array]:
 
 
 def check(result: Array, case: Case, name: str = "") -> None:
-    """AssertionError unless every result is within the contract's bound; of whole numbers each must be exact."""
+    """AssertionError unless every result is within the contract's bound; of integers each must be exact."""
     values, sizes, terms = exact(case.matrix(), case.x())
     story = f"{case.name} {name}"
     assert result.shape == values.shape, f"{story}: shape {result.shape}, expected {values.shape}"

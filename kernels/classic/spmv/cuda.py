@@ -211,27 +211,27 @@ _TYPES: Mapping[str, type] = MappingProxyType(
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "csr_thread": Variant(
-            summary="CSR, a thread a row: a warp reads places a row apart, and waits for its longest row",
+            summary="CSR, one thread per row: a warp reads places a row apart, and waits for its longest row",
             entries=_csr("csr_thread"),
             run=_run_csr_thread,
         ),
         "csr_warp": Variant(
-            summary="CSR, a warp a row: neighbouring reads, but lanes idle in rows shorter than 32",
+            summary="CSR, one warp per row: neighbouring reads, but lanes idle in rows shorter than 32",
             entries=_csr("csr_lanes", "32, 1"),
             run=_run_csr_warp,
         ),
         "csr_lanes": Variant(
-            summary="CSR, 2 to 32 lanes a row, by the rows' mean length, four nonzeros each under way",
+            summary="CSR, 2 to 32 lanes a row, by the rows' mean length, four nonzeros each in flight",
             entries=_csr("csr_lanes", *(f"{lanes}, {BATCH}" for lanes in LANES)),
             run=_run_csr_lanes,
         ),
         "ell": Variant(
-            summary="ELL, a thread a row, column by column: neighbouring reads, all rows as long as the longest",
+            summary="ELL, one thread per row, column by column: neighbouring reads, all rows as long as the longest",
             entries=_reals("ell"),
             run=_run_ell,
         ),
         "coo_atomic": Variant(
-            summary="COO, a thread a nonzero: equal work, an atomic addition each, in no fixed order",
+            summary="COO, one thread per nonzero: equal work, an atomic addition each, in no fixed order",
             entries=_reals("coo_atomic"),
             run=_run_coo_atomic,
         ),
@@ -246,7 +246,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_hybrid,
         ),
         "jds": Variant(
-            summary="JDS, rows sorted by length, a thread a row: a warp's rows are about as long",
+            summary="JDS, rows sorted by length, one thread per row: a warp's rows are about as long",
             entries=_reals("jds"),
             run=_run_jds,
         ),

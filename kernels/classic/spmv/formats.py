@@ -105,7 +105,7 @@ class Ell:
         _check_shape(self.shape)
         _check_values("values", self.values, 2)
         if self.values.shape[1] != self.shape[0]:
-            raise ValueError(f"values must have {self.shape[0]} columns, one a row; got shape {self.values.shape}")
+            raise ValueError(f"values must have {self.shape[0]} columns, one per row; got shape {self.values.shape}")
         _check_indices("columns", self.columns, self.values.shape, ("int32",), self.shape[1], least=EMPTY)
         _check_kinds(self.values, self.columns)
 

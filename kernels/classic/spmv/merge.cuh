@@ -56,7 +56,7 @@ __device__ constexpr int padded(unsigned i) {
     return static_cast<int>(i + i / unsigned(128 / sizeof(Value)) * unsigned(16 / sizeof(Value)));
 }
 
-// merge_tiles: a block a part. Products are formed in the order of memory, many under way at once, and become, by a scan
+// merge_tiles: one block per part. Products are formed in the order of memory, many in flight at once, and become, by a scan
 // that begins anew with each row, the sums of their rows so far. A row then finds its sum at its last nonzero; what belongs
 // to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search. Where a
 // part begins its block finds out itself: it takes less time than a kernel of its own.
@@ -97,7 +97,7 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
         value[k] = exists ? read_once(my_values + k * THREADS) : Value(0);
         column[k] = exists ? read_once(my_columns + k * THREADS) : NONE;
     }
-    // The first rows' starts are under way with them, and x as soon as columns are there: nothing waits for the heads.
+    // The first rows' starts are in flight with them, and x as soon as columns are there: nothing waits for the heads.
     const Offset* my_starts = settled(starts + row + threadIdx.x);
     Offset start = 0, next_start = 0;
     if (threadIdx.x <= held_rows) start = my_starts[0];

@@ -16,7 +16,7 @@ __device__ inline const T* settled(const T* at) {
     return at;
 }
 
-// csr_thread: a thread a row. Neighbouring threads read places a row apart, and a warp waits for its longest row.
+// csr_thread: one thread per row. Neighbouring threads read places a row apart, and a warp waits for its longest row.
 template <typename Value, typename Offset>
 __global__ void __launch_bounds__(THREADS)
 csr_thread(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,

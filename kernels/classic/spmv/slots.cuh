@@ -3,7 +3,7 @@
 
 #include "rows.cuh"
 
-// ell: a thread a row, slot by slot, each slot of all rows side by side, eight slots under way at a time. Rows shorter than
+// ell: one thread per row, slot by slot, each slot of all rows side by side, eight slots in flight at a time. Rows shorter than
 // the longest are filled up with column NONE, which is read all the same.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
@@ -29,7 +29,7 @@ ell(const Value* __restrict__ values, const int* __restrict__ columns, const Val
     y[row] = sum;
 }
 
-// jds: rows sorted by length, a thread a row: a warp's rows are about as long, so that none waits for another.
+// jds: rows sorted by length, one thread per row: a warp's rows are about as long, so that none waits for another.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 jds(const Value* __restrict__ values, const int* __restrict__ columns, const long long* __restrict__ starts,
@@ -60,7 +60,7 @@ jds_transposed(const Value* __restrict__ values, const int* __restrict__ columns
     y[order[place]] = sum;
 }
 
-// coo_atomic: a thread a nonzero, in any order. All threads have the same work, but every nonzero is an atomic addition to
+// coo_atomic: one thread per nonzero, in any order. All threads have the same work, but every nonzero is an atomic addition to
 // y (which begins as zeros), and the order of additions, so the last bits, change from run to run.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)

@@ -7,13 +7,13 @@
 // x is gathered: where neighbouring rows do not share columns, each nonzero takes a sector of 32 bytes from L2 instead.
 //
 // Kernels, naive to fast:
-//   csr_thread             a thread a row                                                    (rows.cuh)
+//   csr_thread             one thread per row                                                    (rows.cuh)
 //   csr_lanes              a warp, or a part of one, a row
-//   ell                    slots of a fixed number a row, column by column                   (slots.cuh)
-//   coo_atomic             a thread a nonzero, atomic additions
+//   ell                    slots of a fixed number per row, column by column                   (slots.cuh)
+//   coo_atomic             one thread per nonzero, atomic additions
 //   coo_segments           a warp a run of nonzeros by rows: segmented sums, no atomics      (segments.cuh)
 //   (hybrid                ell, then coo_segments for what does not fit)
-//   jds                    rows sorted by length, a thread a row
+//   jds                    rows sorted by length, one thread per row
 //   jds_transposed         the same, column by column
 //   merge_tiles            as many rows and nonzeros together to each block, whatever the rows' lengths   (merge.cuh)
 // Sources: Bell and Garland, "Implementing sparse matrix-vector multiplication on throughput-oriented processors", SC 2009;

@@ -1,7 +1,7 @@
-"""Test inputs of stencil steps and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for stencil steps and their expected results, for the tests and benchmarks of every device.
 
 The oracle takes the steps in float64, on whole arrays shifted against one another, and along with them the sums of the
-terms' sizes, which bound the errors.
+terms' magnitudes, which bound the errors.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Case:
         return stencil(field, centre=self.centre, neighbour=self.neighbour, steps=self.steps, **options)
 
     def check(self, result: Array) -> None:
-        """AssertionError unless every point, brought to the host, is right: whole numbers to the last bit."""
+        """AssertionError unless every point, copied to the host, is right: integers to the last bit."""
         check(result, self, exact(self))
 
     def bytes(self) -> int:
-        """Least traffic: each point read once and written once."""
+        """Minimum traffic: each point read once and written once."""
         return 8 * int(np.prod(self.shape))
 
     def flops(self) -> int:
@@ -71,7 +71,7 @@ class Case:
 
 
 def exact(case: Case) -> tuple[Array, Array]:
-    """The field after the steps and the sums of its terms' sizes, both float64."""
+    """The field after the steps and the sums of its terms' magnitudes, both float64."""
     values = case.field().astype(np.float64)
     sizes = np.abs(values)
     centre, neighbour = float(np.float32(case.centre)), float(np.float32(case.neighbour))

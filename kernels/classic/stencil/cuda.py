@@ -172,27 +172,27 @@ def _both(*kernels: str) -> tuple[str, ...]:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "naive": Variant(
-            summary="a thread a point: seven reads, six of them from caches if all goes well",
+            summary="one thread per point: seven reads, six of them from caches if all goes well",
             entries=("naive",),
             run=_one_by_one("naive", along_z=False),
         ),
         "pencil": Variant(
-            summary="a thread a column along z: indices once, the next plane's points still in the cache",
+            summary="one thread per column along z: indices once, the next plane's points still in the cache",
             entries=("pencil",),
             run=_one_by_one("pencil", along_z=True),
         ),
         "register_queue": Variant(
-            summary="below, here and above pass through registers: five reads a point",
+            summary="below, here and above pass through registers: five reads per point",
             entries=("register_queue",),
             run=_one_by_one("register_queue", along_z=True),
         ),
         "shared_plane": Variant(
-            summary="the plane's neighbours from shared memory: one read a point and the tile's rim, a barrier a plane",
+            summary="the plane's neighbours from shared memory: one read per point and the tile's rim, a barrier per plane",
             entries=("shared_plane",),
             run=_one_by_one("shared_plane", along_z=True),
         ),
         "vectors": Variant(
-            summary="16 bytes a read, neighbours along x by shuffles, no barrier: in production for one step",
+            summary="16 bytes per read, neighbours along x by shuffles, no barrier: in production for one step",
             entries=_both("vectors<{}>"),
             run=_passes_of(1),
         ),

@@ -1,4 +1,4 @@
-// The first steps: a thread a point, or a column of points along z. Floor: 8 bytes a point over the device's bandwidth.
+// The first steps: one thread per point, or a column of points along z. Floor: 8 bytes per point over the device's bandwidth.
 #pragma once
 
 struct Field {
@@ -45,7 +45,7 @@ struct Column {
     }
 };
 
-// naive: a thread a point. Each is read seven times, five of them from caches, if the caches are large enough.
+// naive: one thread per point. Each is read seven times, five of them from caches, if the caches are large enough.
 __global__ void __launch_bounds__(256) naive(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, TILE_X, TILE_Y);
     const Column column(field, block);
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(256) naive(const float* __restrict__ from, flo
     to[i] = value;
 }
 
-// pencil: a thread a column. Indices are worked out once, and what a plane needs of the next one is still in the cache
+// pencil: one thread per column. Indices are worked out once, and what a plane needs of the next one is still in the cache
 // when its turn comes.
 __global__ void __launch_bounds__(256) pencil(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, TILE_X, TILE_Y);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256) register_queue(const float* __restrict__ 
 }
 
 // shared_plane: the plane in hand lies in shared memory too, so that global memory is read once a point, and once more for
-// the points around the tile. Two buffers: one barrier a plane.
+// the points around the tile. Two buffers: one barrier per plane.
 __global__ void __launch_bounds__(256) shared_plane(const float* __restrict__ from, float* __restrict__ to, Field field) {
     __shared__ float tile[2][TILE_Y + 2][TILE_X + 2];
     const Block block(field, TILE_X, TILE_Y);

@@ -1,5 +1,5 @@
 // A warp has 128 points of a row, a lane four neighbours of them: neighbours along x come from the lane itself or by a
-// shuffle, those along z wait in registers. Floor: 8 bytes a point and pass over the device's bandwidth.
+// shuffle, those along z wait in registers. Floor: 8 bytes per point and pass over the device's bandwidth.
 #pragma once
 
 #include "points.cuh"
@@ -79,7 +79,7 @@ __device__ inline Rim load_rim(const float* __restrict__ from, const Field& fiel
     return rim;
 }
 
-// vectors: 16 bytes a read and write, and no barrier: the rows around a warp's two come from L1 or L2, where other warps
+// vectors: 16 bytes per read and write, and no barrier: the rows around a warp's two come from L1 or L2, where other warps
 // have just brought them. A plane is asked for two planes before it is used, so that memory always has work.
 template <bool ALIGNED>
 __global__ void __launch_bounds__(256, 3) vectors(const float* __restrict__ from, float* __restrict__ to, Field field) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(512) temporal(const float* __restrict__ from, 
 #pragma unroll
         for (int r = 0; r < EACH; ++r) {
             above[r] = ahead[r];
-            ahead[r] = load_four<ALIGNED>(from, field, x, y + r, z + 1);  // on its way while this plane is worked on
+            ahead[r] = load_four<ALIGNED>(from, field, x, y + r, z + 1);  // in flight while this plane is worked on
         }
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {

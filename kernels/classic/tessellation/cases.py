@@ -66,7 +66,7 @@ class Case:
         np.testing.assert_array_equal(points[offsets[1:] - 1], curves[:, 2] + np.float32(0))
 
     def bytes(self) -> int:
-        """Least traffic: curves read to count and to fill, offsets written, read and written, points written."""
+        """Minimum traffic: curves read to count and to fill, offsets written, read and written, points written."""
         result = self.apply(self.curves())
         return int(self.count * (2 * 24 + 8 * 4) + result.points.nbytes)
 

@@ -121,17 +121,17 @@ def _run_balanced(task: Task) -> None:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "fixed": Variant(
-            summary="a block a curve with room for the most points, packed afterwards: everything is moved twice",
+            summary="one block per curve with room for the most points, packed afterwards: everything is moved twice",
             entries=("fill_fixed", "pack"),
             run=_run_fixed,
         ),
         "threads": Variant(
-            summary="counted, summed up, filled by a thread a curve: nothing moves twice, but writes are far apart",
+            summary="counted, summed up, filled by one thread per curve: nothing moves twice, but writes are far apart",
             entries=("count_points", "fill_threads"),
             run=_filling("fill_threads", THREADS),
         ),
         "warps": Variant(
-            summary="a warp a curve: rows are written, but lanes idle at a curve's end",
+            summary="one warp per curve: rows are written, but lanes idle at a curve's end",
             entries=("count_points", "fill_warps"),
             run=_filling("fill_warps", THREADS // 32),
         ),

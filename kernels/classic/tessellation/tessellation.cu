@@ -9,9 +9,9 @@
 // more to count, 16 n to sum up.
 //
 // Kernels, naive to fast:
-//   fill_fixed     a block a curve, in an array with room for the most points of any; pack moves what is there
-//   fill_threads   a thread a curve, at its offset: nothing is moved twice, but neighbours write far apart
-//   fill_warps     a warp a curve: a curve's points are a row; lanes idle at its end, and short curves use few
+//   fill_fixed     one block per curve, in an array with room for the most points of any; pack moves what is there
+//   fill_threads   one thread per curve, at its offset: nothing is moved twice, but neighbours write far apart
+//   fill_warps     one warp per curve: a curve's points are a row; lanes idle at its end, and short curves use few
 //   fill_balanced  a block 2048 points of the result, whosever they are; curves mark where theirs begin
 // Built with --fmad=false: the CPU's points have the same bits.
 // Source: the flatness of quadratic curves, e.g. Sederberg, "Computer aided geometric design", ch. 10 (2012).
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(FIXED_THREADS)
     for (int i = threadIdx.x; i < count; i += FIXED_THREADS) points[begin + i] = slots[curve * (most + 1) + i];
 }
 
-// fill_threads: the second pass of two, a thread a curve.
+// fill_threads: the second pass of two, one thread per curve.
 __global__ void __launch_bounds__(THREADS) fill_threads(const Curve* __restrict__ curves, long long count,
                                                         const long long* __restrict__ offsets, float2* points) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(THREADS) fill_threads(const Curve* __restrict_
     for (int k = 0; k <= segments; ++k) points[begin + k] = point_of(curve, k, segments);
 }
 
-// fill_warps: a warp a curve, whose lanes write neighbours.
+// fill_warps: one warp per curve, whose lanes write neighbours.
 __global__ void __launch_bounds__(THREADS) fill_warps(const Curve* __restrict__ curves, long long count,
                                                       const long long* __restrict__ offsets, float2* points) {
     const long long i = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) / 32;

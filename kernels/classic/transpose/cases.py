@@ -1,4 +1,4 @@
-"""Test inputs of transposes and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for transposes and their expected results, for the tests and benchmarks of every device.
 
 The oracle takes each element by its index; results must agree to the bit.
 """
@@ -75,7 +75,7 @@ class Case:
         return transpose(array, **options)
 
     def check(self, result: Any) -> None:
-        """AssertionError unless a result, brought to the host, has every bit right."""
+        """AssertionError unless a result, copied to the host, has every bit right."""
         expected = self.exact()
         assert result.shape == expected.shape, f"{self.name}: shape {result.shape}, expected {expected.shape}"
         assert result.dtype == expected.dtype, f"{self.name}: dtype {result.dtype}"
@@ -83,7 +83,7 @@ class Case:
         assert result.tobytes() == expected.tobytes(), f"{self.name}: bits differ"
 
     def bytes(self) -> int:
-        """Least traffic: everything read once and written once."""
+        """Minimum traffic: everything read once and written once."""
         return 2 * math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:

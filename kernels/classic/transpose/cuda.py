@@ -171,7 +171,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_copy,
         ),
         "naive": Variant(
-            summary="a thread an element: whole runs are read, single elements written",
+            summary="one thread per element: whole runs are read, single elements written",
             entries=_each("transpose_naive<{element}>"),
             run=_runner("transpose_naive<{element}>", _square, (TILE, TILE)),
         ),
@@ -186,7 +186,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_runner("transpose_tiled<{element}, 1>", _square, (TILE, TILE)),
         ),
         "coarsened": Variant(
-            summary="a thread four elements: more loads on the way, fewer addresses",
+            summary="a thread four elements: more loads in flight, fewer addresses",
             entries=_each(_COARSENED),
             run=_runner(_COARSENED, _square, (TILE, 8)),
         ),
@@ -196,7 +196,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_runner(_COARSENED, SHAPES.__getitem__, (TILE, 8)),
         ),
         "vectors": Variant(
-            summary="16 bytes a load and a store, whatever the element and wherever rows begin; swizzled tile",
+            summary="16 bytes per load and store, for any element size and row alignment; swizzled tile",
             entries=tuple(_vectors_entry(size, aligned) for size in UNSIGNED for aligned in (True, False)),
             run=_run_vectors,
         ),

@@ -8,10 +8,10 @@
 //
 // Naive to fast:
 //   copy_vectors           no transpose: the same bytes moved without turning them, the upper bound
-//   transpose_naive        a thread an element: reads follow the rows, writes go down a column
+//   transpose_naive        one thread per element: reads follow the rows, writes go down a column
 //   transpose_tiled        a tile of 32 × 32 in shared memory, so that writes follow rows; padded, no bank conflicts
 //   transpose_coarsened    a thread several elements of a tile of any shape
-//   transpose_vectors      16 bytes a load and a store, wherever rows begin; small elements turned in registers, tiles swizzled
+//   transpose_vectors      16 bytes per load and store, any row alignment; small elements transposed in registers, tiles swizzled
 // Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 
 #include "shifted.cuh"
@@ -57,7 +57,7 @@ copy_vectors(const uint4* __restrict__ in, uint4* __restrict__ out, long long by
         reinterpret_cast<unsigned char*>(out)[rest] = reinterpret_cast<const unsigned char*>(in)[rest];
 }
 
-// transpose_naive: a thread an element. A warp reads one run of a row and writes 32 places a column's length apart,
+// transpose_naive: one thread per element. A warp reads one run of a row and writes 32 places a column's length apart,
 // each a sector of 32 bytes of which one element is used.
 template <typename T>
 __global__ void __launch_bounds__(TILE * TILE)
@@ -85,7 +85,7 @@ transpose_tiled(const T* __restrict__ in, T* __restrict__ out, Matrices matrices
         out[to(matrices, place.batch, row, column)] = tile[threadIdx.x][threadIdx.y];
 }
 
-// transpose_coarsened: 32 × 8 threads go over a tile, so that each has several loads on the way at once and addresses
+// transpose_coarsened: 32 × 8 threads go over a tile, so that each has several loads in flight at once and addresses
 // are computed once for all. Tiles of 64 × 64 also make the runs twice as long that memory sees.
 template <typename T, int HEIGHT, int WIDTH>
 __global__ void __launch_bounds__(THREADS)
@@ -178,7 +178,7 @@ struct Turned<16> {
 // already turned; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece lies at
 // its place XOR the vector its column came from, so that neither the writing of cells down a piece's column nor the
 // reading of whole pieces meets a bank twice.
-// ALIGNED: whole multiples of 16 bytes in the input, of sectors in the output. Else a row's bytes are put together from the
+// ALIGNED: whole multiples of 16 bytes in the input, of sectors in the output. Else a row's bytes are assembled from the
 // pieces that lie around them (what is in pieces that reach beyond the matrix's ends, by elements), and every row of the
 // output is cut where its own sectors of memory begin: tiles hold up to a sector more than they write, and only a row's
 // ends are written by elements. A sector that two tiles write costs much more.
@@ -209,7 +209,7 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         const auto at = reinterpret_cast<const unsigned char*>(piece);
         return !at_ends || (at >= begin && at + 16 <= end);
     };
-    // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is under way before it uses any.
+    // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is in flight before it uses any.
     const auto vector_of = [&](int k) { return lane % 8 + (warp + k * (THREADS / 32)) % PANELS * 8; };
     const auto cell_of = [&](int k) { return lane / 8 + (warp + k * (THREADS / 32)) / PANELS * 4; };
     uint4 loaded[UNITS][DEEP], beside[UNITS][DEEP];

@@ -77,7 +77,7 @@ def test_every_run_gives_the_same_bits(cupy: Any, name: str) -> None:
 
 
 def whole_numbers(cupy: Any, rows: int, each: int, columns: int) -> Csr:
-    """A matrix of small whole numbers with as many nonzeros in every row."""
+    """A matrix of small integers with as many nonzeros in every row."""
     rng = cupy.random.default_rng(1)
     values = rng.integers(-9, 10, rows * each, dtype=np.int32).astype(cupy.float32)
     places = rng.integers(0, columns, rows * each, dtype=np.int32)
