@@ -97,7 +97,6 @@ def levels(
     return out
 
 
-
 def _run_queues(task: Task, entry: str) -> None:
     """One launch per level; the host reads how many vertices it found."""
     import cupy

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.classic.checks import SMALLEST, UNIT, check_within
 from kernels.classic.gemm import gemm, gram
 
 Array = NDArray[Any]
 
 CONTENTS = ("random", "integers", "constant", "scaled", "cancelling")
-UNIT = 2.0**-24  # half a last bit of float32, relative
+
 # By the precision of a kernel: the relative error of each product, and the error of its sums relative to float32
 PRECISIONS = {"float32": (0.0, 1.0), "3xtf32": (2.0**-21, 2.0), "tf32": (2.0**-10 + 2.0**-22, 2.0)}
-SMALLEST = 2.0**-126  # below it float32 has fewer bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +105,8 @@ def check(
 ) -> None:
     """AssertionError unless `result` is A B: within the precision's bound, or, if exact, to the last bit."""
     values, sizes = _exact(a, b)
-    assert result.shape == values.shape, f"{name}: shape {result.shape}, expected {values.shape}"
-    assert result.dtype == np.float32, f"{name}: dtype {result.dtype}"
-    if not result.size:
-        return
     bound = np.zeros_like(sizes) if exact else error_bound(sizes, a.shape[1], precision)
-    over = np.abs(result - values) - bound
-    over[np.isnan(over)] = np.inf
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(over)), over.shape)))
-    assert over[worst] <= 0, f"{name}: at {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+    check_within(name, result, values, bound)
 
 
 _exact = exact  # a parameter of `check` has the same name

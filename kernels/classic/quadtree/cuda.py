@@ -104,7 +104,6 @@ def _bounds(points: Any, stream: Any) -> tuple[float, float, float, float]:
     return float(low[0]), float(low[1]), float(high[0]), float(high[1])
 
 
-
 def _codes(task: Task) -> Any:
     import cupy
 

@@ -62,7 +62,6 @@ def reduced(operation: str, values: Any, ddof: int, *, stream: Any = None, varia
         return _finished(task, ddof)
 
 
-
 def _finished(task: Task, ddof: int) -> Any:
     import cupy
 

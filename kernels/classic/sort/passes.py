@@ -40,7 +40,6 @@ class MergeStruct(ctypes.Structure):
     )
 
 
-
 def _ordered(task: Any, keys: Any, to: Any, *, back: bool = False) -> None:
     blocks = min(blocks_of(keys.size, 256), ORDER_BLOCKS)
     size = ctypes.c_longlong(keys.size)
