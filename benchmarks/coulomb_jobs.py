@@ -54,7 +54,7 @@ def make_trajectory(folder: Path, frames: int, suffix: str) -> tuple[Path, Path]
 
 
 def decoding_seconds(topology: Path, trajectory: Path, frames: int) -> float:
-    """One process reading so many frames, and nothing else."""
+    """One process that only reads frames."""
     from pipeline.formats.charges import open_point_charges
 
     with open_point_charges(topology, trajectory=trajectory) as opened:
@@ -66,7 +66,7 @@ def decoding_seconds(topology: Path, trajectory: Path, frames: int) -> float:
 
 
 def run(*arguments: Any) -> tuple[float, dict[str, Any]]:
-    """The command, from start to end: seconds, and the receipt."""
+    """Runs the command; returns its wall time in seconds and the receipt."""
     began = time.perf_counter()
     done = subprocess.run(
         [*COMMAND, "run", "coulomb", *map(str, arguments), "--json"], check=False, capture_output=True, text=True
@@ -79,7 +79,7 @@ def run(*arguments: Any) -> tuple[float, dict[str, Any]]:
 
 
 def seconds_of(*arguments: Any) -> float:
-    """The command, from start to end."""
+    """Runs the command and measures it."""
     began = time.perf_counter()
     subprocess.run([*COMMAND, *map(str, arguments)], check=True, capture_output=True)
     return time.perf_counter() - began
@@ -128,7 +128,7 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
         for suffix in options.formats.split(","):
             output = folder / f"large.{suffix}"
             found = run(source, output, *place)
-            # Of the largest child so far: the formats before this one took no less than it says.
+            # Peak of the largest child so far: an upper bound for this format.
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             show(f"{points} points of {len(atoms)} atoms, {device}, .{suffix}, at most {peak:.0f} MiB", *found)
             subprocess.run(["rm", "-rf", str(output)], check=True)
@@ -137,13 +137,13 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = Options("coulomb_jobs", __doc__)
     parser.add_argument("what", choices=("trajectory", "grid"))
-    parser.add_argument("--folder", type=Path, help="where files are made; default: a temporary folder in memory")
-    parser.add_argument("--devices", default="cpu", help="names of devices, with commas: cuda:0,all")
+    parser.add_argument("--folder", type=Path, help="folder for the files; default: a temporary folder in memory")
+    parser.add_argument("--devices", default="cpu", help="devices, separated by commas: cuda:0,all")
     parser.add_argument("--workers", type=int, help="processes on the CPU")
     parser.add_argument("--frames", type=int, default=1000)
     parser.add_argument("--format", choices=("dcd", "xtc"), default="dcd")
     parser.add_argument("--formats", default="npy,mrc,zarr")
-    parser.add_argument("--memory", default="2GiB", help="what millrace run is given [default: 2GiB]")
+    parser.add_argument("--memory", default="2GiB", help="--memory of millrace run [default: 2GiB]")
     parser.add_argument("--shrink", type=int, default=1, help="divide the large grid's sides by this")
     options = parser.parse_args()
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

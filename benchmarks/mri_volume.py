@@ -22,13 +22,13 @@ from kernels.sense.coil_groups import group_parts, placing
 from kernels.sense.sensitivities import CoarseMaps
 
 POINTS, COARSE = 200_000, 48
-# Bytes of the device's memory that an application of the operator moves, as multiples of a coil's image: our FFTs of
-# lines in three dimensions. And the bytes of maps that cross the bus where all are streamed.
+# Device memory traffic of one application of the operator, in multiples of a coil's image, for our FFTs of lines in three
+# dimensions; and the bytes of maps that cross the bus if all of them are streamed.
 MOVED, CROSSING = 26, 1
 
 
 def coarse_maps(like: Any, coils: Any, n: int) -> CoarseMaps:
-    """Of n³ pixels, as the k-space centre tells them."""
+    """Coil sensitivities on n³ pixels, estimated from the centre of k-space."""
     xp = namespace(like)
     r = (xp.arange(n, dtype=np.float32) - n // 2) / np.float32(n)
     turn = xp.asarray(coils, np.float32)[:, None] * np.float32(0.3)

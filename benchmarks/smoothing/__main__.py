@@ -1,4 +1,4 @@
-"""Smoothing against its rivals, on the CPU or, with --device cuda, on a GPU (on arrays that are there already).
+"""Smoothing against other libraries, on the CPU or, with --device cuda, on a GPU (on arrays in device memory).
 
 Rivals that are installed take turns with us and with the device's own copy in the same run.
 """
@@ -23,7 +23,7 @@ OURS, COPY = "millrace", "copy"
 
 
 def cpu_rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
-    """Every library that can do this work on the CPU; `benchmarks.smoothing.cuda` lists those on a GPU."""
+    """Every library that can do this work on the CPU; `benchmarks.smoothing.cuda` has those for a GPU."""
     yield Rival(name=OURS, device="cpu", run=_ours(work, image, workers))
     yield Rival(name="OpenCV", device="cpu", run=_opencv(work, image, workers))
     yield Rival(name="SciPy", device="cpu", run=_scipy(work, image))
@@ -61,7 +61,7 @@ def _scipy(work: Workload, image: Any) -> Callable[[], object] | None:
 
 
 def _copy(image: Any) -> Callable[[], object]:
-    """What the memory alone allows one thread: read once, write once."""
+    """The memory bound of one thread: read once, write once."""
     out = np.ones_like(image)
     return lambda: np.copyto(out, image)
 
@@ -119,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_rows()
     parser.add_argument("--variants", action="store_true", help="also every variant of ours, from naive on (cuda)")
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 4000, cuda: 8192)")
-    parser.add_argument("--plot", type=Path, help="draw them here; variants: FILE-variants (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, help="plot to this file; variants: FILE-variants (needs matplotlib)")
     options = parser.parse_args()
     if options.variants and options.device != "cuda":
         parser.error("--variants are kernels: add --device cuda")

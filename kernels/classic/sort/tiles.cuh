@@ -1,4 +1,4 @@
-// Sorting what fits into a block: the runs that merging begins with.
+// Sorting within a block: the initial runs for merging.
 #pragma once
 
 #include "merge.cuh"
@@ -6,7 +6,7 @@
 constexpr int BITONIC_TILE = 2048;
 constexpr int BITONIC_THREADS = 512;
 
-// sort_bitonic: a block 2048 keys by Batcher's bitonic network in shared memory: 66 steps, each a barrier.
+// sort_bitonic: 2048 keys per block by Batcher's bitonic network in shared memory: 66 steps with a barrier each.
 template <typename Key>
 __global__ void __launch_bounds__(BITONIC_THREADS)
     sort_bitonic(const Key* __restrict__ in, Key* __restrict__ out, long long count) {
@@ -49,9 +49,9 @@ __device__ inline void sort_in_registers(Key (&keys)[ITEMS], int (&sources)[ITEM
         }
 }
 
-// sort_tiles: a block 3840 keys: each thread sorts 15 in registers, then runs of threads are merged along merge paths,
-// eight times: 8 rounds of barriers instead of 66. Stable: keys beyond the end are the largest, and last. Without values a
-// key's value is its index.
+// sort_tiles: 3840 keys per block: each thread sorts 15 in registers, then the threads' runs are merged along merge paths
+// in 8 rounds of barriers instead of 66. Stable: padding keys are the largest, and last. If `values` is null, a key's
+// value is its index.
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(MERGE_THREADS)
     sort_tiles(const Key* __restrict__ in, const Value* __restrict__ values, Key* __restrict__ out,
