@@ -1,10 +1,10 @@
 """The overhead of our collectives over bare NCCL or TCP, and the recovery time of a gang after kill -9.
 
-bus    all-reduces of 1, 16, 256 and 2048 MiB on GPUs, ours and NCCL's own in turns: one at a time, and several queued;
-       once with calls that do not block, as Millrace uses NCCL, and once with NCCL's default, which may hang
-many   a thousand small arrays: each by itself, and in one bucket; on GPUs, else over TCP
-fixed  the deterministic sum of 16 shards of float32 beside the plain one; on GPUs, else over TCP
-kills  seconds from kill -9 of a random rank at a random moment to the gang's result, on GPUs, else on CPU processes
+bus    all-reduces of 1, 16, 256 and 2048 MiB on GPUs, ours and NCCL's interleaved: one at a time, and several queued;
+       with non-blocking calls, as in Millrace, and with NCCL's default, which may hang
+many   a thousand small arrays, one by one and in one bucket; on GPUs, otherwise over TCP
+fixed  the deterministic sum of 16 shards of float32 against the plain one; on GPUs, otherwise over TCP
+kills  seconds from kill -9 of a random rank at a random time to the gang's result, on GPUs, otherwise CPU processes
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def measure_kills(options: argparse.Namespace) -> Figures:
 def _gang(
     workers: DaskWorkers, arguments: tuple[bool, int], victim: int | None = None, delay_s: float = 0.0
 ) -> tuple[GangResult, float]:
-    """Runs a gang and kills one rank some time after its start; returns the seconds from the kill to the result."""
+    """Runs a gang, optionally kills one rank after its start; returns the result and the seconds from kill to it."""
     killed_at, over_ = [0.0], threading.Event()
     with tempfile.TemporaryDirectory() as folder:
 

@@ -1,7 +1,7 @@
 """Potential maps of boxes of water, on the CPU or, with --device cuda, on a GPU: every variant, side by side.
 
-Beside the time: useful pairs a second (a point and an atom within the cutoff), and how many of the inverse square roots
-that the same device does alone in the same rounds those would be.
+Reports times, useful pairs per second (a point and an atom within the cutoff), and their fraction of the device's rate
+of inverse square roots, measured in the same rounds.
 """
 
 from __future__ import annotations

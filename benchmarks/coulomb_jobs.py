@@ -1,7 +1,7 @@
 """Potential maps as whole jobs, from file to file: a trajectory over one and several devices, and a very large grid.
 
-Trajectory: 1,000 frames of 92,001 atoms of water at 1 Å, made here; and how fast one process decodes its file.
-Grid: 545 × 801 × 929 points (405 M) of a million atoms, in every binary format, with the most host memory it took.
+Trajectory: 1,000 generated frames of 92,001 atoms of water at 1 Å, and the time in which one process decodes the file.
+Grid: 545 × 801 × 929 points (405 M) of a million atoms, in every binary format, with the peak host memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def run(*arguments: Any) -> tuple[float, dict[str, Any]]:
 
 
 def seconds_of(*arguments: Any) -> float:
-    """Runs the command and measures it."""
+    """Runs the command; returns its wall time in seconds."""
     began = time.perf_counter()
     subprocess.run([*COMMAND, *map(str, arguments)], check=True, capture_output=True)
     return time.perf_counter() - began

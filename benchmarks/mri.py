@@ -1,7 +1,7 @@
-"""CG-SENSE on the CPU against SigPy and BART where they are installed, or on a GPU with --device cuda: step by step.
+"""CG-SENSE, step by step: on the CPU against SigPy and BART if they are installed, or on a GPU with --device cuda.
 
-On the CPU: radial scans with maps given (density weights left out, as the rivals have none), and whole commands from
-file to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spokes × 512 samples.
+On the CPU: radial scans with given maps (without density weights, which the rivals lack), and whole commands from file
+to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spokes × 512 samples.
 """
 
 from __future__ import annotations

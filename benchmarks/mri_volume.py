@@ -1,7 +1,7 @@
-"""An iteration of CG-SENSE on one large volume: coils on the device, from the host, made again, or split over devices.
+"""An iteration of CG-SENSE on a large volume: coils on the device, from the host, recomputed, or split over devices.
 
---device all: one rank a GPU; with --workers, so many ranks on the CPU. The kernel is that of random points, the maps
-are smooth; neither matters to the time.
+--device all: one rank per GPU; --workers: number of ranks on the CPU. The kernel belongs to random points and the maps
+are smooth; neither affects the time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernels.sense.coil_groups import group_parts, placing
 from kernels.sense.sensitivities import CoarseMaps
 
 POINTS, COARSE = 200_000, 48
-# Device memory traffic of one application of the operator, in multiples of a coil's image, for our FFTs of lines in three
-# dimensions; and the bytes of maps that cross the bus if all of them are streamed.
+# Device memory traffic of one application of the operator, in multiples of a coil's image, for our FFTs of lines in
+# three dimensions; and the bytes of maps that cross the bus if all of them are streamed.
 MOVED, CROSSING = 26, 1
 
 
 def coarse_maps(like: Any, coils: Any, n: int) -> CoarseMaps:
-    """Coil sensitivities on n³ pixels, estimated from the centre of k-space."""
+    """Synthetic coil sensitivities on n³ pixels, smooth like those from the centre of k-space."""
     xp = namespace(like)
     r = (xp.arange(n, dtype=np.float32) - n // 2) / np.float32(n)
     turn = xp.asarray(coils, np.float32)[:, None] * np.float32(0.3)

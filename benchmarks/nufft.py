@@ -1,8 +1,8 @@
 """Non-uniform Fourier transforms of radial trajectories, on the CPU or, with --device cuda, on a GPU: planned once,
-then both directions and the normal operator of CG-SENSE, beside SigPy and cuFINUFFT where those are installed.
+then both directions and the normal operator of CG-SENSE, against SigPy and cuFINUFFT if these are installed.
 
-Beside the time: samples of all coils a second, and on CUDA the fraction of the time that copying the same images and
-samples takes in the same rounds.
+Reports times, samples of all coils per second, and on CUDA the time of a copy of the same images and samples, measured
+in the same rounds, as a fraction of the transform's.
 """
 
 from __future__ import annotations

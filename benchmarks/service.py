@@ -1,11 +1,11 @@
-"""What the service promises, measured on one that runs here with CPU workers: each figure beside its goal.
+"""The promises of the service, measured on a local one with CPU workers: each figure with its goal.
 
-submit  : 50 jobs are submitted a second, on a clock that waits for no answer: how long until each is on disk
-accept  : 100 jobs a second; all that were acknowledged are in the list, and each succeeds
+submit  : 50 jobs a second at fixed times, independent of answers: seconds until each is on disk
+accept  : 100 jobs a second; all acknowledged jobs are in the list, and each succeeds
 list    : 10,000 finished jobs, page by page, and the first page
-small   : a small job from its submission to its result, less what the same job takes in a process of its own
-drain   : SIGTERM in the middle of a job: how long until the server has gone, and what the next does not repeat
-memory  : of the server and its workers, while so many jobs run; `memory` alone takes minutes
+small   : a small job from submission to result, minus the time of the same job in a separate process
+drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
+memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
 """
 
 from __future__ import annotations

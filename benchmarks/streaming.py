@@ -228,7 +228,7 @@ def _make_file(path: Path, nbytes: int) -> int:
 
 
 def _host_copies(source: Path, threads: int, nbytes: int) -> float:
-    """Bytes a second each way: as many threads read the file into pinned memory as write pinned memory to another."""
+    """Bytes a second each way: `threads` read a file into pinned memory, while as many write pinned memory to one."""
     from pipeline.storage.partial import PartialFile
     from pipeline.storage.positional import PositionalFile
 

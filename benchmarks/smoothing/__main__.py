@@ -1,6 +1,6 @@
 """Smoothing against other libraries, on the CPU or, with --device cuda, on a GPU (on arrays in device memory).
 
-Rivals that are installed take turns with us and with the device's own copy in the same run.
+The installed libraries, ours and a copy by the device are interleaved in one run.
 """
 
 from __future__ import annotations

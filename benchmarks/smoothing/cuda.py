@@ -1,8 +1,7 @@
 """Other libraries' smoothing on a GPU: cupyx.scipy.ndimage, NPP (through ctypes), PyTorch and cuCIM, if installed.
 
-A rival and the copy are timed alike: ten calls queued between two events, and the time divided by ten. One call
-between two events would measure the host's way to the launch as well, which a busy stream hides; where a call takes
-fifty milliseconds that is nothing, and one is enough.
+Rivals and the copy are timed in the same way: ten calls queued between two events. A single call would include the
+host's launch overhead, which a busy stream hides; for calls of fifty milliseconds or more one is enough.
 """
 
 from __future__ import annotations

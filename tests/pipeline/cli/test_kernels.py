@@ -1,4 +1,4 @@
-"""`millrace kernels` as its user meets it; without a GPU the measuring is replaced by made results."""
+"""The `millrace kernels` command; measurements are replaced by made-up results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def made_result(operation: str, **changes: Any) -> LadderResult:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A GPU that measures what we made up; returns the operations it was asked for."""
+    """A fake GPU with made-up measurements; returns the requested operations."""
     asked: list[str] = []
 
     def measure(operations: list[str]) -> Iterator[Any]:
@@ -158,7 +158,7 @@ def test_a_plot_is_a_picture_with_every_rung(millrace: Millrace, measured: list[
 
 
 class Page(HTMLParser):
-    """What a page refers to, and whether its tags nest."""
+    """Collects the references of a page and checks that its tags nest."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Convolution on a CUDA device: every variant against float64, whatever the sizes."""
+"""Convolution on a CUDA device: every variant against float64, for all sizes."""
 
 from __future__ import annotations
 

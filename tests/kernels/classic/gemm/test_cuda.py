@@ -1,4 +1,4 @@
-"""Matrix products on a CUDA device: every variant against float64 sums of outer products, whatever the sizes."""
+"""Matrix products on a CUDA device: every variant against float64 sums of outer products, for all sizes."""
 
 from __future__ import annotations
 

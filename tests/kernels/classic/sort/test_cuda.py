@@ -1,4 +1,4 @@
-"""Sorting on a CUDA device: every variant against the order of values; large arrays against what sorting means."""
+"""Sorting on a CUDA device: every variant against the order of values; large arrays by the definition of sorting."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_variants_refuse_what_they_cannot_do(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
-    """2³⁰ + 2²⁹ + 3 keys: radix sort in three portions, places beyond 2³²; what is sorted must be all there was."""
+    """2³⁰ + 2²⁹ + 3 keys: radix sort in three portions, offsets beyond 2³²; the result must contain all keys."""
     count = (3 << 29) + 3
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 24 * count, "this test needs 36 GiB of device memory"

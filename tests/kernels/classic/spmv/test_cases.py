@@ -1,4 +1,4 @@
-"""Every case in every format on the CPU against long sums; conversions there and back; and what is refused."""
+"""Every case in every format on the CPU against sums in extended precision; conversions and back; errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_check_notices_one_wrong_result(spoil: float) -> None:
 
 
 def dense(matrix: Any) -> Any:
-    """As an ordinary matrix, without any of the conversions."""
+    """As a dense matrix, without the conversions under test."""
     result = np.zeros(matrix.shape)
     if isinstance(matrix, Hybrid):
         return dense(matrix.ell) + dense(matrix.coo)

@@ -1,4 +1,4 @@
-"""Sparse products on a CUDA device: every variant against long sums; conversions on the device; bits that stay."""
+"""Sparse products on CUDA: every variant against sums in extended precision; conversions; reproducible bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cupy() -> Any:
 
 
 def moved(matrix: Any, to: Any) -> Any:
-    """A matrix with all its arrays on the other side."""
+    """A matrix with all its arrays converted to the other library."""
     arrays = {}
     for field in fields(matrix):
         value = getattr(matrix, field.name)

@@ -1,4 +1,4 @@
-"""Every case on the CPU against float64; laws of the stencil; and what the public function refuses."""
+"""Every case on the CPU against float64; laws of the stencil; errors of the public function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stencil steps on a CUDA device: every variant against float64, and all with the bits of the CPU."""
+"""Stencil steps on a CUDA device: every variant against float64 and, bit by bit, against the CPU."""
 
 from __future__ import annotations
 
