@@ -103,8 +103,8 @@ def trajectory(options: argparse.Namespace, folder: Path) -> None:
     first: bytes | None = None
     for device in options.devices.split(","):
         output = folder / f"{device.replace(':', '')}.npy"
-        place = ("--device", device, *(("--workers", options.workers) if options.workers else ()))
-        found = run(topology, output, "--trajectory", frames, "--spacing", 1, "--memory", options.memory, *place)
+        settings = ("--device", device, *(("--workers", options.workers) if options.workers else ()))
+        found = run(topology, output, "--trajectory", frames, "--spacing", 1, "--memory", options.memory, *settings)
         content = output.read_bytes()
         first = first or content
         show(f"{found[1]['device']['name']}, {'same bits' if content == first else 'OTHER BITS'}", *found)
@@ -122,12 +122,12 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
     points = ",".join(map(str, shape))
     print(f"starting and stopping the program: {seconds_of('run', 'coulomb', '--help'):.2f} s", flush=True)
     for device in options.devices.split(","):
-        place = ("--origin", "0,0,0", "--shape", points, "--device", device, "--memory", options.memory)
-        planned = seconds_of("run", "coulomb", source, folder / "large.npy", *place, "--dry-run")
+        settings = ("--origin", "0,0,0", "--shape", points, "--device", device, "--memory", options.memory)
+        planned = seconds_of("run", "coulomb", source, folder / "large.npy", *settings, "--dry-run")
         print(f"the plan alone, on {device}: {planned:.2f} s", flush=True)
         for suffix in options.formats.split(","):
             output = folder / f"large.{suffix}"
-            found = run(source, output, *place)
+            found = run(source, output, *settings)
             # Peak of the largest child so far: an upper bound for this format.
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             show(f"{points} points of {len(atoms)} atoms, {device}, .{suffix}, at most {peak:.0f} MiB", *found)

@@ -197,14 +197,14 @@ def main() -> None:
     parser.add_rounds()
     parser.add_argument("--scan", type=Path, help="a radial scan (.npz) instead of the synthetic one")
     parser.add_argument("--iterations", type=int, help="iterations of CG-SENSE [default: 15, on a GPU 10]")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if asked.device == "cuda":
-            scan = loaded(asked.scan) if asked.scan else synthetic(32, 256, 400, 512)
-            rivals = measure(gpu_rivals(scan, asked.iterations or 10), asked.repeats)
+        if options.device == "cuda":
+            scan = loaded(options.scan) if options.scan else synthetic(32, 256, 400, 512)
+            rivals = measure(gpu_rivals(scan, options.iterations or 10), options.repeats)
         else:
-            scan = loaded(asked.scan) if asked.scan else synthetic(12, 256, 25, 256)
-            rivals = measure(cpu_rivals(scan, asked.iterations or 15, Path(folder)), asked.repeats)
+            scan = loaded(options.scan) if options.scan else synthetic(12, 256, 25, 256)
+            rivals = measure(cpu_rivals(scan, options.iterations or 15, Path(folder)), options.repeats)
     kspace, _, shape = scan
     print(f"{len(kspace)} coils, {shape[0]} × {shape[1]}, {kspace.shape[1]} readouts × {kspace.shape[2]} samples")
     for rival in rivals:

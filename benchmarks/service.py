@@ -250,11 +250,11 @@ def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     parameters = workloads()["smooth"].Parameters()
     own: list[float] = []
     with service.running() as client:
-        told, stored = [], []
+        answered, stored = [], []
         for number in range(count):
             began = time.monotonic()
             job = client.submit("smooth", "small.npy", f"small-{number}.npy").wait()
-            told.append(time.monotonic() - began)
+            answered.append(time.monotonic() - began)
             assert job.state == "succeeded", job.error
             stored.append(job.view["finished_at"] - job.view["submitted_at"])
             # The same job in this process, interleaved.
@@ -270,7 +270,7 @@ def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     alone = statistics.median(own[warm]) * 1e3
     yield Figure(name="a small job in a process of its own", value=alone, unit="ms")
     yield below("beyond that, until the service has it done", statistics.median(stored[warm]) * 1e3 - alone, 150, "ms")
-    yield below("beyond that, until the client knows", statistics.median(told[warm]) * 1e3 - alone, 150, "ms")
+    yield below("beyond that, until the client knows", statistics.median(answered[warm]) * 1e3 - alone, 150, "ms")
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:

@@ -170,9 +170,9 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
     names = list(dict.fromkeys(name for result in results for name in result["rivals"]))
     figure, axes = plt.subplots(figsize=(10, 0.6 * len(results) + 1.5), layout="constrained")
     for position, name in enumerate(names):
-        places = [i + 0.8 * position / len(names) for i in range(len(results))]
+        positions = [i + 0.8 * position / len(names) for i in range(len(results))]
         speeds = [result["rivals"].get(name, {}).get("megapixels_per_s", 0) for result in results]
-        axes.barh(places, speeds, height=0.8 / len(names), label=name)
+        axes.barh(positions, speeds, height=0.8 / len(names), label=name)
     axes.set_yticks([i + 0.3 for i in range(len(results))], [result["work"] for result in results])
     axes.invert_yaxis()
     axes.set_xlabel("Mpixel/s")

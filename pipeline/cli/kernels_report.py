@@ -62,8 +62,8 @@ CUDA driver {escape(device.driver)}; measured {escape(device.measured)}.</p>
 <p class="small">Each rung was timed by CUDA events after a warm-up, interleaved with the limit that its ladder is
 compared with; the table shows medians. Inputs exceed the L2 cache, or the cache is overwritten before each call. GB/s
 counts the minimum traffic of the operation, not the bytes that a rung moves. A rung within a factor of
-{1 / NEAR:.2g} of its memory or arithmetic limit is bound by it; a rung far from both is bound by latency; a rung above a
-limit does fewer operations than the definition counts, or uses tensor cores: other. Occupancy is that of the largest
+{1 / NEAR:.2g} of its memory or arithmetic limit is bound by it; a rung far from both is bound by latency; a rung above
+a limit does fewer operations than the definition counts, or uses tensor cores: other. Occupancy is that of the largest
 launch.</p>
 <p class="key small">{key}</p>
 {_remarks(results)}

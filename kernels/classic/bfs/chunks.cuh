@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
 }
 
 // A barrier of all blocks of search_small, with visibility of each other's writes.
-__device__ inline void meet() {
+__device__ inline void cluster_barrier() {
 #if SMALL_BLOCKS > 1
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
@@ -162,7 +162,7 @@ __global__ void CLUSTER __launch_bounds__(SMALL_THREADS)
     for (int turn = 0;; turn = (turn + 1) % 3, ++level) {
         expand_queue(search, shared, queue, count, level, other, counts + turn);
         if (blockIdx.x == 0 && threadIdx.x == 0) counts[(turn + 1) % 3] = {0, 0, 0, 0, 0};
-        meet();
+        cluster_barrier();
         const volatile Tally* const counted = counts + turn;
         count = counted->entries, edges = counted->edges;
         searched += edges;

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.classic.quadtree.cpu import NODE_DTYPES
-from kernels.classic.sort.cuda import sorted_places
+from kernels.classic.sort.cuda import sorted_indices
 from kernels.runtime.ladder import Ladder, Variant
 from kernels.runtime.launch import blocks_of, kernel, on_stream, pointer
 
@@ -157,8 +157,8 @@ def _run_morton(task: Task) -> None:
     import cupy
 
     count, depth, limit = ctypes.c_longlong(task.count), ctypes.c_int(task.max_depth), ctypes.c_int(task.leaf_limit)
-    codes, places = sorted_places(_codes(task), stream=task.stream)
-    task.order = places.view(np.int32)
+    codes, indices = sorted_indices(_codes(task), stream=task.stream)
+    task.order = indices.view(np.int32)
     if task.max_depth == 0:
         task.make_room(1)
         return

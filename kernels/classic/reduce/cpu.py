@@ -110,8 +110,8 @@ def _argmax(values: Array, workers: int) -> int:
     """The first of the largest values, or the first NaN, strip by strip."""
     strip = TILES_A_STRIP * ROWS * THREADS * columns_of(values.itemsize)
     firsts = range(0, values.size, strip)
-    places = np.array(_each(lambda first: first + int(np.argmax(values[first : first + strip])), firsts, workers))
-    return int(places[int(np.argmax(values[places]))])
+    indices = np.array(_each(lambda first: first + int(np.argmax(values[first : first + strip])), firsts, workers))
+    return int(indices[int(np.argmax(values[indices]))])
 
 
 def _each(work: Callable[[int], Any], items: range, workers: int) -> list[Any]:

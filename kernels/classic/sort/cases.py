@@ -138,10 +138,10 @@ def cases() -> Iterator[Case]:
         yield Case(count=4001, second_count=7919, dtype=dtype, content=content)
 
 
-def check_order(keys: Array, places: Array, ordered: Array) -> None:
+def check_order(keys: Array, indices: Array, ordered: Array) -> None:
     """Checks the definition of a stable sort, for arrays too large for `exact`."""
-    assert np.array_equal(np.bincount(places, minlength=len(keys)), np.ones(len(keys), np.int64)), "no permutation"
+    assert np.array_equal(np.bincount(indices, minlength=len(keys)), np.ones(len(keys), np.int64)), "no permutation"
     unsigned = f"u{keys.dtype.itemsize}"
-    np.testing.assert_array_equal(keys[places].view(unsigned), ordered.view(unsigned))
+    np.testing.assert_array_equal(keys[indices].view(unsigned), ordered.view(unsigned))
     assert (ordered[1:] >= ordered[:-1]).all(), "not in order"
-    assert (places[1:] > places[:-1])[ordered[1:] == ordered[:-1]].all(), "not stable"
+    assert (indices[1:] > indices[:-1])[ordered[1:] == ordered[:-1]].all(), "not stable"

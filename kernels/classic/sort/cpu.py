@@ -25,24 +25,24 @@ def sort(keys: Array, values: Array | None, *, workers: int | None = None) -> An
         runs = _parts(len(bits), workers)
         _each(lambda run: bits[run[0] : run[1]].sort(), runs)
         return _unordered(_merged(bits, None, runs)[0], keys.dtype)
-    places = argsort(keys, workers=workers)
-    return _native(keys)[places], _native(values)[places]
+    indices = argsort(keys, workers=workers)
+    return _native(keys)[indices], _native(values)[indices]
 
 
 def argsort(keys: Array, *, workers: int | None = None) -> Array:
     """The indices that sort the keys, int64."""
     bits = _ordered(keys)
-    places = np.empty(len(bits), np.int64)
+    indices = np.empty(len(bits), np.int64)
     runs = _parts(len(bits), workers)
 
     def sort_part(run: tuple[int, int]) -> None:
         part = slice(*run)
         order = np.argsort(bits[part], kind="stable")
-        places[part] = order + run[0]
+        indices[part] = order + run[0]
         bits[part] = bits[part][order]
 
     _each(sort_part, runs)
-    return np.asarray(_merged(bits, places, runs)[1])
+    return np.asarray(_merged(bits, indices, runs)[1])
 
 
 def merge(first: Array, second: Array, *, workers: int | None = None) -> Array:
@@ -101,18 +101,18 @@ def _each(body: Callable[[Any], None], parts: Sequence[Any]) -> None:
         list(threads.map(body, parts))
 
 
-def _merged(bits: Array, places: Array | None, runs: list[tuple[int, int]]) -> tuple[Array, Any]:
+def _merged(bits: Array, indices: Array | None, runs: list[tuple[int, int]]) -> tuple[Array, Any]:
     workers = len(runs)
     while len(runs) > 1:
-        bits, places = _merge_runs(bits, places, runs, workers)
+        bits, indices = _merge_runs(bits, indices, runs, workers)
         runs = [(runs[i][0], runs[min(i + 1, len(runs) - 1)][1]) for i in range(0, len(runs), 2)]
-    return bits, places
+    return bits, indices
 
 
-def _merge_runs(bits: Array, places: Array | None, runs: list[tuple[int, int]], workers: int) -> tuple[Array, Any]:
+def _merge_runs(bits: Array, indices: Array | None, runs: list[tuple[int, int]], workers: int) -> tuple[Array, Any]:
     """Merges each odd run with the even one before it into new arrays, with equal outputs per thread."""
     out = np.empty_like(bits)
-    carried = np.empty(0, np.int64) if places is None else places
+    carried = np.empty(0, np.int64) if indices is None else indices
     out_carried = np.empty_like(carried)
     pairs = [(*runs[i], *(runs[i + 1] if i + 1 < len(runs) else (runs[i][1],) * 2)) for i in range(0, len(runs), 2)]
     share = max(MIN_PART, -(-len(bits) // workers))
@@ -120,7 +120,7 @@ def _merge_runs(bits: Array, places: Array | None, runs: list[tuple[int, int]], 
         (a, b, d, rank, min(rank + share, d - a)) for a, b, _c, d in pairs for rank in range(0, max(d - a, 1), share)
     ]
     _each(lambda job: _merge_range(bits, carried, out, out_carried, *job), jobs)
-    return out, None if places is None else out_carried
+    return out, None if indices is None else out_carried
 
 
 @compiled

@@ -18,7 +18,7 @@ OPTIONS = ()
 
 KEYS = {4: "Key32", 8: "Key64"}
 NO_VALUE, VALUE, VALUE_BYTES = "NoValue", "Value32", 4
-MAX_PLACES = (1 << 32) - 1
+MAX_INDICES = (1 << 32) - 1
 KINDS = {"u": 0, "i": 1, "f": 2}
 
 
@@ -83,24 +83,24 @@ def argsort(keys: Any, *, stream: Any = None) -> Any:
     import cupy
 
     with keys.device, cupy.cuda.get_current_stream() if stream is None else stream:
-        return sorted_places(keys, stream=stream)[1].astype(np.int64)
+        return sorted_indices(keys, stream=stream)[1].astype(np.int64)
 
 
-def sorted_places(keys: Any, *, stream: Any = None) -> tuple[Any, Any]:
+def sorted_indices(keys: Any, *, stream: Any = None) -> tuple[Any, Any]:
     """The sorted keys and their indices in `keys`, uint32."""
     import cupy
 
     with on_stream(keys, stream) as current:
-        places = cupy.empty(keys.shape, np.uint32)
-        return _sorted(keys, None, places, None, current), places
+        indices = cupy.empty(keys.shape, np.uint32)
+        return _sorted(keys, None, indices, None, current), indices
 
 
 def _sorted(keys: Any, values: Any, out_values: Any, variant: str | None, stream: Any) -> Any:
     """The sorted keys, a new array. `out_values` without `values` receives the keys' indices."""
     import cupy
 
-    if out_values is not None and keys.size > MAX_PLACES:
-        raise ValueError(f"keys has {keys.size} entries; with values or places at most {MAX_PLACES} can be sorted")
+    if out_values is not None and keys.size > MAX_INDICES:
+        raise ValueError(f"keys has {keys.size} entries; with values or indices at most {MAX_INDICES} can be sorted")
     bits, out = _bits(keys), cupy.empty(keys.shape, keys.dtype.newbyteorder("="))
     kind, unsigned = KINDS[keys.dtype.kind], out.view(bits.dtype)
     task = Task(keys=bits, kind=kind, out=unsigned, values=values, out_values=out_values, stream=stream)

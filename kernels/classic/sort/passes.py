@@ -162,11 +162,11 @@ def run_radix(task: Any) -> None:
     tiles = [blocks_of(min(portion, size - begin), tile) for begin in begins]
     # Zeros: the counts; then for every launch the states of its tiles and its ticket.
     zeros = task.zeros((2 * passes + passes * (sum(tiles) + len(tiles)), DIGITS), np.uint32)
-    places = task.empty((len(begins) + 1, passes, DIGITS), np.int64)
+    positions = task.empty((len(begins) + 1, passes, DIGITS), np.int64)
     counts, states = pointer(zeros), pointer(zeros) + 2 * passes * ROW_BYTES
     count_args = (task.keys, ctypes.c_longlong(size), ctypes.c_void_p(counts), ctypes.c_int(task.kind))
     task.launch(f"count_digits<{task.key}>", blocks_of(size, COUNT_BLOCK_KEYS), RADIX_THREADS, *count_args)
-    task.launch("place_digits", passes, DIGITS, zeros, places)
+    task.launch("place_digits", passes, DIGITS, zeros, positions)
     spare = (task.like(task.out), task.like(task.out_values) if valued else None)
     come, go = (task.keys, task.values), spare
     entry = f"move_digits<{task.key}, {task.value}>"
@@ -175,7 +175,7 @@ def run_radix(task: Any) -> None:
         kinds = (task.kind if step == 0 else UNSIGNED, task.kind if step == passes - 1 else UNSIGNED)
         tail = (ctypes.c_int(8 * step), *(ctypes.c_int(kind) for kind in kinds))
         for part, begin in enumerate(begins):
-            here, after = (pointer(places) + 2 * ROW_BYTES * (row * passes + step) for row in (part, part + 1))
+            here, after = (pointer(positions) + 2 * ROW_BYTES * (row * passes + step) for row in (part, part + 1))
             ticket = states + tiles[part] * ROW_BYTES
             range_ = (ctypes.c_longlong(begin), ctypes.c_longlong(min(portion, size - begin)))
             scratch = tuple(ctypes.c_void_p(address) for address in (here, after, states, ticket))

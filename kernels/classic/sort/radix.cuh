@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(RADIX_THREADS)
 }
 
 // Turns counts into the position of each digit's first key, one block per pass.
-__global__ void __launch_bounds__(DIGITS) place_digits(const unsigned long long* __restrict__ counts, long long* places) {
+__global__ void __launch_bounds__(DIGITS) place_digits(const unsigned long long* __restrict__ counts, long long* positions) {
     __shared__ long long warps[DIGITS / 32];
     const int i = blockIdx.x * DIGITS + threadIdx.x;
     long long total;
-    places[i] = exclusive_block_sum<DIGITS>(static_cast<long long>(counts[i]), warps, total);
+    positions[i] = exclusive_block_sum<DIGITS>(static_cast<long long>(counts[i]), warps, total);
 }
 
 // The lanes of the warp with the same digit.
@@ -79,15 +79,15 @@ __device__ inline unsigned keys_before(volatile unsigned* states, long long tile
 // move_digits: one block per tile, numbered in the order in which blocks start, so that earlier tiles always run. A tile
 // counts its digits and publishes the counts; then its warps rank 32 keys at a time by votes, while earlier tiles publish
 // theirs. The tile is sorted by digit in shared memory, and writes are coalesced.
-//   places       positions of each digit's first key; next_places: the same for the next portion of keys
+//   positions    of each digit's first key; next_positions: the same for the next portion of keys
 //   states       [tiles][256], zero; ticket: zero
 //   values       null: a key's value is its index
 //   kinds        types of the keys before and after: the first pass maps to ordered integers, the last maps back
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(RADIX_THREADS)
     move_digits(const Key* __restrict__ keys, const Value* __restrict__ values, Key* __restrict__ out,
-                Value* __restrict__ out_values, long long first, long long count, const long long* __restrict__ places,
-                long long* next_places, unsigned* states, unsigned* ticket, int shift, int kind_in, int kind_out) {
+                Value* __restrict__ out_values, long long first, long long count, const long long* __restrict__ positions,
+                long long* next_positions, unsigned* states, unsigned* ticket, int shift, int kind_in, int kind_out) {
     constexpr int EACH = RADIX_ITEMS<Key, Value>, RADIX_TILE = EACH * RADIX_THREADS;
     __shared__ Key staged[RADIX_TILE];
     __shared__ unsigned found[RADIX_WARPS * DIGITS];  // by warp, then digit
@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(RADIX_THREADS)
     }
     const unsigned before = keys_before(states, tile, threadIdx.x);
     if (tile > 0) *word = ALL | (before + in_tile);
-    const long long first_place = places[threadIdx.x] + before;
+    const long long first_place = positions[threadIdx.x] + before;
     shifted[threadIdx.x] = first_place - start;
-    if (from + RADIX_TILE >= end) next_places[threadIdx.x] = first_place + in_tile;
+    if (from + RADIX_TILE >= end) next_positions[threadIdx.x] = first_place + in_tile;
     __syncthreads();
 
     unsigned digits[(EACH + 3) / 4] = {};  // of the keys that this thread writes, for their values: four in a register

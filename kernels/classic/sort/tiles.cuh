@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
     sort_tiles(const Key* __restrict__ in, const Value* __restrict__ values, Key* __restrict__ out,
                Value* __restrict__ out_values, long long count, int kind_in, int kind_out) {
     __shared__ Key keys[TILE];
-    __shared__ short places[HAS_VALUES<Value> ? TILE : 1];
+    __shared__ short sources_of[HAS_VALUES<Value> ? TILE : 1];
     const long long from = blockIdx.x * static_cast<long long>(TILE);
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 #pragma unroll
         for (int k = 0; k < ITEMS; ++k) {
             keys[begin + k] = mine[k];
-            if constexpr (HAS_VALUES<Value>) places[begin + k] = static_cast<short>(sources[k]);
+            if constexpr (HAS_VALUES<Value>) sources_of[begin + k] = static_cast<short>(sources[k]);
         }
         __syncthreads();
         const int first = begin / (2 * run) * (2 * run), rank = begin - first;
@@ -84,20 +84,20 @@ __global__ void __launch_bounds__(MERGE_THREADS)
         merge_in_registers(keys, i, first + run, first + run + rank - (i - first), first + 2 * run, mine, sources);
         if constexpr (HAS_VALUES<Value>)
 #pragma unroll
-            for (int k = 0; k < ITEMS; ++k) sources[k] = places[sources[k]];
+            for (int k = 0; k < ITEMS; ++k) sources[k] = sources_of[sources[k]];
     }
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
         keys[begin + k] = mine[k];
-        if constexpr (HAS_VALUES<Value>) places[begin + k] = static_cast<short>(sources[k]);
+        if constexpr (HAS_VALUES<Value>) sources_of[begin + k] = static_cast<short>(sources[k]);
     }
     __syncthreads();
     for (int k = threadIdx.x; k < TILE; k += MERGE_THREADS)
         if (from + k < count) {
             out[from + k] = unordered(keys[k], kind_out);
             if constexpr (HAS_VALUES<Value>) {
-                const long long source = from + places[k];
+                const long long source = from + sources_of[k];
                 out_values[from + k] = values ? values[source] : static_cast<Value>(source);
             }
         }

@@ -11,7 +11,7 @@
 //   transpose_naive        one thread per element: reads follow the rows, writes go down a column
 //   transpose_tiled        a tile of 32 × 32 in shared memory, so that writes follow rows; padded, no bank conflicts
 //   transpose_coarsened    several elements per thread, tiles of any shape
-//   transpose_vectors      16 bytes per load and store, any row alignment; small elements transposed in registers, swizzled tiles
+//   transpose_vectors      16 bytes per load and store, any row alignment; small elements turned in registers, swizzled tiles
 // Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 
 #include "shifted.cuh"

@@ -100,15 +100,15 @@ def test_without_a_gpu_one_line_names_the_way_out(millrace: Millrace, monkeypatc
         assert (code, out) == (2, "")
         assert err == (
             "millrace: kernels bench needs a GPU: no NVIDIA driver answers on this machine (libcuda.so.1); "
-            "millrace devices says what is here\n"
+            "millrace devices lists the devices found\n"
         )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name one operation, or give --all"),
-        (("scan", "--all"), "name one operation, or give --all"),
+        ((), "name one operation, or pass --all"),
+        (("scan", "--all"), "name one operation, or pass --all"),
         (("scans",), "no operation named 'scans'; there are "),
         (("scan", "--plot", "a.png"), "--plot a.png: the file is SVG; name it *.svg"),
         (("scan", "--report", "a"), "--report a: the file is HTML; name it *.html"),

@@ -53,12 +53,12 @@ def test_many_keys(cupy: Any, dtype: str, content: str) -> None:
     order = order_of(keys)
     right = keys[order].tobytes()
     device = cupy.asarray(keys)
-    places = cupy.arange(keys.size, dtype=cupy.uint32)
+    indices = cupy.arange(keys.size, dtype=cupy.uint32)
     for name in VARIANTS:
         if name not in MERGES:
             assert sort_on_cuda(device, variant=name).get().tobytes() == right, name
         if name in WITH_VALUES:
-            np.testing.assert_array_equal(sort_on_cuda(device, places, variant=name)[1].get(), order, name)
+            np.testing.assert_array_equal(sort_on_cuda(device, indices, variant=name)[1].get(), order, name)
 
 
 def test_every_run_gives_the_same_bits(cupy: Any) -> None:
