@@ -1,1 +1,1 @@
-"""Measurements of Millrace beside its rivals."""
+"""Benchmarks of Millrace against other libraries."""

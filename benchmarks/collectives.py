@@ -1,10 +1,10 @@
-"""What our collectives cost beside the bare ones, and how soon a gang is back after kill -9.
+"""The overhead of our collectives over bare NCCL or TCP, and the recovery time of a gang after kill -9.
 
-bus    all-reduces of 1, 16, 256 and 2048 MiB on GPUs, ours and NCCL's own in turns: one at a time, and several queued;
-       once with calls that do not block, as Millrace uses NCCL, and once with NCCL's default, which may hang
-many   a thousand small arrays: each by itself, and in one bucket; on GPUs, else over TCP
-fixed  the deterministic sum of 16 shards of float32 beside the plain one; on GPUs, else over TCP
-kills  seconds from kill -9 of a random rank at a random moment to the gang's result, on GPUs, else on CPU processes
+bus    all-reduces of 1, 16, 256 and 2048 MiB on GPUs, ours and NCCL's interleaved: one at a time, and several queued;
+       with non-blocking calls, as in Millrace, and with NCCL's default, which may hang
+many   a thousand small arrays, one by one and in one bucket; on GPUs, otherwise over TCP
+fixed  the deterministic sum of 16 shards of float32 against the plain one; on GPUs, otherwise over TCP
+kills  seconds from kill -9 of a random rank at a random time to the gang's result, on GPUs, otherwise CPU processes
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pipeline.engine.discovery import usable_gpus
 MIB = 1 << 20
 SIZES = (1, 16, 256, 2048)
 ROUNDS = 7
-# So long a round lasts, and so many calls are queued at most.
+# Duration of a round, and the maximum number of queued calls.
 ROUND_SECONDS = 0.03
 QUEUED = 16
 SMALL_ARRAYS = 1000
@@ -54,7 +54,7 @@ Figures = dict[str, Any]
 
 
 def on_ranks(measure: Callable[..., Figures], count: int, gpus: bool, *arguments: Any, **environment: str) -> Figures:
-    """A function of a communicator on ranks that are processes of this host; what rank 0's returned."""
+    """Runs a function of a communicator on ranks that are processes of this host; returns the result of rank 0."""
     context = multiprocessing.get_context("spawn")
     listeners = [listen(HOST) for _ in range(count)]
     endpoints = tuple(listener.getsockname()[:2] for listener in listeners)
@@ -101,7 +101,7 @@ def _rank(
 
 
 def in_turns(control: Communicator, ways: Mapping[str, tuple[int, Callable[[], object]]]) -> dict[str, list[float]]:
-    """Seconds of one collective in each way, by round: each way is so many collectives at once."""
+    """Seconds per collective of each variant, by round: a variant is a number of collectives at once."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(-1, ROUNDS):  # the first warms up
         for name, (collectives, call) in ways.items():
@@ -245,7 +245,7 @@ def fixed_sums(communicator: Communicator, library: Any) -> Figures:
 
 
 def _milliseconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float, float]]:
-    """Median, least and most."""
+    """Median, minimum and maximum."""
     return {name: (statistics.median(s) * 1e3, min(s) * 1e3, max(s) * 1e3) for name, s in seconds.items()}
 
 
@@ -268,7 +268,7 @@ def _on_gpus_or_tcp(measure: Callable[..., Figures], ranks: int) -> Figures:
 
 
 def summed(member: Member, folder: str, gpus: bool, rounds: int) -> float:
-    """What is killed: shards computed, and all-reduces of 16 MiB."""
+    """The gang job whose ranks are killed: computed shards and all-reduces of 16 MiB."""
     library: Any = np
     if gpus:
         import cupy as library
@@ -315,7 +315,7 @@ def measure_kills(options: argparse.Namespace) -> Figures:
 def _gang(
     workers: DaskWorkers, arguments: tuple[bool, int], victim: int | None = None, delay_s: float = 0.0
 ) -> tuple[GangResult, float]:
-    """A gang, and the seconds from the kill of one of its ranks, so long after that rank's start, to its result."""
+    """Runs a gang, optionally kills one rank after its start; returns the result and the seconds from kill to it."""
     killed_at, over_ = [0.0], threading.Event()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -344,8 +344,8 @@ PARTS = {"bus": measure_bus, "many": measure_many, "fixed": measure_fixed, "kill
 def main() -> None:
     parser = Options("collectives", __doc__)
     parser.add_parts(PARTS, default=PARTS)
-    parser.add_argument("--ranks", type=int, default=4, help="at most so many GPUs, or processes on the CPU")
-    parser.add_argument("--kills", type=int, default=20, help="how many ranks are killed")
+    parser.add_argument("--ranks", type=int, default=4, help="maximum number of GPUs, or of processes on the CPU")
+    parser.add_argument("--kills", type=int, default=20, help="number of ranks to kill")
     parser.add_json()
     options = parser.parse_args()
     results = {}

@@ -1,7 +1,7 @@
 """Potential maps of boxes of water, on the CPU or, with --device cuda, on a GPU: every variant, side by side.
 
-Beside the time: useful pairs a second (a point and an atom within the cutoff), and how many of the inverse square roots
-that the same device does alone in the same rounds those would be.
+Reports times, useful pairs per second (a point and an atom within the cutoff), and their fraction of the device's rate
+of inverse square roots, measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds
 from kernels.coulomb import Grid, Scheme, potential
 from kernels.coulomb.cases import useful_pairs, water_box
 
-SAMPLE = 4000  # atoms, and tiles, from which pairs are estimated where there are many (to about 0.3 %)
+SAMPLE = 4000  # atoms or tiles sampled to estimate the number of pairs (to about 0.3 %)
 RATE = "inverse roots"
 
 
@@ -75,7 +75,7 @@ def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
 
 
 def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
-    """The variants, fastest first; then the whole way from and to host memory, and the device's inverse roots alone."""
+    """The variants, fastest first; then a run from and to host memory, and the device's rate of inverse roots."""
     import cupy
 
     from kernels.coulomb.cuda import potential as on_cuda
@@ -84,7 +84,7 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
     atoms, out = cupy.asarray(host_atoms), cupy.ones(work.shape, cupy.float32)
     for name in reversed(variants_of(work.scheme)):
         if name == "scatter":
-            continue  # atomics alone: minutes
+            continue  # atomics only: takes minutes
 
         def run(name: str = name) -> object:
             return on_cuda(atoms, work.grid, work.scheme, None, out, variant=name)
@@ -95,7 +95,7 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
 
 
 def _host_to_host(work: Workload, atoms: Any) -> Callable[[], object]:
-    """Pinned atoms to a pinned map, allocated beforehand as the engine's slots are."""
+    """From pinned atoms to a pinned map, allocated beforehand like the engine's slots."""
     import cupy
 
     def pinned(like: Any) -> Any:
@@ -116,7 +116,7 @@ def _host_to_host(work: Workload, atoms: Any) -> Callable[[], object]:
 
 
 def inverse_roots() -> tuple[int, Callable[[], object]]:
-    """How many inverse roots a run does, and the run."""
+    """The number of inverse roots of a run, and the run."""
     import cupy
 
     from kernels.coulomb.cuda import RATE_ENTRY, RATE_ROOTS_A_ROUND
@@ -130,7 +130,7 @@ def inverse_roots() -> tuple[int, Callable[[], object]]:
 
 
 def tested_to_useful(work: Workload, atoms: Any) -> float:
-    """Pairs that `tiles` computes for each useful one: all of a 4 × 4 × 4 box with each atom within reach of it."""
+    """Pairs that `tiles` computes per useful one: a 4 × 4 × 4 box takes all pairs with each atom within its cutoff."""
     rng = np.random.default_rng(2)
     cutoff, step, half = work.scheme.cutoff_angstrom, np.array(work.grid.spacing), 1.5 * np.array(work.grid.spacing)
     offsets = np.stack(np.meshgrid(*(np.arange(4) - 1.5,) * 3), -1).reshape(-1, 3) * step

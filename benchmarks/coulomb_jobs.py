@@ -1,7 +1,7 @@
 """Potential maps as whole jobs, from file to file: a trajectory over one and several devices, and a very large grid.
 
-Trajectory: 1,000 frames of 92,001 atoms of water at 1 Å, made here; and how fast one process decodes its file.
-Grid: 545 × 801 × 929 points (405 M) of a million atoms, in every binary format, with the most host memory it took.
+Trajectory: 1,000 generated frames of 92,001 atoms of water at 1 Å, and the time in which one process decodes the file.
+Grid: 545 × 801 × 929 points (405 M) of a million atoms, in every binary format, with the peak host memory.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_trajectory(folder: Path, frames: int, suffix: str) -> tuple[Path, Path]
 
 
 def decoding_seconds(topology: Path, trajectory: Path, frames: int) -> float:
-    """One process reading so many frames, and nothing else."""
+    """One process that only reads frames."""
     from pipeline.formats.charges import open_point_charges
 
     with open_point_charges(topology, trajectory=trajectory) as opened:
@@ -66,7 +66,7 @@ def decoding_seconds(topology: Path, trajectory: Path, frames: int) -> float:
 
 
 def run(*arguments: Any) -> tuple[float, dict[str, Any]]:
-    """The command, from start to end: seconds, and the receipt."""
+    """Runs the command; returns its wall time in seconds and the receipt."""
     began = time.perf_counter()
     done = subprocess.run(
         [*COMMAND, "run", "coulomb", *map(str, arguments), "--json"], check=False, capture_output=True, text=True
@@ -79,7 +79,7 @@ def run(*arguments: Any) -> tuple[float, dict[str, Any]]:
 
 
 def seconds_of(*arguments: Any) -> float:
-    """The command, from start to end."""
+    """Runs the command; returns its wall time in seconds."""
     began = time.perf_counter()
     subprocess.run([*COMMAND, *map(str, arguments)], check=True, capture_output=True)
     return time.perf_counter() - began
@@ -103,8 +103,8 @@ def trajectory(options: argparse.Namespace, folder: Path) -> None:
     first: bytes | None = None
     for device in options.devices.split(","):
         output = folder / f"{device.replace(':', '')}.npy"
-        place = ("--device", device, *(("--workers", options.workers) if options.workers else ()))
-        found = run(topology, output, "--trajectory", frames, "--spacing", 1, "--memory", options.memory, *place)
+        settings = ("--device", device, *(("--workers", options.workers) if options.workers else ()))
+        found = run(topology, output, "--trajectory", frames, "--spacing", 1, "--memory", options.memory, *settings)
         content = output.read_bytes()
         first = first or content
         show(f"{found[1]['device']['name']}, {'same bits' if content == first else 'OTHER BITS'}", *found)
@@ -122,13 +122,13 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
     points = ",".join(map(str, shape))
     print(f"starting and stopping the program: {seconds_of('run', 'coulomb', '--help'):.2f} s", flush=True)
     for device in options.devices.split(","):
-        place = ("--origin", "0,0,0", "--shape", points, "--device", device, "--memory", options.memory)
-        planned = seconds_of("run", "coulomb", source, folder / "large.npy", *place, "--dry-run")
+        settings = ("--origin", "0,0,0", "--shape", points, "--device", device, "--memory", options.memory)
+        planned = seconds_of("run", "coulomb", source, folder / "large.npy", *settings, "--dry-run")
         print(f"the plan alone, on {device}: {planned:.2f} s", flush=True)
         for suffix in options.formats.split(","):
             output = folder / f"large.{suffix}"
-            found = run(source, output, *place)
-            # Of the largest child so far: the formats before this one took no less than it says.
+            found = run(source, output, *settings)
+            # Peak of the largest child so far: an upper bound for this format.
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
             show(f"{points} points of {len(atoms)} atoms, {device}, .{suffix}, at most {peak:.0f} MiB", *found)
             subprocess.run(["rm", "-rf", str(output)], check=True)
@@ -137,13 +137,13 @@ def grid(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = Options("coulomb_jobs", __doc__)
     parser.add_argument("what", choices=("trajectory", "grid"))
-    parser.add_argument("--folder", type=Path, help="where files are made; default: a temporary folder in memory")
-    parser.add_argument("--devices", default="cpu", help="names of devices, with commas: cuda:0,all")
+    parser.add_argument("--folder", type=Path, help="folder for the files; default: a temporary folder in memory")
+    parser.add_argument("--devices", default="cpu", help="devices, separated by commas: cuda:0,all")
     parser.add_argument("--workers", type=int, help="processes on the CPU")
     parser.add_argument("--frames", type=int, default=1000)
     parser.add_argument("--format", choices=("dcd", "xtc"), default="dcd")
     parser.add_argument("--formats", default="npy,mrc,zarr")
-    parser.add_argument("--memory", default="2GiB", help="what millrace run is given [default: 2GiB]")
+    parser.add_argument("--memory", default="2GiB", help="--memory of millrace run [default: 2GiB]")
     parser.add_argument("--shrink", type=int, default=1, help="divide the large grid's sides by this")
     options = parser.parse_args()
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,7 +1,7 @@
-"""CG-SENSE on the CPU against SigPy and BART where they are installed, or on a GPU with --device cuda: step by step.
+"""CG-SENSE, step by step: on the CPU against SigPy and BART if they are installed, or on a GPU with --device cuda.
 
-On the CPU: radial scans with maps given (density weights left out, as the rivals have none), and whole commands from
-file to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spokes × 512 samples.
+On the CPU: radial scans with given maps (without density weights, which the rivals lack), and whole commands from file
+to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spokes × 512 samples.
 """
 
 from __future__ import annotations
@@ -195,16 +195,16 @@ def gpu_rivals(scan: Scan, iterations: int) -> list[Rival]:
 def main() -> None:
     parser = Options("mri", __doc__)
     parser.add_rounds()
-    parser.add_argument("--scan", type=Path, help="a radial scan (.npz) in place of the synthetic one")
-    parser.add_argument("--iterations", type=int, help="of CG-SENSE [default: 15, on a GPU 10]")
-    asked = parser.parse_args()
+    parser.add_argument("--scan", type=Path, help="a radial scan (.npz) instead of the synthetic one")
+    parser.add_argument("--iterations", type=int, help="iterations of CG-SENSE [default: 15, on a GPU 10]")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if asked.device == "cuda":
-            scan = loaded(asked.scan) if asked.scan else synthetic(32, 256, 400, 512)
-            rivals = measure(gpu_rivals(scan, asked.iterations or 10), asked.repeats)
+        if options.device == "cuda":
+            scan = loaded(options.scan) if options.scan else synthetic(32, 256, 400, 512)
+            rivals = measure(gpu_rivals(scan, options.iterations or 10), options.repeats)
         else:
-            scan = loaded(asked.scan) if asked.scan else synthetic(12, 256, 25, 256)
-            rivals = measure(cpu_rivals(scan, asked.iterations or 15, Path(folder)), asked.repeats)
+            scan = loaded(options.scan) if options.scan else synthetic(12, 256, 25, 256)
+            rivals = measure(cpu_rivals(scan, options.iterations or 15, Path(folder)), options.repeats)
     kspace, _, shape = scan
     print(f"{len(kspace)} coils, {shape[0]} × {shape[1]}, {kspace.shape[1]} readouts × {kspace.shape[2]} samples")
     for rival in rivals:

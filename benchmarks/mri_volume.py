@@ -1,7 +1,7 @@
-"""An iteration of CG-SENSE on one large volume: coils on the device, from the host, made again, or split over devices.
+"""An iteration of CG-SENSE on a large volume: coils on the device, from the host, recomputed, or split over devices.
 
---device all: one rank a GPU; with --workers, so many ranks on the CPU. The kernel is that of random points, the maps
-are smooth; neither matters to the time.
+--device all: one rank per GPU; --workers: number of ranks on the CPU. The kernel belongs to random points and the maps
+are smooth; neither affects the time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernels.sense.coil_groups import group_parts, placing
 from kernels.sense.sensitivities import CoarseMaps
 
 POINTS, COARSE = 200_000, 48
-# Bytes of the device's memory that an application of the operator moves, as multiples of a coil's image: our FFTs of
-# lines in three dimensions. And the bytes of maps that cross the bus where all are streamed.
+# Device memory traffic of one application of the operator, in multiples of a coil's image, for our FFTs of lines in
+# three dimensions; and the bytes of maps that cross the bus if all of them are streamed.
 MOVED, CROSSING = 26, 1
 
 
 def coarse_maps(like: Any, coils: Any, n: int) -> CoarseMaps:
-    """Of n³ pixels, as the k-space centre tells them."""
+    """Synthetic coil sensitivities on n³ pixels, smooth like those from the centre of k-space."""
     xp = namespace(like)
     r = (xp.arange(n, dtype=np.float32) - n // 2) / np.float32(n)
     turn = xp.asarray(coils, np.float32)[:, None] * np.float32(0.3)
@@ -98,8 +98,8 @@ def _wait(like: Any) -> None:
         namespace(like).cuda.Device().synchronize()
 
 
-def one_device(like: Any, asked: argparse.Namespace) -> None:
-    n, coils = asked.size, asked.coils
+def one_device(like: Any, options: argparse.Namespace) -> None:
+    n, coils = options.size, options.coils
     a_coil = n**3 * 8
     group = group_parts(coils, n**3)[0].stop * a_coil
     half = min(coils * a_coil - 1, coils * a_coil // 2 + 2 * group)
@@ -117,18 +117,18 @@ def one_device(like: Any, asked: argparse.Namespace) -> None:
 
     def run(of: Iteration) -> Callable[[], None]:
         def whole() -> None:
-            of.solve(asked.iterations)
+            of.solve(options.iterations)
             _wait(like)
 
         return whole
 
     device = "cpu" if namespace(like) is np else "cuda"
-    rivals = measure([Rival(name=name, device=device, run=run(of)) for name, of in settings.items()], asked.repeats)
+    rivals = measure([Rival(name=name, device=device, run=run(of)) for name, of in settings.items()], options.repeats)
     expected = settings["resident"].solve(2)[0]
     for rival in rivals:
         low, high = band(rival.seconds)
         same = bool((settings[rival.name].solve(2)[0] == expected).all())
-        times = [1e3 * each / asked.iterations for each in (rival.median_s, low, high)]
+        times = [1e3 * each / options.iterations for each in (rival.median_s, low, high)]
         print(f"  {rival.name:15} {times[0]:9.2f} ms an iteration ({times[1]:.2f} … {times[2]:.2f}); same bits: {same}")
     for rival in rivals[1:]:
         median, low, high = ratio(rivals[0], rival)
@@ -139,15 +139,17 @@ def one_device(like: Any, asked: argparse.Namespace) -> None:
         each.close()
 
 
-def several_devices(asked: argparse.Namespace) -> None:
+def several_devices(options: argparse.Namespace) -> None:
     from pipeline.cluster.dask.worker_processes import local_workers
     from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
     from pipeline.cluster.gang.gang import run_gang
     from pipeline.engine.discovery import usable_gpus
 
-    specs = cpu_workers(asked.workers, 1) if asked.workers else gpu_workers(usable_gpus())
+    specs = cpu_workers(options.workers, 1) if options.workers else gpu_workers(usable_gpus())
     with local_workers(specs) as workers:
-        found = run_gang(workers, rank_seconds, asked.coils, asked.size, asked.coils, asked.iterations, asked.repeats)
+        found = run_gang(
+            workers, rank_seconds, options.coils, options.size, options.coils, options.iterations, options.repeats
+        )
     slowest = sorted(map(max, zip(*found.values, strict=True)))
     middle = 1e3 * slowest[len(slowest) // 2]
     print(
@@ -163,17 +165,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=5)
-    asked = parser.parse_args()
-    print(f"{asked.coils} coils, {asked.size}³, {math.ceil(asked.coils * asked.size**3 * 8 / 2**20):,} MiB of maps")
-    if asked.device == "all" or asked.workers:
-        several_devices(asked)
+    options = parser.parse_args()
+    maps_mib = math.ceil(options.coils * options.size**3 * 8 / 2**20)
+    print(f"{options.coils} coils, {options.size}³, {maps_mib:,} MiB of maps")
+    if options.device == "all" or options.workers:
+        several_devices(options)
         return
     like: Any = np.zeros(1, np.float32)
-    if asked.device == "cuda":
+    if options.device == "cuda":
         import cupy
 
         like = cupy.zeros(1, np.float32)
-    one_device(like, asked)
+    one_device(like, options)
 
 
 if __name__ == "__main__":

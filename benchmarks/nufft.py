@@ -1,8 +1,8 @@
 """Non-uniform Fourier transforms of radial trajectories, on the CPU or, with --device cuda, on a GPU: planned once,
-then both directions and the normal operator of CG-SENSE, beside SigPy and cuFINUFFT where those are installed.
+then both directions and the normal operator of CG-SENSE, against SigPy and cuFINUFFT if these are installed.
 
-Beside the time: samples of all coils a second, and on CUDA the fraction of the time that copying the same images and
-samples takes in the same rounds.
+Reports times, samples of all coils per second, and on CUDA the time of a copy of the same images and samples, measured
+in the same rounds, as a fraction of the transform's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def bytes(self) -> int:
-        """Least traffic of a transform."""
+        """Minimum traffic of a transform."""
         return 8 * self.coils * (self.points + math.prod(self.shape)) + 4 * self.points * len(self.shape)
 
 
@@ -64,7 +64,7 @@ WORKLOADS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a workload's rivals work on, arrays of one library."""
+    """The inputs of a workload's rivals, arrays of one library."""
 
     trajectory: Any
     samples: Any
@@ -83,7 +83,7 @@ def inputs(work: Workload, library: Any) -> Inputs:
 
 
 def ours(work: Workload, direction: str, given: Inputs, workers: int | None) -> Callable[[], object]:
-    """The public classes, results into arrays that are there."""
+    """The public classes, with preallocated results."""
     samples, images = given.samples, given.images
     if direction == "normal":
         kernel = toeplitz_kernel(given.trajectory, given.weights, work.shape, work.eps, workers=workers)
@@ -96,7 +96,7 @@ def ours(work: Workload, direction: str, given: Inputs, workers: int | None) -> 
 
 
 def by_sigpy(work: Workload, direction: str, given: Inputs) -> Callable[[], object]:
-    """SigPy's transforms; its normal operator with the maps in it, as its SenseRecon uses it."""
+    """SigPy's transforms; the normal operator includes the maps, as in SigPy's SenseRecon."""
     sigpy = import_module("sigpy")
     if direction == "adjoint":
         shape = [work.coils, *work.shape]
@@ -127,7 +127,7 @@ def cpu_rivals(work: Workload, direction: str, workers: int) -> Iterator[Rival]:
 
 
 def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
-    """Ours, then the steps of its ladder from the fastest on, then the others, then a copy of as many bytes."""
+    """Ours, the steps of its ladder from the fastest down, the other libraries, and a copy of as many bytes."""
     import cupy
 
     given = inputs(work, cupy)
@@ -138,7 +138,7 @@ def cuda_rivals(work: Workload, direction: str) -> Iterator[Rival]:
         yield Rival(name="cuFINUFFT", device="cuda", run=by_cufinufft(work, direction, given), clock=queued_seconds)
     if find_spec("sigpy"):
         yield Rival(name="SigPy", device="cuda", run=by_sigpy(work, direction, given), clock=queued_seconds)
-    source = cupy.ones(work.bytes // 8, cupy.float32)  # read and written: as many bytes as a transform's
+    source = cupy.ones(work.bytes // 8, cupy.float32)  # read and written: the bytes of a transform
     target = cupy.empty_like(source)
     yield Rival(name=COPY, device="cuda", run=lambda: cupy.copyto(target, source), clock=queued_seconds)
 

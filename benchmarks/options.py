@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""Shared command-line options of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Options(argparse.ArgumentParser):
-    """Of `scripts/bench NAME`; its help is the module's docstring, line by line."""
+    """The parser of `scripts/bench NAME`; its help is the module's docstring."""
 
     def __init__(self, name: str, about: str | None) -> None:
         super().__init__(
@@ -17,21 +17,21 @@ class Options(argparse.ArgumentParser):
         )
 
     def add_rounds(self, repeats: int = 5) -> None:
-        """Of rivals, here or on a GPU."""
+        """Options of interleaved rounds, on the CPU or a GPU."""
         self.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         self.add_argument("--repeats", type=int, default=repeats, help=f"rounds that are timed [default: {repeats}]")
 
     def add_rows(self) -> None:
-        """Of a table, each with rounds of its own."""
+        """Options of benchmarks that print a table, measured row by row."""
         cores = len(os.sched_getaffinity(0))
         self.add_argument("--workers", type=int, default=cores, help=f"CPU threads [default: {cores}]")
         self.add_argument("--only", default="", help="only the rows whose name contains this")
         self.add_json()
 
     def add_parts(self, parts: Collection[str], default: Collection[str]) -> None:
-        """Which measurements to make, by name."""
+        """Positional arguments that select the measurements by name."""
 
-        def known(name: str) -> str:  # for `choices` would compare the whole default with each of them
+        def known(name: str) -> str:  # `choices` would compare the whole default with each choice
             if name not in parts:
                 raise argparse.ArgumentTypeError(f"there is no '{name}'; there are {', '.join(parts)}")
             return name

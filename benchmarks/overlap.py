@@ -1,4 +1,4 @@
-"""What each level of overlap buys: one job streamed at levels 1, 2, 3 and 5, timed and drawn chunk by chunk."""
+"""The gain of each level of overlap: one job streamed at levels 1, 2, 3 and 5, timed and plotted chunk by chunk."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory", type=int, default=3 << 30, help="bytes of the ring")
     parser.add_argument("--rows", type=int, default=10_000, help=f"rows of {COLUMNS} u16 RGB pixels")
-    parser.add_argument("--folder", type=Path, help="where the files lie (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, help="write every interval here")
-    parser.add_argument("--plot", type=Path, help="draw the timelines here (needs matplotlib)")
-    parser.add_argument("--draw", type=Path, help="draw what --json wrote earlier instead of measuring")
+    parser.add_argument("--folder", type=Path, help="folder for the files (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="write every interval to this file")
+    parser.add_argument("--plot", type=Path, help="plot the timelines to this file (needs matplotlib)")
+    parser.add_argument("--draw", type=Path, help="plot a file written by --json instead of measuring")
     return parser.parse_args()
 
 
@@ -95,7 +95,7 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
     for axes, result in zip(panels, results, strict=True):
         for stage, _, began, ended in result["timeline"]:
             row = STAGES.index(stage)
-            # An outline keeps the shortest visible.
+            # The outline keeps short intervals visible.
             look = {"height": 0.8, "color": COLOURS[stage], "edgecolor": COLOURS[stage], "linewidth": 0.4}
             axes.barh(row, ended - began, left=began, **look)
         axes.set_yticks(range(len(STAGES)), STAGES)

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every rival once, then every rival again, so that a slow moment strikes all alike."""
+"""Interleaved rounds: every rival once, then every rival again, so that slow moments affect all of them equally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def host_seconds(run: Callable[[], object]) -> float:
 
 
 def queued_seconds(run: Callable[[], object], calls: int = 5) -> float:
-    """Of one call on the current CUDA stream, by events around so many of them."""
+    """Seconds per call on the current CUDA stream, by events around `calls` of them."""
     import cupy
 
     began, ended = cupy.cuda.Event(), cupy.cuda.Event()
@@ -32,7 +32,7 @@ def queued_seconds(run: Callable[[], object], calls: int = 5) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """One contender: `run` does the whole work once; `clock` runs it and says how many seconds it took."""
+    """One contender: `run` does the whole work once; `clock` runs it and returns the seconds it took."""
 
     name: str
     device: str  # "cpu", "cuda"
@@ -46,7 +46,7 @@ class Rival:
 
 
 def measure(rivals: Sequence[Rival], repeats: int) -> list[Rival]:
-    """Times those present, `repeats` rounds after one to warm up."""
+    """Times the installed rivals for `repeats` rounds after one warm-up round."""
     present = [rival for rival in rivals if rival.run is not None]
     for round_number in range(repeats + 1):
         for rival in present:
@@ -58,12 +58,12 @@ def measure(rivals: Sequence[Rival], repeats: int) -> list[Rival]:
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:
-    """The middle four fifths."""
+    """The 10th and 90th percentiles."""
     low, high = np.quantile(values, (0.1, 0.9))
     return float(low), float(high)
 
 
 def ratio(ours: Rival, theirs: Rival) -> tuple[float, float, float]:
-    """How many times as fast we are: median and band of the rounds' own ratios. Claim it when the band excludes 1."""
+    """Our speed-up: median and band of the ratios by round. Claim it only if the band excludes 1."""
     ratios = [b / a for a, b in zip(ours.seconds, theirs.seconds, strict=True)]
     return (statistics.median(ratios), *band(ratios))

@@ -1,11 +1,11 @@
-"""What the service promises, measured on one that runs here with CPU workers: each figure beside its goal.
+"""The promises of the service, measured on a local one with CPU workers: each figure with its goal.
 
-submit  : 50 jobs are submitted a second, on a clock that waits for no answer: how long until each is on disk
-accept  : 100 jobs a second; all that were acknowledged are in the list, and each succeeds
+submit  : 50 jobs a second at fixed times, independent of answers: seconds until each is on disk
+accept  : 100 jobs a second; all acknowledged jobs are in the list, and each succeeds
 list    : 10,000 finished jobs, page by page, and the first page
-small   : a small job from its submission to its result, less what the same job takes in a process of its own
-drain   : SIGTERM in the middle of a job: how long until the server has gone, and what the next does not repeat
-memory  : of the server and its workers, while so many jobs run; `memory` alone takes minutes
+small   : a small job from submission to result, minus the time of the same job in a separate process
+drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
+memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured value. `goal`: what it has to be, in words; `met`: None where there is no goal."""
+    """A measured value. `goal`: the required value, in words; `met`: None if there is no goal."""
 
     name: str
     value: float
@@ -62,7 +62,7 @@ def below(name: str, value: float, limit: float, unit: str) -> Figure:
 
 
 class Service:
-    """`millrace serve` in a process of its own."""
+    """`millrace serve` in a separate process."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class Service:
         self.url, self.port = found[1], int(found[2])
 
     def stop(self) -> float:
-        """Seconds until it had gone."""
+        """Seconds until the process has ended."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(120)
@@ -101,7 +101,7 @@ class Service:
             self.process.wait()
 
     def memory_mib(self) -> tuple[float, float]:
-        """What the server holds, and what its workers hold together: the pages that are theirs alone."""
+        """The private memory of the server, and of its workers together."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         everyone = {task for path in Path(f"/proc/{self.process.pid}/task").iterdir() if (task := path.name)}
         workers = {
@@ -122,7 +122,7 @@ def make_image(folder: Path, name: str, shape: tuple[int, int]) -> None:
 
 
 def sent(service: Service, rate: float, seconds: float, label: str) -> tuple[list[float], list[str]]:
-    """Submits on a clock; seconds from each one's moment to its answer, and the ids that were acknowledged."""
+    """Submits at a fixed rate; returns the seconds from each scheduled time to its answer, and the acknowledged ids."""
     moments: queue.SimpleQueue[tuple[int, float] | None] = queue.SimpleQueue()
     taken: list[tuple[float, str]] = []
 
@@ -155,12 +155,12 @@ def sent(service: Service, rate: float, seconds: float, label: str) -> tuple[lis
 
 
 def under_way(client: Client) -> bool:
-    """Whether any job is not over."""
+    """Whether any job has not ended."""
     return any(any(client.jobs(state=str(state), limit=1)) for state in State if state not in TERMINAL)
 
 
 def all_over(client: Client, count: int) -> list[Mapping[str, Any]]:
-    """Every job, once none is under way any more."""
+    """Waits until no job is active; returns all jobs."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         if not under_way(client):
@@ -204,7 +204,7 @@ def accept(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def fill(path: Path, count: int) -> None:
-    """Finished jobs, as a service leaves them; not synced one by one."""
+    """Writes finished jobs as a service would, without syncing each one."""
     store = Store(path)
     with store._database.reading() as connection:  # the one that everything here uses
         connection.execute("PRAGMA synchronous = OFF")
@@ -250,14 +250,14 @@ def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     parameters = workloads()["smooth"].Parameters()
     own: list[float] = []
     with service.running() as client:
-        told, stored = [], []
+        answered, stored = [], []
         for number in range(count):
             began = time.monotonic()
             job = client.submit("smooth", "small.npy", f"small-{number}.npy").wait()
-            told.append(time.monotonic() - began)
+            answered.append(time.monotonic() - began)
             assert job.state == "succeeded", job.error
             stored.append(job.view["finished_at"] - job.view["submitted_at"])
-            # The same job in this process, turn by turn.
+            # The same job in this process, interleaved.
             began = time.monotonic()
             spec = JobSpec(
                 workload="smooth", input=folder / "data" / "small.npy", output=folder / "data" / f"own-{number}.npy",
@@ -270,7 +270,7 @@ def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     alone = statistics.median(own[warm]) * 1e3
     yield Figure(name="a small job in a process of its own", value=alone, unit="ms")
     yield below("beyond that, until the service has it done", statistics.median(stored[warm]) * 1e3 - alone, 150, "ms")
-    yield below("beyond that, until the client knows", statistics.median(told[warm]) * 1e3 - alone, 150, "ms")
+    yield below("beyond that, until the client knows", statistics.median(answered[warm]) * 1e3 - alone, 150, "ms")
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
@@ -326,8 +326,8 @@ PARTS = {"submit": submit, "accept": accept, "list": list_jobs, "small": small, 
 def main() -> None:
     parser = Options("service", __doc__)
     parser.add_parts(PARTS, default=[name for name in PARTS if name != "memory"])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of submitting")
-    parser.add_argument("--jobs", type=int, default=5000, help="of `memory`")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of submitting")
+    parser.add_argument("--jobs", type=int, default=5000, help="number of jobs of `memory`")
     parser.add_json()
     options = parser.parse_args()
     figures: list[Figure] = []

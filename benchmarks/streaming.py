@@ -1,11 +1,11 @@
-"""How near the engine comes to the bus: chunks from pinned memory to pinned memory, and from file to file.
+"""The engine's throughput against that of the bus: chunks from pinned memory to pinned memory, and from file to file.
 
 pinned  box 3×3 over u16 RGB, at least 32 GiB each way, against both-ways copies of the same chunks in the same run
-chunk   the host's own time for a chunk, with chunks of 1 MiB
+chunk   the host's own time per chunk, with chunks of 1 MiB
 memory  peak host and device memory of jobs of 1, 8 and 64 GiB
-files   a file in /dev/shm to a file there, against what as many threads of the host copy without a GPU
-gpus    all GPUs at once, a process each: both-ways copies, the engine, and a job bound by computing
-one     what `gpus` has each of its processes do
+files   a file in /dev/shm to a file there, against a copy by as many host threads without a GPU
+gpus    all GPUs at once, one process each: both-ways copies, the engine, and a job bound by computing
+one     one process of `gpus`
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SIGMA_OF_31_TAPS = 3.75
 
 
 class InPinnedMemory:
-    """An image that already lies in the slots: reading and writing leave them as they are."""
+    """An image that is already in the slots: reading and writing do nothing."""
 
     name = "pinned"
     unit = "pixels"
@@ -55,7 +55,7 @@ class InPinnedMemory:
         self._passes = passes
 
     def chunks(self, count: int, nbytes: int) -> list[Chunk]:
-        """Chunks of `nbytes` of input and as much output."""
+        """Chunks with `nbytes` of input and as much output."""
         shape = (nbytes // (COLUMNS * 4), COLUMNS) if self._passes else (nbytes // (COLUMNS * 6), COLUMNS, 3)
         spec = ArraySpec(shape, F32 if self._passes else U16)
         zero = (0,) * len(shape)
@@ -78,7 +78,7 @@ class InPinnedMemory:
 
 
 def streamed(device: CudaDevice, workload: InPinnedMemory, chunks: Sequence[Chunk]) -> Any:
-    """A warm stream of the chunks; each slot's result is checked against the CPU's when box 3×3 is computed."""
+    """Streams the chunks after a warm-up; for box 3×3, checks results of two slots against the CPU."""
     with DevicePipeline(device, workload, slot_bytes(chunks)) as pipeline:
         rng = np.random.default_rng(0)
         slots = list(pipeline._free.slots)
@@ -156,7 +156,7 @@ def measure_memory(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _peaks(job_bytes: int, memory_bytes: int) -> Mapping[str, float]:
-    """Peak host memory of the process so far, and the most device memory that a job of this size took."""
+    """Peak host memory of the process so far, and the peak device memory of a job of this size."""
     import cupy
 
     device, workload = CudaDevice(0), InPinnedMemory()
@@ -229,7 +229,7 @@ def _make_file(path: Path, nbytes: int) -> int:
 
 
 def _host_copies(source: Path, threads: int, nbytes: int) -> float:
-    """Bytes a second each way: as many threads read the file into pinned memory as write pinned memory to another."""
+    """Bytes a second each way: `threads` read a file into pinned memory, while as many write pinned memory to one."""
     from pipeline.storage.partial import PartialFile
     from pipeline.storage.positional import PositionalFile
 
@@ -285,7 +285,7 @@ def _with_ratios(rates: Mapping[str, float], one: Mapping[str, float]) -> Mappin
 
 
 def measure_one(options: argparse.Namespace) -> Mapping[str, Any]:
-    """One process of `gpus`: each part starts at a moment that all processes share, and lasts as long for all."""
+    """One process of `gpus`: each part starts at the same time in all processes, and lasts equally long."""
     device, workload, heavy = CudaDevice(0), InPinnedMemory(), InPinnedMemory(passes=64)
     nbytes = 32 * MIB
     chunks, heavy_chunks = workload.chunks(2000, nbytes), heavy.chunks(1000, nbytes)

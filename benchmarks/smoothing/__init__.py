@@ -1,1 +1,1 @@
-"""Smoothing against its rivals."""
+"""Smoothing benchmarks against other libraries."""

@@ -1,6 +1,6 @@
-"""Smoothing against its rivals, on the CPU or, with --device cuda, on a GPU (on arrays that are there already).
+"""Smoothing against other libraries, on the CPU or, with --device cuda, on a GPU (on arrays in device memory).
 
-Rivals that are installed take turns with us and with the device's own copy in the same run.
+The installed libraries, ours and a copy by the device are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OURS, COPY = "millrace", "copy"
 
 
 def cpu_rivals(work: Workload, image: Any, workers: int) -> Iterator[Rival]:
-    """Every library that can do this work on the CPU; `benchmarks.smoothing.cuda` lists those on a GPU."""
+    """Every library that can do this work on the CPU; `benchmarks.smoothing.cuda` has those for a GPU."""
     yield Rival(name=OURS, device="cpu", run=_ours(work, image, workers))
     yield Rival(name="OpenCV", device="cpu", run=_opencv(work, image, workers))
     yield Rival(name="SciPy", device="cpu", run=_scipy(work, image))
@@ -61,7 +61,7 @@ def _scipy(work: Workload, image: Any) -> Callable[[], object] | None:
 
 
 def _copy(image: Any) -> Callable[[], object]:
-    """What the memory alone allows one thread: read once, write once."""
+    """The memory bound of one thread: read once, write once."""
     out = np.ones_like(image)
     return lambda: np.copyto(out, image)
 
@@ -119,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_rows()
     parser.add_argument("--variants", action="store_true", help="also every variant of ours, from naive on (cuda)")
     parser.add_argument("--size", type=int, help="side of the square image in pixels (default: 4000, cuda: 8192)")
-    parser.add_argument("--plot", type=Path, help="draw them here; variants: FILE-variants (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, help="plot to this file; variants: FILE-variants (needs matplotlib)")
     options = parser.parse_args()
     if options.variants and options.device != "cuda":
         parser.error("--variants are kernels: add --device cuda")
@@ -170,9 +170,9 @@ def _plot(results: list[dict[str, Any]], path: Path) -> None:
     names = list(dict.fromkeys(name for result in results for name in result["rivals"]))
     figure, axes = plt.subplots(figsize=(10, 0.6 * len(results) + 1.5), layout="constrained")
     for position, name in enumerate(names):
-        places = [i + 0.8 * position / len(names) for i in range(len(results))]
+        positions = [i + 0.8 * position / len(names) for i in range(len(results))]
         speeds = [result["rivals"].get(name, {}).get("megapixels_per_s", 0) for result in results]
-        axes.barh(places, speeds, height=0.8 / len(names), label=name)
+        axes.barh(positions, speeds, height=0.8 / len(names), label=name)
     axes.set_yticks([i + 0.3 for i in range(len(results))], [result["work"] for result in results])
     axes.invert_yaxis()
     axes.set_xlabel("Mpixel/s")

@@ -1,8 +1,7 @@
-"""Smoothing's rivals on a GPU: cupyx.scipy.ndimage, NPP (through ctypes), PyTorch and cuCIM, where installed.
+"""Other libraries' smoothing on a GPU: cupyx.scipy.ndimage, NPP (through ctypes), PyTorch and cuCIM, if installed.
 
-A rival and the copy are timed alike: ten calls queued between two events, and the time divided by ten. One call
-between two events would measure the host's way to the launch as well, which a busy stream hides; where a call takes
-fifty milliseconds that is nothing, and one is enough.
+Rivals and the copy are timed in the same way: ten calls queued between two events. A single call would include the
+host's launch overhead, which a busy stream hides; for calls of fifty milliseconds or more one is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Work = Callable[[], object]
 
 
 def cuda_rivals(work: Workload, host_image: Any) -> Iterator[Rival]:
-    """Everybody who can do this work on arrays in device memory, and the device's own copy."""
+    """Every library that can do this work on arrays in device memory, and a device copy."""
     import cupy
 
     image = cupy.asarray(host_image)
@@ -85,7 +84,7 @@ def _cucim(work: Workload, image: Any) -> Work | None:
 
 
 def _torch(work: Workload, image: Any) -> Work | None:
-    """A mean over a box of one channel of floats is all that PyTorch has for this."""
+    """Box means of one float channel, the only matching filter of PyTorch."""
     torch = _module("torch")
     if torch is None or image.dtype != "float32" or image.ndim != 2 or not work.size:
         return None

@@ -1,4 +1,4 @@
-"""Every way that Millrace has to smooth on a GPU, from naive to production, against the device's own copy."""
+"""All of Millrace's smoothing variants on a GPU, from naive to production, against a device copy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 
 COPY = "copy"
-ROUND_S = 0.02  # QUEUED_CALLS of what is fast, fewer of what takes long …
-SLOW_S = 0.25  # … and one round
+ROUND_S = 0.02  # target of a round: QUEUED_CALLS calls if these are fast, otherwise fewer …
+SLOW_S = 0.25  # … and above this only one round
 
 
 def measure_variants(work: Workload, host_image: Any, repeats: int) -> dict[str, Any]:
-    """Times each variant that applies: median and band of `repeats` rounds, in which they and the copy take turns."""
+    """Times each variant that applies: median and band of `repeats` rounds, interleaved with the copy."""
     import cupy
 
     image = cupy.asarray(host_image)
@@ -72,7 +72,7 @@ def print_variants(result: dict[str, Any]) -> None:
 
 
 def plot_variants(results: list[dict[str, Any]], path: Path) -> None:
-    """Fraction of the copy: a panel an image type, a group of bars a filter. Logarithmic, as far apart as they are."""
+    """Fraction of the copy on a logarithmic scale: one panel per image type, one group of bars per filter."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 

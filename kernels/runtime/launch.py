@@ -31,6 +31,7 @@ __all__ = [
     "KernelLaunchError",
     "Launch",
     "Repeat",
+    "blocks_of",
     "compile_for",
     "entries",
     "kept",
@@ -38,6 +39,7 @@ __all__ = [
     "multiprocessors",
     "observe",
     "on_stream",
+    "pointer",
     "record",
     "shared_bytes_a_block",
 ]
@@ -310,6 +312,16 @@ def multiprocessors() -> int:
 def shared_bytes_a_block() -> int:
     """The most shared memory that a block can ask for on the current device."""
     return _attribute(97, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+
+
+def blocks_of(count: int, each: int) -> int:
+    """Blocks for `count` items, `each` per block."""
+    return -(-count // each)
+
+
+def pointer(array: Any) -> int:
+    """The device address of a CuPy array; 0 for None."""
+    return 0 if array is None else int(array.data.ptr)
 
 
 @cache

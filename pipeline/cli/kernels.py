@@ -1,4 +1,4 @@
-"""`millrace kernels`: the operations and their ladders, measured on the GPU that is here."""
+"""`millrace kernels`: lists the operations and measures their ladders on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNITS = {"copy": "GB/s", "read": "GB/s", "fma": "GFMA/s", "roots": "Groots/s"}
 @click.group(name="kernels", invoke_without_command=True)
 @click.pass_context
 def kernels_group(context: click.Context) -> None:
-    """List the kernels that Millrace is made of; `bench` measures them step by step."""
+    """List Millrace's kernels; `bench` measures them step by step."""
     if context.invoked_subcommand is None:
         say("\n".join(operation_lines()))
 
@@ -35,10 +35,10 @@ def kernels_group(context: click.Context) -> None:
 @click.option("--report", type=FILE_PATH, help="write one self-contained HTML page with tables and plots")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def bench(name: str | None, every: bool, plot: Path | None, report: Path | None, as_json: bool) -> None:
-    """Measure the ladder of one operation, from the first idea to the kernel in production.
+    """Measure the ladder of one operation, from a naive kernel to the one in production.
 
-    For each rung: time, GB/s or GFLOP/s, the fraction of the limit measured in the same run, occupancy (registers,
-    shared memory, active warps), and what it is bound by. Needs a GPU.
+    Reports for each rung: time, GB/s or GFLOP/s, the fraction of a limit measured in the same run, occupancy
+    (registers, shared memory, active warps), and the bottleneck. Needs a GPU.
     """
     operations = _chosen(name, every)
     _check_output("--plot", plot, ".svg")
@@ -62,7 +62,7 @@ def bench(name: str | None, every: bool, plot: Path | None, report: Path | None,
 
 
 def operation_lines() -> list[str]:
-    """One line an operation: its name, the first line of its description, and its rungs."""
+    """Two lines per operation: its name with the first line of its description, and its rungs."""
     lines = []
     for name, summary in _summaries().items():
         lines += [f"{name:14} {summary}", f"{'':14}   {' · '.join(_variants(name))}"]
@@ -87,7 +87,7 @@ def _chosen(name: str | None, every: bool) -> list[str]:
     from kernels.runtime.measure import ladders_of
 
     if every == (name is not None):
-        raise ParameterError("kernels bench: name one operation, or give --all (millrace kernels lists them)")
+        raise ParameterError("kernels bench: name one operation, or pass --all (millrace kernels lists them)")
     if name is None:
         return [each for each in kernels.names() if ladders_of(each)]
     if name not in kernels.names():
@@ -98,7 +98,7 @@ def _chosen(name: str | None, every: bool) -> list[str]:
 
 
 def _check_output(option: str, path: Path | None, suffix: str) -> None:
-    """Before minutes of measuring: whether the file can be what it is to be."""
+    """Refuses a file that cannot be written, before minutes of measuring."""
     if path is None:
         return
     if path.suffix.lower() != suffix:
@@ -113,7 +113,7 @@ def _require_gpu() -> None:
     if usable_gpus():
         return
     obstacles = [report.obstacle for report in discover() if report.obstacle]
-    raise DeviceUnavailable(f"kernels bench needs a GPU: {obstacles[0]}; millrace devices says what is here")
+    raise DeviceUnavailable(f"kernels bench needs a GPU: {obstacles[0]}; millrace devices lists the devices found")
 
 
 def _measured(operations: list[str], *, shown: bool) -> tuple[DeviceFacts, list[LadderResult]]:
@@ -133,7 +133,7 @@ def _measured(operations: list[str], *, shown: bool) -> tuple[DeviceFacts, list[
 
 
 def device_lines(device: DeviceFacts) -> list[str]:
-    """The device and what it reaches at best."""
+    """The device and its measured limits."""
     limits = ", ".join(f"{name} {rate / GIGA:,.0f} {UNITS[name]}" for name, rate in device.limits.items())
     return [f"{device.model}, CUDA driver {device.driver}, {device.measured}", f"limits: {limits}"]
 
@@ -166,7 +166,7 @@ def _rung_line(rung: Rung, *, bound: bool) -> str:
 
 
 def as_text(value: Any) -> str:
-    """JSON of dataclasses."""
+    """Dataclasses as JSON."""
     from pipeline.engine.receipt import to_json
 
     return to_json(_plain(value))

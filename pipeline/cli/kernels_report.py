@@ -1,4 +1,4 @@
-"""Measured ladders as pictures (SVG) and as one page (HTML) that asks nothing of the network."""
+"""Measured ladders as plots (SVG) and as one self-contained page (HTML)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GIGA = 1e9
 WIDTH, LEFT, RIGHT, ROW, TOP = 860, 210, 230, 24, 46
-LOG_BELOW = 0.05  # a ladder with a rung below this fraction is drawn to a logarithmic scale
+LOG_BELOW = 0.05  # a ladder with a rung below this fraction is plotted on a logarithmic scale
 COLOURS = {"memory": "#2f7d4f", "instruction": "#b3541e", "latency": "#5b6fa8", "other": "#7a4f8f"}
 LIBRARY, UPPER = "#8a8f98", "#c9b458"
 LIMIT_NAMES = {
@@ -59,11 +59,11 @@ def page(device: DeviceFacts, results: Sequence[LadderResult], summaries: Mappin
 <p>{escape(device.model)}, {device.multiprocessors} multiprocessors, {device.l2_bytes / 2**20:.0f} MiB of L2,
 CUDA driver {escape(device.driver)}; measured {escape(device.measured)}.</p>
 {_limits_table(device)}
-<p class="small">Each rung was timed by CUDA events after a warm-up, median of rounds that it shared with the limit its
-ladder is measured against; inputs exceed the L2 cache, or the cache is overwritten before each call. GB/s counts the
-least bytes that the operation must move, not those that a rung moves. A rung within a factor of {1 / NEAR:.2g} of its
-memory or arithmetic limit is bound by that; one far from both waits: by latency; one that passes a limit gets by with
-fewer operations than the definition counts, or has tensor cores do them: other. Occupancy is that of its largest
+<p class="small">Each rung was timed by CUDA events after a warm-up, interleaved with the limit that its ladder is
+compared with; the table shows medians. Inputs exceed the L2 cache, or the cache is overwritten before each call. GB/s
+counts the minimum traffic of the operation, not the bytes that a rung moves. A rung within a factor of
+{1 / NEAR:.2g} of its memory or arithmetic limit is bound by it; a rung far from both is bound by latency; a rung above
+a limit does fewer operations than the definition counts, or uses tensor cores: other. Occupancy is that of the largest
 launch.</p>
 <p class="key small">{key}</p>
 {_remarks(results)}
@@ -74,7 +74,7 @@ launch.</p>
 
 
 def plots(results: Sequence[LadderResult]) -> str:
-    """One SVG picture with the ladders one below another."""
+    """One SVG plot with the ladders one below another."""
     heights = [_height(result) for result in results]
     parts = [f'<g transform="translate(0,{sum(heights[:k])})">{_bars(result)}</g>' for k, result in enumerate(results)]
     return _svg("".join(parts), sum(heights), "ladders")
@@ -89,7 +89,7 @@ def _limits_table(device: DeviceFacts) -> str:
 
 
 def _remarks(results: Sequence[LadderResult]) -> str:
-    """Where the classic advice no longer holds here."""
+    """The steps of classic advice that do not pay on this device."""
     found = [(result, sentence) for result in results for sentence in unpaid(result)]
     if not found:
         return ""
@@ -111,8 +111,8 @@ def _section(name: str, summary: str, results: Sequence[LadderResult]) -> str:
 def _ladder(result: LadderResult) -> str:
     rows = "".join(_row(rung, result) for rung in result.rungs)
     rows += "".join(_row(rung, result, library=True) for rung in result.libraries)
-    said = unpaid(result)
-    remarks = f'<p class="unpaid">Does not pay here: {escape("; ".join(said))}.</p>' if said else ""
+    steps = unpaid(result)
+    remarks = f'<p class="unpaid">Does not pay here: {escape("; ".join(steps))}.</p>' if steps else ""
     failed = "".join(
         f'<p class="failed">{escape(what)} was not measured: {escape(why)}</p>'
         for what, why in (*result.failures.items(), *result.missing.items())
@@ -157,7 +157,7 @@ def _svg(content: str, height: int, label: str) -> str:
 
 
 def _bars(result: LadderResult) -> str:
-    """A bar a rung, as long as its fraction of the limit."""
+    """One bar per rung, proportional to its fraction of the limit."""
     everything = [*result.rungs, *result.libraries]
     if not everything:
         return f'<text x="0" y="20">{escape(result.operation)}: {escape(result.ladder)}: nothing was measured</text>'
@@ -168,9 +168,9 @@ def _bars(result: LadderResult) -> str:
         f'<text x="0" y="16" font-size="14" font-weight="600">{escape(f"{result.operation}: {result.ladder}")}</text>',
         *(_grid_line(mark, decades, bottom) for mark in _marks(decades)),
     ]
-    for place, rung in enumerate(everything):
-        y = TOP + ROW * place
-        colour = LIBRARY if place >= len(result.rungs) else COLOURS[rung.bound]
+    for row, rung in enumerate(everything):
+        y = TOP + ROW * row
+        colour = LIBRARY if row >= len(result.rungs) else COLOURS[rung.bound]
         colour = UPPER if rung.name == result.bound_rung else colour
         length = _x(rung.fraction, decades) - LEFT
         rate = f"{rung.bytes_per_s / GIGA:,.0f} GB/s" if result.limit in ("copy", "read") else _flops(rung)
@@ -195,7 +195,7 @@ def _marks(decades: int) -> list[float]:
 
 
 def _x(fraction: float, decades: int) -> float:
-    """Where a fraction of the limit lies; what passes the limit (from cache) may reach into the margin."""
+    """The x coordinate of a fraction of the limit; fractions above 1 (from cache) may extend into the margin."""
     span = WIDTH - LEFT - RIGHT
     share = 1 + math.log10(max(fraction, 10.0**-decades)) / decades if decades else fraction
     return LEFT + span * min(share, 1.1)

@@ -1,4 +1,4 @@
-"""numpy.ma arrays: no operation knows their masks, so none takes them as if they had none."""
+"""numpy.ma arrays: every operation refuses them, since it would ignore their masks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINTS = np.random.default_rng(1).uniform(-2, 2, (9, 2))
 PLAN, NORMAL = Nufft(POINTS, (4, 4)), Toeplitz(toeplitz_kernel(POINTS, None, (4, 4)), (4, 4))
 SPARSE = Csr(values=np.ones(2, np.float32), columns=np.arange(2, dtype=np.int32),
              starts=np.arange(3, dtype=np.int32), shape=(2, 2))  # fmt: skip
-# The name of the parameter, what stands for it, and the call.
+# The name of the parameter, its value, and the call.
 CALLS: dict[str, tuple[str, np.ndarray, Callable[[Any], Any]]] = {
     "transpose": ("array", PLANE, transpose),
     "reduce": ("values", LINE, total),

@@ -2,9 +2,9 @@
 
 Graph  : `offsets` [n + 1], int32 or int64, and `columns` [m], int32: the edges out of vertex v lead to
          columns[offsets[v]:offsets[v + 1]]. Self loops, repeated edges and vertices without edges are allowed.
-Result : int32 [n]: the least number of edges from the source; 0 for the source itself, −1 where there is no path.
+Result : int32 [n]: the least number of edges from the source; 0 for the source itself, −1 for unreachable vertices.
 
-Exact, and the same wherever it is computed. Fewer than 2³¹ vertices, any number of edges.
+Results are exact and identical on every device. Fewer than 2³¹ vertices, any number of edges.
 
 Sources: Luo, Wong, Hwu, "An effective GPU implementation of breadth-first search" (2010); Merrill, Garland, Grimshaw,
 "Scalable GPU graph traversal" (2012); Beamer, Asanović, Patterson, "Direction-optimizing breadth-first search" (2012).
@@ -28,18 +28,18 @@ MAX_VERTICES = (1 << 31) - 1
 def levels(
     offsets: Any, columns: Any, source: int, *, symmetric: bool = False, out: Any = None, stream: Any = None
 ) -> Any:
-    """How many edges each vertex is away from `source`.
+    """The number of edges between `source` and each vertex.
 
-    offsets, columns : NumPy or CuPy arrays, both of one library. NumPy arrays are checked whole; CuPy arrays are not,
-                       but for the last offset: that would read them all.
-    symmetric        : the caller's word that every edge is there both ways: a search may then run from the vertices not
-                       reached yet to those that are, which looks at far fewer edges. Not checked: where it is not so,
-                       levels come out too high.
-    out              : int32 [n], C-contiguous, for the result; no memory shared with the graph
+    offsets, columns : NumPy or CuPy arrays, both from the same library. NumPy arrays are checked completely; of CuPy
+                       arrays only the last offset is checked.
+    symmetric        : promises that every edge exists in both directions, so that the search may also run bottom-up,
+                       from unvisited vertices to the frontier, which reads far fewer edges. Not checked: if it is
+                       false, levels can be too high.
+    out              : int32 [n], C-contiguous, for the result; must not share memory with the graph
     stream           : CUDA: the stream to launch on; default CuPy's current one. The call waits for the device, since
-                       the host must see where a search ends.
+                       the host must see when the search ends.
 
-    Returns the levels, int32 [n]. Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the levels, int32 [n]. Raises ValueError or TypeError; the message names the parameter.
     """
     source = _check_graph(offsets, columns, source)
     check_out(out, (len(offsets) - 1,), np.int32, apart_from={"offsets": offsets, "columns": columns})

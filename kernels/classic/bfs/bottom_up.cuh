@@ -1,16 +1,16 @@
-// Bottom up: when the frontier is large, most vertices not yet reached have a parent in it, and find it soon.
+// Bottom-up: when the frontier is large, most unvisited vertices find a parent in it after a few edges.
 #pragma once
 
 #include "chunks.cuh"
 
 constexpr int UP_THREADS = 256;
-constexpr int ALONE = 32;  // edges that a thread looks at by itself
+constexpr int ALONE = 32;  // edges that a thread checks by itself
 
 __device__ inline bool is_set(const unsigned* bits, int vertex) { return bits[vertex / 32] >> vertex % 32 & 1; }
 
-// expand_bottom_up: a warp 32 vertices, one word of each set of bits, written whole: no atomics. A vertex looks at its
-// edges until one leads to the frontier; what is left of long rows is looked at by the whole warp, row by row. The
-// graph must have every edge both ways.
+// expand_bottom_up: 32 vertices per warp, one word of each bit set, so no atomics. Each thread checks its vertex's edges
+// until one leads to the frontier; the rest of long rows is checked by the whole warp, row by row. The graph must be
+// symmetric.
 __global__ void __launch_bounds__(UP_THREADS)
     expand_bottom_up(Search search, const unsigned* __restrict__ frontier, unsigned* __restrict__ next, int level,
                      Tally* tally) {
@@ -57,13 +57,13 @@ __global__ void __launch_bounds__(UP_THREADS)
     }
 }
 
-// From a queue's entries to bits, which must be zero.
+// Converts a queue's entries to bits, which must be zero.
 __global__ void entries_to_bits(const Entry* __restrict__ frontier, long long count, unsigned* bits) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
     if (i < count) atomicOr(bits + frontier[i].vertex / 32, 1u << frontier[i].vertex % 32);
 }
 
-// And back: a block's vertices become entries.
+// Converts bits to entries of a queue.
 __global__ void __launch_bounds__(CHUNK_THREADS)
     bits_to_entries(Search search, const unsigned* __restrict__ bits, int level, Entry* next, Tally* tally) {
     __shared__ int found[CHUNK_THREADS], warps[CHUNK_THREADS / 32];

@@ -53,7 +53,7 @@ class Case:
         np.testing.assert_array_equal(result, self.exact() if expected is None else expected, self.name, strict=True)
 
     def bytes(self) -> int:
-        """Least traffic where every edge is looked at: columns, offsets, levels."""
+        """Minimum traffic if every edge is read: columns, offsets, levels."""
         offsets, columns = self.graph()
         return int(columns.nbytes + 8 * len(offsets) + 4 * self.vertices)
 
@@ -74,8 +74,8 @@ def exact(offsets: Array, columns: Array, source: int) -> Array:
 
 
 def check_levels(offsets: Array, columns: Array, source: int, result: Array) -> None:
-    """What levels are, for graphs too large for `exact`: 0 at the source; elsewhere one more than the least among the
-    vertices with an edge to here; and none where no such vertex has one. Only the right ones are so."""
+    """Checks the defining property of levels, for graphs too large for `exact`: 0 at the source; elsewhere one more
+    than the lowest level among the vertices with an edge to it, or unreached if none of them is reached."""
     vertices = len(offsets) - 1
     far = np.iinfo(np.int32).max - 1
     assert result[source] == 0
@@ -89,7 +89,7 @@ def check_levels(offsets: Array, columns: Array, source: int, result: Array) -> 
 
 
 def in_rows(first: Array, second: Array, vertices: int, *, symmetric: bool) -> tuple[Array, Array]:
-    """Edges as offsets int64 and columns int32, in the order given within a row."""
+    """Edges as offsets int64 and columns int32, in the given order within each row."""
     if symmetric:
         first, second = np.concatenate((first, second)), np.concatenate((second, first))
     offsets = np.zeros(vertices + 1, np.int64)
@@ -98,7 +98,7 @@ def in_rows(first: Array, second: Array, vertices: int, *, symmetric: bool) -> t
 
 
 def rmat_edges(scale: int, count: int, rng: Any) -> tuple[Array, Array]:
-    """Graph500's recursive edges: a quadrant of the matrix, bit by bit; few vertices have most edges."""
+    """Graph500's R-MAT edges: one quadrant of the matrix per bit, so that few vertices have most edges."""
     first, second = np.zeros(count, np.int64), np.zeros(count, np.int64)
     a, b, c = RMAT
     for _ in range(scale):
@@ -145,7 +145,7 @@ def made_graph(kind: str, vertices: int, *, symmetric: bool) -> tuple[Array, Arr
 
 
 def cases() -> Iterator[Case]:
-    """Every kind, both ways and one; one vertex, two, a word of bits and one more; sources first, middle, last."""
+    """Every kind, undirected and directed; sizes around 1, 2 and a word's 32 bits; first, middle and last sources."""
     for kind, symmetric in itertools.product(KINDS, (True, False)):
         size = 203 if kind == "complete" else 503 if kind in ("chain", "loops") else 4001
         for source in (0, size // 2):

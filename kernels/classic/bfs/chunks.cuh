@@ -1,5 +1,5 @@
-// Top down with the work shared out evenly: a queue's entry is at most 1024 edges of a vertex, and the threads of a block
-// share the edges of all its entries. Visited vertices are bits, which stay in L2 where levels do not.
+// Top-down with balanced work: a queue's entry is at most 1024 edges of a vertex, and the threads of a block share the
+// edges of all its entries. Visited vertices are bits, which fit L2 where levels do not.
 #pragma once
 
 #include "block_scan.cuh"
@@ -10,13 +10,13 @@ constexpr int CHUNK = 1024;         // edges of an entry
 constexpr int CHUNK_BUFFER = 1024;  // vertices found, before they become entries
 constexpr int SMALL_THREADS = 512;
 
-// Blocks of search_small, which meet at barriers of their own: a cluster, where the device has such.
+// Blocks of search_small, which synchronise with each other: a cluster if the device supports it, otherwise one block.
 #if __CUDA_ARCH__ >= 900
 #define SMALL_BLOCKS 8
-#define TOGETHER __cluster_dims__(SMALL_BLOCKS, 1, 1)
+#define CLUSTER __cluster_dims__(SMALL_BLOCKS, 1, 1)
 #else
 #define SMALL_BLOCKS 1
-#define TOGETHER
+#define CLUSTER
 #endif
 
 // At most CHUNK edges out of a vertex.
@@ -25,13 +25,13 @@ struct alignas(16) Entry {
     int length, vertex;
 };
 
-// What the host reads after a level, and the kernels count into.
+// The kernels' counters, which the host reads after a level.
 struct Tally {
     unsigned long long entries;   // of the next frontier's queue
     unsigned long long vertices;  // of the next frontier
-    unsigned long long edges;     // out of them
-    unsigned long long searched;  // by search_small: edges out of all that it found
-    unsigned long long level;     // and its last level
+    unsigned long long edges;     // out of these vertices
+    unsigned long long searched;  // search_small: edges out of all vertices that it found
+    unsigned long long level;     // search_small: its last level
 };
 
 struct Search {
@@ -46,7 +46,7 @@ __device__ inline bool visits(unsigned* visited, int vertex) {
     return !(*word & bit) && !(atomicOr(word, bit) & bit);
 }
 
-// The vertices found, in shared memory, become entries of the queue: a thread a vertex, and its block takes room once.
+// Appends the vertices found, in shared memory, to the queue: one thread per vertex, one reservation per block.
 template <int THREADS>
 __device__ inline void flush(const Search& search, const int* found, int held, int level, Entry* next, Tally* tally,
                              unsigned long long* base, int* warps) {
@@ -77,16 +77,16 @@ __device__ inline void flush(const Search& search, const int* found, int held, i
 // Shared memory of a block that expands entries.
 template <int THREADS>
 struct Expansion {
-    int ends[THREADS];          // edges of the entries up to and with each
-    long long begins[THREADS];  // first edge of each entry, less the edges of those before
+    int ends[THREADS];          // inclusive prefix sums of the entries' lengths
+    long long begins[THREADS];  // first edge of each entry minus the lengths of the entries before
     int found[CHUNK_BUFFER];
     int warps[THREADS / 32];
     int held;
     unsigned long long base;
 };
 
-// The edges of up to THREADS entries, one for each thread, by all threads of the block: thread t takes the t-th of THREADS
-// edges at a time and finds their entry by bisection.
+// Expands up to THREADS entries, one per thread, with all threads of the block: thread t takes the t-th of THREADS edges
+// at a time and finds its entry by bisection.
 template <int THREADS>
 __device__ inline void expand(const Search& search, Expansion<THREADS>& shared, Entry entry, int level, Entry* next,
                               Tally* tally) {
@@ -118,8 +118,8 @@ __device__ inline void expand(const Search& search, Expansion<THREADS>& shared, 
     }
 }
 
-// All entries of a queue, shared out among the blocks of the grid: a block takes no more at a time than its share, since a
-// few entries may be many edges.
+// Expands all entries of a queue, divided among the blocks of the grid: a block takes at most its share at a time, since
+// few entries may have many edges.
 template <int THREADS>
 __device__ inline void expand_queue(const Search& search, Expansion<THREADS>& shared, const Entry* queue,
                                     unsigned long long count, int level, Entry* next, Tally* tally) {
@@ -130,7 +130,7 @@ __device__ inline void expand_queue(const Search& search, Expansion<THREADS>& sh
     }
 }
 
-// expand_chunks: no thread has more edges than its neighbours, whatever the degrees; reads of columns are rows.
+// expand_chunks: threads have equal work for any degrees, and reads of columns are coalesced.
 __global__ void __launch_bounds__(CHUNK_THREADS)
     expand_chunks(Search search, const Entry* __restrict__ frontier, long long count, int level, Entry* next,
                   Tally* tally) {
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS)
     expand_queue(search, shared, frontier, count, level, next, tally);
 }
 
-// All blocks of search_small have come here, and see what the others have written.
-__device__ inline void meet() {
+// A barrier of all blocks of search_small, with visibility of each other's writes.
+__device__ inline void cluster_barrier() {
 #if SMALL_BLOCKS > 1
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
@@ -149,10 +149,10 @@ __device__ inline void meet() {
 #endif
 }
 
-// search_small: a few blocks search level after level, from queue to queue, until nothing is left or too much for them: a
-// level costs a few microseconds, without a launch or the host. `counts` are three tallies, zero, taken in turn: one is
-// counted into, one is read, and one is made zero.
-__global__ void TOGETHER __launch_bounds__(SMALL_THREADS)
+// search_small: a few blocks search level after level, from queue to queue, until the frontier is empty or too large: a
+// level costs a few microseconds, without a launch or the host. `counts` are three cleared tallies that rotate: one is
+// counted into, one is read, and one is cleared.
+__global__ void CLUSTER __launch_bounds__(SMALL_THREADS)
     search_small(Search search, Entry* queue, Entry* other, long long entries, long long most_entries, long long most_edges,
                  int level, Tally* counts, Tally* tally) {
     __shared__ Expansion<SMALL_THREADS> shared;
@@ -162,7 +162,7 @@ __global__ void TOGETHER __launch_bounds__(SMALL_THREADS)
     for (int turn = 0;; turn = (turn + 1) % 3, ++level) {
         expand_queue(search, shared, queue, count, level, other, counts + turn);
         if (blockIdx.x == 0 && threadIdx.x == 0) counts[(turn + 1) % 3] = {0, 0, 0, 0, 0};
-        meet();
+        cluster_barrier();
         const volatile Tally* const counted = counts + turn;
         count = counted->entries, edges = counted->edges;
         searched += edges;

@@ -1,4 +1,4 @@
-"""Breadth-first search of NumPy arrays: one thread, a queue that is the list of all vertices found, in their order."""
+"""Breadth-first search of NumPy arrays: one thread; the queue holds all vertices found, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kernels.runtime.compiled import compiled
 
 Array = NDArray[Any]
 
-# Beamer's constants: bottom up once the frontier has this part of the edges left to look at; top down again once it has
-# this part of the vertices.
+# Beamer's constants: bottom-up once the frontier has more than 1/ALPHA of the unexplored edges, top-down again once it
+# has less than 1/BETA of the vertices.
 ALPHA, BETA = 14, 24
 
 
@@ -53,7 +53,7 @@ def _search(offsets: Array, columns: Array, source: int, symmetric: bool, levels
 
 @compiled
 def _from_above(offsets: Array, columns: Array, levels: Array, level: int, queue: Array, begin: int, end: int) -> int:
-    """Looks along the edges out of queue[begin:end]; where the queue ends then."""
+    """Expands queue[begin:end] along its edges; returns the new end of the queue."""
     tail = end
     for k in range(begin, end):
         vertex = queue[k]
@@ -68,7 +68,7 @@ def _from_above(offsets: Array, columns: Array, levels: Array, level: int, queue
 
 @compiled
 def _from_below(offsets: Array, columns: Array, levels: Array, level: int, queue: Array, tail: int) -> int:
-    """Looks from every vertex not reached for one of the level before."""
+    """Searches every unvisited vertex for a neighbour on the previous level; returns the new end of the queue."""
     for vertex in range(levels.size):
         if levels[vertex] < 0:
             for e in range(offsets[vertex], offsets[vertex + 1]):

@@ -14,19 +14,18 @@ import numpy as np
 from kernels.classic.bfs.cpu import ALPHA, BETA
 from kernels.classic.sort.cuda import sort
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, multiprocessors, on_stream
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream, pointer
 
 OPTIONS = ()
 
-# As in the headers.
+# Tuned on an H200 (sm_90). The first two lines repeat constants of the headers.
 QUEUE_THREADS, CHUNK_THREADS, UP_THREADS, SMALL_THREADS = 256, 256, 256, 512
-CHUNK = 1024
-ENTRY_BYTES, TALLY = 16, 5  # numbers of a tally
-SMALL_BLOCKS = 8  # a cluster, from compute capability 9.0 on
-# What a block of search_small takes on: beyond, a launch and the host's look at it cost less than they bring.
-SMALL_ENTRIES, SMALL_EDGES = 2048, 1 << 14
+CHUNK, SMALL_BLOCKS = 1024, 8  # edges of a queue entry; blocks of a cluster, from compute capability 9.0 on
+SMALL_ENTRIES, SMALL_EDGES = 2048, 1 << 14  # per block of search_small; above, a launch per level is faster
 BLOCKS_A_MULTIPROCESSOR = 8
-TALLIES = 64  # made zero at once
+
+ENTRY_BYTES, TALLY = 16, 5  # size of an entry; counters of a tally
+TALLIES = 64  # cleared together
 MEMCPY_DEVICE_TO_HOST = 2
 UNREACHED = -1
 RMAT = (0.57, 0.19, 0.19)  # of Graph500
@@ -60,7 +59,7 @@ class Task:
         return int(self.out.size)
 
     def graph(self) -> GraphStruct:
-        return GraphStruct(offsets=_pointer(self.offsets), columns=_pointer(self.columns), vertices=self.vertices)
+        return GraphStruct(offsets=pointer(self.offsets), columns=pointer(self.columns), vertices=self.vertices)
 
     def launch(self, entry: str, blocks: int, threads: int, *args: Any) -> None:
         kernel("bfs", entry).launch((blocks,), (threads,), args, stream=self.stream)
@@ -98,16 +97,8 @@ def levels(
     return out
 
 
-def _pointer(array: Any) -> int:
-    return int(array.data.ptr)
-
-
-def blocks_of(count: int, each: int) -> int:
-    return -(-count // each)
-
-
 def _run_queues(task: Task, entry: str) -> None:
-    """One launch a level; the host reads how many vertices it found."""
+    """One launch per level; the host reads how many vertices it found."""
     import cupy
 
     task.out.fill(UNREACHED)
@@ -126,7 +117,7 @@ def _run_queues(task: Task, entry: str) -> None:
 
 
 class _Searching:
-    """A search by chunks: its arrays on the device, and what the host knows of the frontier."""
+    """A search by chunks: its device arrays and the host's copy of the frontier's counts."""
 
     def __init__(self, task: Task) -> None:
         import cupy
@@ -138,9 +129,9 @@ class _Searching:
         self.visited = cupy.zeros(words, np.uint32)
         self.queues = [cupy.empty(ENTRY_BYTES * entries, np.uint8) for _ in range(2)]
         self.tallies = cupy.zeros((TALLIES, TALLY), np.uint64)
-        self.told = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * TALLY), np.uint64, TALLY)
+        self.host_tally = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * TALLY), np.uint64, TALLY)
         self.next_tally = 0
-        self.struct = SearchStruct(graph=task.graph(), levels=_pointer(task.out), visited=_pointer(self.visited))
+        self.struct = SearchStruct(graph=task.graph(), levels=pointer(task.out), visited=pointer(self.visited))
         self.bits: list[Any] = []
         self.level, self.up, self.before = 0, False, 0
         self.unexplored = task.columns.size
@@ -148,22 +139,22 @@ class _Searching:
         self._launch("start_search", 1, CHUNK_THREADS, ctypes.c_int(task.source), self.queues[0])
 
     def _zero_tallies(self, count: int) -> int:
-        """The address of so many tallies in a row, zero."""
+        """The address of `count` consecutive tallies, cleared."""
         if self.next_tally + count > TALLIES:
             self.tallies.fill(0)
             self.next_tally = 0
         self.next_tally += count
-        return _pointer(self.tallies) + (self.next_tally - count) * 8 * TALLY
+        return pointer(self.tallies) + (self.next_tally - count) * 8 * TALLY
 
     def _launch(self, entry: str, blocks: int, threads: int, *args: Any) -> None:
-        """A kernel that counts into a tally, its last argument, which the host then reads."""
+        """Launches a kernel that counts into a tally, its last argument, and waits for the result."""
         import cupy
 
         tally, stream = self._zero_tallies(1), self.task.stream
         self.task.launch(entry, blocks, threads, self.struct, *args, ctypes.c_void_p(tally))
-        cupy.cuda.runtime.memcpyAsync(self.told.ctypes.data, tally, 8 * TALLY, MEMCPY_DEVICE_TO_HOST, stream.ptr)
+        cupy.cuda.runtime.memcpyAsync(self.host_tally.ctypes.data, tally, 8 * TALLY, MEMCPY_DEVICE_TO_HOST, stream.ptr)
         stream.synchronize()
-        self.entries, self.vertices, self.edges, searched, last = (int(number) for number in self.told)
+        self.entries, self.vertices, self.edges, searched, last = (int(number) for number in self.host_tally)
         self.level = max(self.level, last)
         self.unexplored -= max(searched, self.edges)
 
@@ -212,11 +203,11 @@ class _Searching:
         edges, blocks = self.edges, blocks_of(self.task.vertices, CHUNK_THREADS)
         level = ctypes.c_int(self.level)
         self._launch("bits_to_entries", blocks, CHUNK_THREADS, self.bits[0], level, self.queues[0])
-        self.unexplored += edges  # counted before
+        self.unexplored += edges  # already subtracted once
 
 
 def _run_chunks(task: Task, *, alone: bool, directions: bool) -> None:
-    """alone: a few blocks search small levels; directions: bottom up where that looks at fewer edges."""
+    """alone: a few blocks search small levels; directions: also bottom-up, when that reads fewer edges."""
     search = _Searching(task)
     while search.vertices > 0:
         if search.up:
@@ -237,8 +228,8 @@ def _run_chunks(task: Task, *, alone: bool, directions: bool) -> None:
 
 _CHUNKS = ("start_search", "expand_chunks")
 _SUMMARIES = {
-    "expand_global": "a thread a frontier vertex, one queue: an atomic addition to one counter for every vertex found",
-    "expand_block": "a block's queue in shared memory first: one global addition a block",
+    "expand_global": "one thread per frontier vertex, one queue: an atomic addition to its counter per vertex found",
+    "expand_block": "a block's queue in shared memory first: one global addition per block",
     "expand_hierarchical": "queues of every eighth lane before the block's: fewer threads on one counter",
 }
 
@@ -252,17 +243,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         **{name: Variant(summary=summary, entries=(name,), run=_queues(name)) for name, summary in _SUMMARIES.items()},
         "chunks": Variant(
-            summary="a block's threads share its edges evenly, long rows are cut; visited vertices are bits",
+            summary="a block's threads share its edges evenly, long rows are split; visited vertices are bits",
             entries=_CHUNKS,
             run=lambda task: _run_chunks(task, alone=False, directions=False),
         ),
         "small_levels": Variant(
-            summary="small levels are searched by one cluster of blocks, one after the other, without the host",
+            summary="one cluster of blocks searches small levels, one after the other, without the host",
             entries=(*_CHUNKS, "search_small"),
             run=lambda task: _run_chunks(task, alone=True, directions=False),
         ),
         "directions": Variant(
-            summary="large frontiers are looked for from the vertices not reached yet: most edges are never looked at",
+            summary="large frontiers are expanded bottom-up, from unvisited vertices: most edges are never read",
             entries=(*_CHUNKS, "search_small", "entries_to_bits", "expand_bottom_up", "bits_to_entries"),
             run=lambda task: _run_chunks(task, alone=True, directions=True),
         ),
@@ -272,7 +263,7 @@ PRODUCTION = "directions"
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Graphs of few levels and of many; an edge counts as one operation, so that GFLOP/s are GTEPS."""
+    """Graphs with few and with many levels; an edge counts as one operation, so GFLOP/s are GTEPS."""
     few = ("small_levels", PRODUCTION)
     return (
         _ladder("R-MAT graph of 2²² vertices", lambda: rmat_graph(22), 1 << 22, 1 << 27, tuple(VARIANTS)),
@@ -303,7 +294,7 @@ def _ladder(
 
 
 def rmat_graph(scale: int) -> tuple[Any, Any, int]:
-    """Graph500's R-MAT graph of 16 × 2^scale edges, each both ways: offsets, columns, and the vertex of most edges."""
+    """Graph500's R-MAT graph with 16 × 2^scale undirected edges: offsets, columns, and the vertex of highest degree."""
     import cupy
 
     rng, count = cupy.random.default_rng(1), 16 << scale
@@ -313,13 +304,13 @@ def rmat_graph(scale: int) -> tuple[Any, Any, int]:
         lot = rng.random(count, np.float32)
         ends[0] = 2 * ends[0] + (lot >= a + b)
         ends[1] = 2 * ends[1] + (((lot >= a) & (lot < a + b)) | (lot >= a + b + c))
-    # Numbers say nothing of degrees: an odd factor and a shift permute them.
+    # Permute the vertices by an odd factor and an offset, so that numbers do not reveal degrees.
     first, second = ((end.astype(np.uint32) * 2654435769 + 12345) & ((1 << scale) - 1) for end in ends)
     return *_in_rows(first, second, 1 << scale), 12345 & ((1 << scale) - 1)
 
 
 def random_graph(scale: int) -> tuple[Any, Any, int]:
-    """16 × 2^scale edges between any two vertices, each both ways; and vertex 0."""
+    """A graph with 16 × 2^scale undirected edges between random vertices, and vertex 0 as the source."""
     import cupy
 
     rng, count = cupy.random.default_rng(1), 16 << scale
@@ -328,7 +319,7 @@ def random_graph(scale: int) -> tuple[Any, Any, int]:
 
 
 def grid_graph(rows: int, columns: int) -> tuple[Any, Any, int]:
-    """Neighbours up, down, left and right; and the corner."""
+    """A grid graph, each vertex connected to its four neighbours, and a corner as the source."""
     import cupy
 
     place = cupy.arange(rows * columns, dtype=np.uint32).reshape(rows, columns)
@@ -338,7 +329,7 @@ def grid_graph(rows: int, columns: int) -> tuple[Any, Any, int]:
 
 
 def _in_rows(first: Any, second: Any, vertices: int) -> tuple[Any, Any]:
-    """Edges, both ways, as offsets and columns."""
+    """Undirected edges as offsets and columns."""
     import cupy
 
     first, second = cupy.concatenate((first, second)), cupy.concatenate((second, first))

@@ -1,9 +1,9 @@
-// The classic queues: a thread takes a vertex of the frontier, and what it finds goes into the next frontier's queue.
+// The classic queues: a thread expands one vertex of the frontier and appends the vertices it finds to the next queue.
 #pragma once
 
 constexpr int UNREACHED = -1;
 constexpr int QUEUE_THREADS = 256;
-constexpr int BLOCK_QUEUE = 2048;   // vertices that a block holds back
+constexpr int BLOCK_QUEUE = 2048;   // vertices buffered by a block
 constexpr int LANE_QUEUES = 8, LANE_QUEUE = 128;
 
 struct Graph {
@@ -12,12 +12,12 @@ struct Graph {
     int vertices;
 };
 
-// Whether the calling thread is the one that reaches the vertex. Looks before it asks: most edges lead to what is known.
+// Whether the calling thread is the first to reach the vertex. Reads before the atomic: most edges lead to visited vertices.
 __device__ inline bool reaches(int* levels, int vertex, int level) {
     return levels[vertex] == UNREACHED && atomicCAS(levels + vertex, UNREACHED, level) == UNREACHED;
 }
 
-// expand_global: every vertex found costs an atomic addition to one counter, on which all threads wait in turn.
+// expand_global: every vertex found costs an atomic addition to one counter, which serialises all threads.
 __global__ void __launch_bounds__(QUEUE_THREADS)
     expand_global(Graph graph, const int* __restrict__ frontier, int count, int* levels, int level, int* next, int* tail) {
     const int i = blockIdx.x * QUEUE_THREADS + threadIdx.x;
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(QUEUE_THREADS)
     }
 }
 
-// expand_block: vertices gather in shared memory; a block takes room in the queue once, and writes rows. What does not fit
-// goes the old way.
+// expand_block: vertices are buffered in shared memory; a block reserves space in the queue once, and its writes are
+// coalesced. Vertices that do not fit are appended one by one.
 __global__ void __launch_bounds__(QUEUE_THREADS)
     expand_block(Graph graph, const int* __restrict__ frontier, int count, int* levels, int level, int* next, int* tail) {
     __shared__ int queue[BLOCK_QUEUE];
@@ -49,14 +49,14 @@ __global__ void __launch_bounds__(QUEUE_THREADS)
         }
     }
     __syncthreads();
-    const int kept = min(held, BLOCK_QUEUE);
-    if (threadIdx.x == 0) base = atomicAdd(tail, kept);
+    const int queued = min(held, BLOCK_QUEUE);
+    if (threadIdx.x == 0) base = atomicAdd(tail, queued);
     __syncthreads();
-    for (int k = threadIdx.x; k < kept; k += QUEUE_THREADS) next[base + k] = queue[k];
+    for (int k = threadIdx.x; k < queued; k += QUEUE_THREADS) next[base + k] = queue[k];
 }
 
-// expand_hierarchical: lanes of the same place in their warp share a queue, so that a warp's threads add to eight counters
-// and not one; the queues are joined into the block's, which goes out as before.
+// expand_hierarchical: every eighth lane shares a queue, so that a warp's threads add to eight counters instead of one; the
+// queues are then joined into the block's.
 __global__ void __launch_bounds__(QUEUE_THREADS)
     expand_hierarchical(Graph graph, const int* __restrict__ frontier, int count, int* levels, int level, int* next,
                         int* tail) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(QUEUE_THREADS)
         }
     }
     __syncthreads();
-    const int over_kept = min(over_held, BLOCK_QUEUE);
+    const int over_queued = min(over_held, BLOCK_QUEUE);
     if (threadIdx.x == 0) {
         int sum = 0;
         for (int q = 0; q < LANE_QUEUES; ++q) {
@@ -91,10 +91,10 @@ __global__ void __launch_bounds__(QUEUE_THREADS)
             sum += min(held[q], LANE_QUEUE);
         }
         begins[LANE_QUEUES] = sum;
-        base = atomicAdd(tail, sum + over_kept);
+        base = atomicAdd(tail, sum + over_queued);
     }
     __syncthreads();
     for (int q = threadIdx.x / 32; q < LANE_QUEUES; q += QUEUE_THREADS / 32)  // a warp a queue
         for (int k = threadIdx.x % 32; k < begins[q + 1] - begins[q]; k += 32) next[base + begins[q] + k] = queue[q][k];
-    for (int k = threadIdx.x; k < over_kept; k += QUEUE_THREADS) next[base + begins[LANE_QUEUES] + k] = over[k];
+    for (int k = threadIdx.x; k < over_queued; k += QUEUE_THREADS) next[base + begins[LANE_QUEUES] + k] = over[k];
 }

@@ -3,12 +3,14 @@
     convolve: result[i] = Σₖ mask[k] f[i − k + K // 2], likewise along both axes of an image
     layer   : result[n, m, y, x] = Σ over c, v, u of filters[m, c, v, u] images[n, c, y + v, x + u]
 
-convolve : samples [n] or [rows, columns], zero beyond their edges; the result has their shape. Masks have as many axes,
-           odd sides, at most 961 weights on a line and 31 × 31 on an image: they lie in constant memory on the device.
-layer    : images [images, channels, rows, columns], filters [maps, channels, mask rows, mask columns], not turned round
-           as is the custom in neural networks; nothing is added around the images, so that the result is [images, maps,
-           rows − mask rows + 1, columns − mask columns + 1].
-Precision: float32 throughout. With K terms to a result, it is wrong by at most (K + 2) 2⁻²⁴ of the sum of their sizes.
+convolve : samples [n] or [rows, columns], zero beyond their edges; the result has the same shape. Masks have as many
+           axes, odd sides, and at most 961 weights for lines or 31 × 31 for images; the device keeps them in constant
+           memory.
+layer    : images [images, channels, rows, columns], filters [maps, channels, mask rows, mask columns], not flipped, as
+           usual in neural networks; no padding, so the result is [images, maps, rows − mask rows + 1,
+           columns − mask columns + 1].
+Precision: float32 throughout. The error of a result with K terms is at most (K + 2) 2⁻²⁴ times the sum of their
+           magnitudes.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ MAX_SIZE = (1 << 31) - 1 - 1024  # rows, columns and a map's weights are counted
 
 
 def convolve(samples: Any, mask: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
-    """The convolution of a line or an image with a mask, of the same shape, zeros taken beyond the edges.
+    """The convolution of a line or an image with a mask, in the same shape, with zeros beyond the edges.
 
     samples : NumPy or CuPy array [n] or [rows, columns], float32, any strides
     mask    : NumPy array with as many axes, float32, odd sides, all weights finite
-    out     : array for the result, of the samples' kind and shape: float32, C-contiguous; no memory shared with the
-              others
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    out     : array for the result, from the samples' library and in their shape: float32, C-contiguous; must not share
+              memory with the inputs
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the result: float32, an array of the samples' kind.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the result: float32, an array of the samples' library.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_array("samples", samples, (1, 2))
     _check_mask(mask, samples.ndim)
@@ -57,16 +59,16 @@ def convolve(samples: Any, mask: Any, *, out: Any = None, workers: int | None = 
 
 
 def layer(images: Any, filters: Any, *, out: Any = None, stream: Any = None) -> Any:
-    """A convolution layer's maps of some images.
+    """The maps that a convolution layer computes from images.
 
     images  : NumPy or CuPy array [images, channels, rows, columns], float32, any strides
-    filters : array of the same kind [maps, channels, mask rows, mask columns], float32; no side may pass the images',
-              nor a map's weights 2³¹ − 1025
-    out     : array for the result, of the same kind: float32, C-contiguous; no memory shared with the others
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    filters : array of the same library [maps, channels, mask rows, mask columns], float32; no larger than the images,
+              with at most 2³¹ − 1025 weights per map
+    out     : array of the same library for the result: float32, C-contiguous; must not share memory with the inputs
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the maps: float32 [images, maps, rows − mask rows + 1, columns − mask columns + 1], of the same kind.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the maps: float32 [images, maps, rows − mask rows + 1, columns − mask columns + 1], of the same library.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_array("images", images, (4,))
     _check_array("filters", filters, (4,))

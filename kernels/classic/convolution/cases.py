@@ -1,7 +1,7 @@
-"""Test inputs of convolution and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for convolution and their expected results, for the tests and benchmarks of every device.
 
-The oracle adds whole arrays, shifted and weighted, in float64, one weight at a time; of a layer it is a sum over
-windows by einsum. Along with it go the sums of the terms' sizes, which bound the errors. Whole numbers must be exact.
+The oracle adds whole arrays, shifted and weighted, in float64, one weight at a time; for layers it sums over windows by
+einsum. The sums of the terms' magnitudes bound the errors. Integers must be exact.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 from kernels.classic.convolution import convolve, layer
 
 Array = NDArray[Any]
 
-CONTENTS = ("random", "integers", "constant", "impulse", "scaled")
-UNIT = 2.0**-24  # half a last bit of float32, relative
-SMALLEST = 2.0**-126  # below it float32 has fewer bits
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One convolution of made samples: one or two axes, or four for a layer."""
+    """One convolution of generated samples: one or two axes, or four for a layer."""
 
     shape: tuple[int, ...]
     mask_shape: tuple[int, ...]
@@ -43,7 +40,7 @@ class Case:
         """The samples and the mask, or the images and the filters; the same for every call."""
         rng = np.random.default_rng(sum(self.shape) + 31 * sum(self.mask_shape))
         mask_content = "random" if self.content in ("scaled", "impulse") else self.content
-        return _made(self.content, self.shape, rng), _made(mask_content, self.mask_shape, rng)
+        return made_values(self.content, self.shape, rng), made_values(mask_content, self.mask_shape, rng)
 
     def apply(self, samples: Any, mask: Any, **options: Any) -> Any:
         """The public function on arrays of any supported library."""
@@ -56,15 +53,15 @@ class Case:
         return (self.shape[0], self.mask_shape[0], rows, columns)
 
     def check(self, result: Array) -> None:
-        """AssertionError unless every result, brought to the host, is right."""
+        """AssertionError unless every result, copied to the host, is right."""
         check(result, self)
 
     def terms(self) -> int:
-        """Of a result."""
+        """Terms of one result."""
         return int(np.prod(self.mask_shape[1:] if self.operation == "layer" else self.mask_shape))
 
     def bytes(self) -> int:
-        """Least traffic: the samples read once and the results written once; of a layer the filters too."""
+        """Minimum traffic: samples (and a layer's filters) read once, results written once."""
         filters = int(np.prod(self.mask_shape)) if self.operation == "layer" else 0
         return 4 * (int(np.prod(self.shape)) + filters + int(np.prod(self.out_shape())))
 
@@ -73,23 +70,8 @@ class Case:
         return 2 * self.terms() * int(np.prod(self.out_shape()))
 
 
-def _made(content: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    if content == "integers":
-        return rng.integers(-9, 10, shape).astype(np.float32)
-    if content == "constant":
-        return np.full(shape, 1 / 3, np.float32)
-    if content == "impulse":
-        made = np.zeros(shape, np.float32)
-        made[tuple(n // 2 for n in shape)] = 1
-        return made
-    wide = rng.standard_normal(shape)
-    if content == "scaled":
-        wide *= 10.0 ** rng.integers(-30, 31, shape)
-    return wide.astype(np.float32)
-
-
 def exact(case: Case) -> tuple[Array, Array]:
-    """The results and the sums of their terms' sizes, both float64."""
+    """The results and the sums of their terms' magnitudes, both float64."""
     samples, mask = (array.astype(np.float64) for array in case.arrays())
     compute = _layer if case.operation == "layer" else _convolved
     return compute(samples, mask), compute(np.abs(samples), np.abs(mask))
@@ -98,8 +80,8 @@ def exact(case: Case) -> tuple[Array, Array]:
 def _convolved(samples: Array, mask: Array) -> Array:
     padded = np.pad(samples, [(side // 2, side // 2) for side in mask.shape])
     result = np.zeros(samples.shape)
-    for place, weight in np.ndenumerate(mask):
-        begin = [side - 1 - at for side, at in zip(mask.shape, place, strict=True)]
+    for position, weight in np.ndenumerate(mask):
+        begin = [side - 1 - at for side, at in zip(mask.shape, position, strict=True)]
         result += weight * padded[tuple(slice(b, b + n) for b, n in zip(begin, samples.shape, strict=True))]
     return result
 
@@ -110,24 +92,17 @@ def _layer(images: Array, filters: Array) -> Array:
 
 
 def check(result: Array, case: Case) -> None:
-    """AssertionError unless every result is within the contract's bound; of whole numbers each must be exact."""
+    """AssertionError unless every result is within the error bound; integers must be exact."""
     values, sizes = exact(case)
-    assert result.shape == values.shape, f"{case.name}: shape {result.shape}, expected {values.shape}"
-    assert result.dtype == np.float32, f"{case.name}: dtype {result.dtype}"
-    if not result.size:
-        return
     terms = case.terms()
     whole = case.content == "integers"
     bound = np.zeros_like(sizes) if whole else (terms + 2) * UNIT * sizes + terms * SMALLEST
-    over = np.abs(result - values) - bound
-    over[np.isnan(over)] = np.inf
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(over)), over.shape)))
-    assert over[worst] <= 0, f"{case.name}: at {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+    check_within(case.name, result, values, bound)
 
 
 def cases() -> Iterator[Case]:
-    """Zero, one, primes, sizes around a block's; masks from one weight to the largest, wider and higher than the
-    samples; every content."""
+    """Zero, one, primes, sizes around a block's; masks from one weight to the largest, also larger than the samples;
+    every content."""
     for length, taps in ((0, 3), (1, 1), (1, 5), (2, 961), (255, 3), (256, 5), (257, 7), (1021, 31), (2048, 9)):
         yield Case(shape=(length,), mask_shape=(taps,))
     for length, taps in ((4099, 1), (6143, 33), (5003, 259), (2500, 961)):

@@ -1,5 +1,5 @@
-"""Convolution of NumPy arrays: lines and images in strips, which our own threads take with Numba-compiled code;
-layers as one matrix product for each place in the filters, by NumPy's BLAS."""
+"""Convolution of NumPy arrays: lines and images in strips, by our own threads and Numba-compiled code; layers as one
+matrix product per filter position, by NumPy's BLAS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.runtime.compiled import compiled
 
 Array = NDArray[Any]
 
-LINE_RUN = 1 << 12  # results whose sums stay in a core's cache while the mask's weights pass
+LINE_RUN = 1 << 12  # results whose sums stay in a core's cache for all weights of the mask
 MIN_RESULTS_A_WORKER = 1 << 16  # below this a thread costs more than it saves
 
 

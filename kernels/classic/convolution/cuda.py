@@ -18,13 +18,16 @@ from kernels.runtime.limits.cuda import torch_stream
 
 OPTIONS: tuple[str, ...] = ()
 
-MAX_WEIGHTS = 961
-TILE = (8, 32)  # rows, columns of a block with a thread a result
-INPUT_EDGE = 32  # of a block with a thread a sample
-LINE_RESULTS = 2048  # of a block of line_registers
-REGISTER_TILE = (32, 128)  # of a block of image_registers
+# Tuned on an H200 (sm_90); block tiles as in the headers.
+TILE = (8, 32)  # rows, columns with one thread per result
+INPUT_EDGE = 32  # with one thread per sample
+LINE_RESULTS = 2048  # of line_registers
+REGISTER_TILE = (32, 128)  # of image_registers
 UNROLLED = (3, 5, 7, 9, 11, 13, 15)  # sides of square masks for which image_registers is compiled
-LAYER_TILE = (64, 128)  # maps and pixels of a block of layer_gemm
+LAYER_TILE = (64, 128)  # maps and pixels of layer_gemm
+FMA_BOUND_WEIGHTS = 54  # masks with fewer weights are bound by memory
+
+MAX_WEIGHTS = 961
 LINE, LINE_TAPS = 1 << 28, 9
 IMAGE, IMAGE_SIDE = (16384, 16384), 5
 LAYER_IMAGES, LAYER_FILTERS = (32, 64, 130, 130), (128, 64, 3, 3)
@@ -56,10 +59,10 @@ class LayerStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One convolution to compute, with results. Arrays of the device are C-contiguous."""
+    """One convolution with a result that is not empty. Device arrays are C-contiguous."""
 
     samples: Any
-    mask: Any  # of lines and images a NumPy array, turned round; of a layer the filters, on the device
+    mask: Any  # lines and images: a flipped NumPy array; layers: the filters, on the device
     out: Any
     stream: Any
 
@@ -78,7 +81,7 @@ class Task:
         return struct
 
     def size(self) -> Any:
-        """How kernels take the samples' shape."""
+        """The samples' shape as a kernel argument."""
         if self.operation == "line":
             return ctypes.c_longlong(self.samples.size)
         return ImageStruct(*self.samples.shape)
@@ -97,7 +100,7 @@ def convolve(samples: Any, mask: Any, out: Any, *, stream: Any = None, variant: 
 def layer(
     images: Any, filters: Any, out: Any, shape: tuple[int, ...], *, stream: Any = None, variant: str | None = None
 ) -> Any:
-    """A layer's maps of CuPy arrays. `variant`: a name in VARIANTS; default the fastest."""
+    """The maps of a layer over CuPy arrays. `variant`: a name in VARIANTS; default the fastest."""
     import cupy
 
     with on_stream(images, stream):
@@ -131,7 +134,7 @@ def _computed(samples: Any, mask: Any, out: Any, shape: tuple[int, ...], stream:
 
 
 def _run_direct(task: Task) -> None:
-    """The mask goes to global memory, as any array."""
+    """Runs with the mask in global memory."""
     import cupy
 
     mask = cupy.asarray(task.mask)
@@ -214,12 +217,12 @@ def _run_layer_gemm(task: Task) -> None:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "line_direct": Variant(
-            summary="a line, a thread a result: mask and samples from global memory",
+            summary="a line, one thread per result: mask and samples from global memory",
             entries=("line_direct",),
             run=_run_direct,
         ),
         "line_constant": Variant(
-            summary="the mask from constant memory: one read for a whole warp",
+            summary="the mask from constant memory: one read per warp",
             entries=("line_constant",),
             run=_line("line_constant"),
         ),
@@ -229,7 +232,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_line_steps,
         ),
         "line_inputs": Variant(
-            summary="strategy 2: a thread a sample, loaded in one step; those of the halo compute nothing",
+            summary="strategy 2: one thread per sample, loaded in one step; threads of the halo compute nothing",
             entries=("line_inputs",),
             run=_run_line_inputs,
         ),
@@ -239,17 +242,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_line("line_inner"),
         ),
         "line_registers": Variant(
-            summary="a thread eight results: a read of 16 bytes serves sixteen multiply-adds",
+            summary="eight results per thread: a read of 16 bytes serves sixteen multiply-adds",
             entries=tuple(f"line_registers<{shift}>" for shift in range(4)),
             run=_run_line_registers,
         ),
         "image_direct": Variant(
-            summary="an image, a thread a result: mask and pixels from global memory",
+            summary="an image, one thread per result: mask and pixels from global memory",
             entries=("image_direct",),
             run=_run_direct,
         ),
         "image_constant": Variant(
-            summary="the mask from constant memory: one read for a whole warp",
+            summary="the mask from constant memory: one read per warp",
             entries=("image_constant",),
             run=_image("image_constant"),
         ),
@@ -259,7 +262,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_image_steps,
         ),
         "image_inputs": Variant(
-            summary="strategy 2: a thread a pixel, loaded in one step; those of the halo compute nothing",
+            summary="strategy 2: one thread per pixel, loaded in one step; threads of the halo compute nothing",
             entries=("image_inputs",),
             run=_run_image_inputs,
         ),
@@ -269,17 +272,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_image("image_inner"),
         ),
         "image_registers": Variant(
-            summary="a thread 4 × 4 results: a read of 16 bytes serves 64 multiply-adds, loops unrolled up to 15 × 15",
+            summary="4 × 4 results per thread: a read of 16 bytes serves 64 multiply-adds, loops unrolled to 15 × 15",
             entries=tuple(f"image_registers<{size}>" for size in (0, *UNROLLED)),
             run=_run_image_registers,
         ),
         "layer_direct": Variant(
-            summary="a layer, a thread a result: every window read from the caches",
+            summary="a layer, one thread per result: every window read from the caches",
             entries=("layer_direct",),
             run=_run_layer_direct,
         ),
         "layer_gemm": Variant(
-            summary="a matrix product of filters and windows, which are gathered while they are staged",
+            summary="a matrix product of filters and windows, gathered while they are copied to shared memory",
             entries=("layer_gemm",),
             run=_run_layer_gemm,
         ),
@@ -288,7 +291,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """A line and an image that are bound by memory, an image that is bound by arithmetic, and a layer."""
+    """A line and an image bound by memory, an image bound by arithmetic, and a layer."""
     shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
         ((LINE,), (LINE_TAPS,)),
         (IMAGE, (IMAGE_SIDE, IMAGE_SIDE)),
@@ -335,7 +338,7 @@ def _mask_ladder(shape: tuple[int, ...], mask_shape: tuple[int, ...]) -> Ladder:
         variants=tuple(name for name in VARIANTS if applies(name, operation)),
         bytes=8 * results,
         flops=2 * weights * results,
-        limit="copy" if weights < 54 else "fma",
+        limit="copy" if weights < FMA_BOUND_WEIGHTS else "fma",
         prepare=prepare,
         libraries=library,
     )
@@ -364,7 +367,7 @@ def _prepared_layer(variant: str, shape: tuple[int, ...]) -> Callable[[], Any]:
 
 
 def _cudnn() -> Callable[[], Any]:
-    """In float32: PyTorch would allow itself TF32."""
+    """In float32; by default PyTorch may use TF32."""
     torch = import_module("torch")
     images, filters = (torch.as_tensor(array, device="cuda") for array in _layer_arrays())
 

@@ -1,5 +1,5 @@
-// Convolution of an image with a mask. Floor: 8 bytes a result over the device's bandwidth, up to 54 weights on an H200,
-// then as many multiply-adds a result as the mask has weights.
+// Convolution of an image with a mask. Floor: 8 bytes per result over the device's bandwidth, up to 54 weights on an H200,
+// then one multiply-add per result and weight.
 #pragma once
 
 #include "lines.cuh"
@@ -38,7 +38,7 @@ struct Result {
     }
 };
 
-// image_direct: a thread a result; mask and pixels come through the caches.
+// image_direct: one thread per result; mask and pixels are read through the caches.
 __global__ void __launch_bounds__(256)
 image_direct(const float* __restrict__ from, const float* __restrict__ mask, float* to, Image size, Image mask_size) {
     const Result result(size, Tile(size, TILE_ROWS, TILE_COLUMNS));
@@ -51,7 +51,7 @@ image_direct(const float* __restrict__ from, const float* __restrict__ mask, flo
     to[result.at] = sum;
 }
 
-// image_constant: a weight is one read of constant memory for the whole warp.
+// image_constant: each weight is one read of constant memory per warp.
 __global__ void __launch_bounds__(256)
 image_constant(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
     const Result result(size, Tile(size, TILE_ROWS, TILE_COLUMNS));
@@ -64,7 +64,7 @@ image_constant(const float* __restrict__ from, float* to, Image size, const __gr
     to[result.at] = sum;
 }
 
-// image_steps: strategy 1. Tile and halo go into shared memory, in as many steps as there are threads for.
+// image_steps: strategy 1. The threads load tile and halo into shared memory in several steps.
 __global__ void __launch_bounds__(256)
 image_steps(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
     extern __shared__ float staged[];
@@ -82,8 +82,8 @@ image_steps(const float* __restrict__ from, float* to, Image size, const __grid_
     to[result.at] = sum;
 }
 
-// image_inputs: strategy 2. A thread a pixel of tile and halo, loaded in one step; of 32 × 32 threads a mask of 9 × 9 leaves
-// 24 × 24 with a result.
+// image_inputs: strategy 2. One thread per pixel of tile and halo, loaded in one step; with a mask of 9 × 9 only 24 × 24 of
+// 32 × 32 threads have a result.
 __global__ void __launch_bounds__(1024)
 image_inputs(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
     __shared__ float staged[32][32];
@@ -99,7 +99,7 @@ image_inputs(const float* __restrict__ from, float* to, Image size, const __grid
     to[static_cast<long long>(row) * size.columns + column] = sum;
 }
 
-// image_inner: strategy 3. The tile alone is staged; what lies around it comes from the caches, at a branch a weight.
+// image_inner: strategy 3. Only the tile is in shared memory; the halo comes from the caches, with a branch per weight.
 __global__ void __launch_bounds__(256)
 image_inner(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {
     __shared__ float staged[TILE_ROWS][TILE_COLUMNS];
@@ -120,7 +120,7 @@ image_inner(const float* __restrict__ from, float* to, Image size, const __grid_
     to[result.at] = sum;
 }
 
-// Four pixels of a row on their way into shared memory, zero beyond the image.
+// Copies four pixels of a row to shared memory, zero beyond the image.
 __device__ inline void stage_pixels(float* to, const float* image, const Image& size, int row, int column, bool aligned) {
     if (aligned && row >= 0 && row < size.rows && column >= 0 && column < size.columns) {
         copy_16_bytes(to, image + static_cast<long long>(row) * size.columns + column);
@@ -132,8 +132,8 @@ __device__ inline void stage_pixels(float* to, const float* image, const Image& 
 
 constexpr int REGISTER_ROWS = 32, REGISTER_COLUMNS = 128, EACH = 4;  // a block's tile; rows of a thread
 
-// A square mask whose size is known: all loops are unrolled, the weights are operands, and the tile begins SHIFT pixels
-// early, on a multiple of 16 bytes, so that it is staged in whole vectors.
+// A square mask of a fixed size: all loops are unrolled, the weights are operands, and the tile begins SHIFT pixels before
+// the first one needed, on a multiple of 16 bytes, so that it is copied in whole vectors.
 template <int SIZE>
 __device__ inline void square_sums(float (&sum)[EACH][4], float* staged, const float* from, const Image& size,
                                    const Tile& tile, const Mask& mask) {
@@ -165,7 +165,7 @@ __device__ inline void square_sums(float (&sum)[EACH][4], float* staged, const f
 // Any other mask.
 __device__ inline void any_sums(float (&sum)[EACH][4], float* staged, const float* from, const Image& size,
                                 const Tile& tile, const Mask& mask) {
-    const int pitch = (REGISTER_COLUMNS + mask.columns - 1 + 3) / 4 * 4 + 8;  // up to two vectors that nobody needs
+    const int pitch = (REGISTER_COLUMNS + mask.columns - 1 + 3) / 4 * 4 + 8;  // up to two unused vectors
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int y = warp; y < REGISTER_ROWS + mask.rows - 1; y += 8)
         for (int x = lane; x < pitch; x += 32)
@@ -194,7 +194,8 @@ __device__ inline void any_sums(float (&sum)[EACH][4], float* staged, const floa
     }
 }
 
-// image_registers: a thread 4 × 4 results. A read of 16 bytes serves up to 64 multiply-adds. SIZE of a square mask; 0: any.
+// image_registers: 4 × 4 results per thread. A read of 16 bytes serves up to 64 multiply-adds. SIZE: of a square mask, or 0
+// for any mask.
 template <int SIZE>
 __global__ void __launch_bounds__(256)
 image_registers(const float* __restrict__ from, float* to, Image size, const __grid_constant__ Mask mask) {

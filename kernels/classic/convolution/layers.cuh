@@ -1,5 +1,5 @@
-// Convolution layers, as of neural networks: filters are not turned round, nothing lies beyond the images. Floor: maps ×
-// channels × weights multiply-adds a pixel of the result.
+// Convolution layers of neural networks: filters are not flipped, images are not padded. Floor: maps × channels × weights
+// multiply-adds per pixel of the result.
 #pragma once
 
 #include "outer_product.cuh"
@@ -10,7 +10,7 @@ struct Layer {
     long long pixels;  // of a map of the result, in all images
 };
 
-// Where a pixel of the result is, and where its window begins in the images.
+// The offsets of a pixel in the result and of its window in the images.
 struct Pixel {
     long long window, at;  // `at`: in the first map
 
@@ -23,7 +23,7 @@ struct Pixel {
     }
 };
 
-// layer_direct: a thread a result. Threads of a warp read neighbouring pixels and the same weight.
+// layer_direct: one thread per result. Threads of a warp read neighbouring pixels and the same weight.
 __global__ void __launch_bounds__(256)
 layer_direct(const float* __restrict__ images, const float* __restrict__ filters, float* to, Layer layer) {
     const long long groups = (layer.pixels + 255) / 256;
@@ -41,7 +41,7 @@ layer_direct(const float* __restrict__ images, const float* __restrict__ filters
     to[pixel.at + static_cast<long long>(map) * layer.out_rows * layer.out_columns] = sum;
 }
 
-// Goes along a window's numbers: columns, rows, channels.
+// Iterates over the numbers of a window: columns, rows, channels.
 struct Walk {
     int x = 0, y = 0;
     long long offset = 0;  // from the window's first number
@@ -57,8 +57,8 @@ struct Walk {
     }
 };
 
-// layer_gemm: filters [maps][depth] times windows [depth][pixels]. The windows, which share most of their numbers, are never
-// written out: a thread gathers those of one pixel while it stages the right side. Arithmetic as in a matrix product.
+// layer_gemm: filters [maps][depth] times windows [depth][pixels]. The windows, which overlap, are never stored: a thread
+// gathers the window of one pixel while it loads the right matrix. Arithmetic as in a matrix product.
 __global__ void __launch_bounds__(128, 4)
 layer_gemm(const float* __restrict__ images, const float* __restrict__ filters, float* to, Layer layer) {
     constexpr int ROWS = 64, COLUMNS = 128, DEPTH = 8, PITCH = ROWS + 4;

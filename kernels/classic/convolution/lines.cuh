@@ -1,12 +1,12 @@
-// Convolution of a line with a mask. Floor: 8 bytes a result over the device's bandwidth, up to 54 taps on an H200.
+// Convolution of a line with a mask. Floor: 8 bytes per result over the device's bandwidth, up to 54 taps on an H200.
 #pragma once
 
 #include "async_copy.cuh"
 
-constexpr int MAX_WEIGHTS = 961;  // with the other parameters within the 4 KB that a launch may take
+constexpr int MAX_WEIGHTS = 961;  // fits the 4 KB of launch parameters
 
 struct Mask {
-    int rows, columns;  // both odd; of a line, rows = 1
+    int rows, columns;  // both odd; rows = 1 for lines
     float weight[MAX_WEIGHTS];
 };
 
@@ -14,7 +14,7 @@ __device__ inline float sample_or_zero(const float* line, long long length, long
     return at >= 0 && at < length ? line[at] : 0.0f;
 }
 
-// line_direct: a thread a result; mask and samples come through the caches.
+// line_direct: one thread per result; mask and samples are read through the caches.
 __global__ void __launch_bounds__(256)
 line_direct(const float* __restrict__ from, const float* __restrict__ mask, float* to, long long length, int taps) {
     const long long i = blockIdx.x * 256ll + threadIdx.x;
@@ -24,7 +24,7 @@ line_direct(const float* __restrict__ from, const float* __restrict__ mask, floa
     to[i] = sum;
 }
 
-// line_constant: all threads want the same weight at the same time, which is what constant memory serves in one read.
+// line_constant: all threads need the same weight at the same time, which constant memory serves with one read.
 __global__ void __launch_bounds__(256)
 line_constant(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     const long long i = blockIdx.x * 256ll + threadIdx.x;
@@ -35,7 +35,7 @@ line_constant(const float* __restrict__ from, float* to, long long length, const
     to[i] = sum;
 }
 
-// line_steps: strategy 1. A sample is read from global memory once a block; the halo takes another step or more.
+// line_steps: strategy 1. A sample is read from global memory once per block; the halo takes at least one more step.
 __global__ void __launch_bounds__(256)
 line_steps(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     extern __shared__ float tile[];
@@ -49,7 +49,7 @@ line_steps(const float* __restrict__ from, float* to, long long length, const __
     to[first + threadIdx.x] = sum;
 }
 
-// line_inputs: strategy 2. One step loads everything, but the threads of the halo have nothing to compute.
+// line_inputs: strategy 2. One step loads everything, but the threads of the halo compute nothing.
 __global__ void __launch_bounds__(1024)
 line_inputs(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     __shared__ float tile[1024];
@@ -63,7 +63,7 @@ line_inputs(const float* __restrict__ from, float* to, long long length, const _
     to[first + threadIdx.x] = sum;
 }
 
-// line_inner: strategy 3. No step for the halo: the block next door has just read it, so it is in L2. A branch a tap.
+// line_inner: strategy 3. No step for the halo: a neighbouring block has just read it, so it is in L2. A branch per tap.
 __global__ void __launch_bounds__(256)
 line_inner(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     __shared__ float tile[256];
@@ -81,7 +81,7 @@ line_inner(const float* __restrict__ from, float* to, long long length, const __
 
 __device__ inline bool is_aligned(const void* at) { return reinterpret_cast<unsigned long long>(at) % 16 == 0; }
 
-// Four samples of a line on their way into shared memory: in one copy where they all exist and lie on a multiple of 16 bytes.
+// Copies four samples of a line to shared memory, at once if all exist and are aligned to 16 bytes.
 __device__ inline void stage_four(float* to, const float* line, long long length, long long at, bool aligned) {
     if (aligned && at >= 0 && at + 4 <= length) {
         copy_16_bytes(to, line + at);
@@ -99,16 +99,16 @@ __device__ inline void add_taps(float (&sum)[4], const float* weight, const floa
         for (int c = 0; c < 4; ++c) sum[c] = fmaf(weight[t], window[SHIFT + t + c], sum[c]);
 }
 
-// line_registers: a thread two runs of four results. A read of 16 bytes brings the next four samples of a run, for sixteen
-// multiply-adds; both runs share the weights. The tile begins on a multiple of 16 bytes, so that it is staged in whole
-// vectors: SHIFT samples before the first that is needed.
+// line_registers: two runs of four results per thread. A read of 16 bytes brings the next four samples of a run, for sixteen
+// multiply-adds; both runs share the weights. The tile begins SHIFT samples before the first one needed, on a multiple of
+// 16 bytes, so that it is copied in whole vectors.
 template <int SHIFT>
 __global__ void __launch_bounds__(256)
 line_registers(const float* __restrict__ from, float* to, long long length, const __grid_constant__ Mask mask) {
     constexpr int RUNS = 2, STRIDE = 1024, RESULTS = RUNS * STRIDE;
     extern __shared__ __align__(16) float tile[];
     const long long first = static_cast<long long>(blockIdx.x) * RESULTS, begin = first - mask.columns / 2 - SHIFT;
-    const int vectors = (RESULTS + mask.columns - 1 + 3) / 4 + 2;  // up to two are read that nobody needs
+    const int vectors = (RESULTS + mask.columns - 1 + 3) / 4 + 2;  // up to two are unused
     const bool in_vectors = is_aligned(from);
     for (int j = threadIdx.x; j < vectors; j += 256) stage_four(tile + 4 * j, from, length, begin + 4 * j, in_vectors);
     wait_for_copies();

@@ -2,11 +2,11 @@
 
     gemm(A, B) = A B        gram(A) = A Aᵀ
 
-Arrays   : A [m, k], B [k, n], result [m, n] or [m, m], float32, rows first. Sizes may be zero; k = 0 gives zeros.
-Precision: float32 throughout. An element is wrong by at most (k + 2) 2⁻²⁴ of the sum of its terms' sizes, whatever the
-           order in which they are added; in practice the error grows as the root of k.
-In production both come from the vendor's BLAS: cuBLAS through CuPy, on the CPU the one that NumPy was built with. Our
-own kernels, down to tensor cores, are there to be measured against it: `kernels.classic.gemm.cuda.VARIANTS`.
+Arrays   : A [m, k], B [k, n], result [m, n] or [m, m], float32, row-major. Sizes may be zero; k = 0 gives zeros.
+Precision: float32 throughout. The error of an element is at most (k + 2) 2⁻²⁴ times the sum of its terms' magnitudes,
+           in any order of additions; in practice it grows as the square root of k.
+Production uses the vendor's BLAS: cuBLAS through CuPy, and NumPy's own BLAS on the CPU. Our own kernels, up to tensor
+cores, are measured against it: `kernels.classic.gemm.cuda.VARIANTS`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kernels.runtime.arrays import check_array, check_out
 __all__ = ["DTYPE", "MAX_SIZE", "gemm", "gram"]
 
 DTYPE = "float32"
-MAX_SIZE = (1 << 31) - 1 - 128  # places are counted in 32 bits, up to a tile beyond the matrix
+MAX_SIZE = (1 << 31) - 1 - 128  # 32-bit indices reach up to a tile beyond the matrix
 
 
 def gemm(a: Any, b: Any, *, out: Any = None, stream: Any = None) -> Any:
     """The product A B.
 
     a, b   : NumPy or CuPy arrays [m, k] and [k, n], float32, any strides
-    out    : array for the result, of the same kind: float32 [m, n], C-contiguous; shares no memory with a or b
-    stream : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    out    : array of the same library for the result: float32 [m, n], C-contiguous; must not share memory with a or b
+    stream : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the product: float32 [m, n], an array of the same kind.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the product: float32 [m, n], an array of the same library.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_matrix("a", a)
     _check_matrix("b", b)
@@ -53,11 +53,11 @@ def gram(a: Any, *, out: Any = None, stream: Any = None) -> Any:
     """The product A Aᵀ of a matrix with itself: all inner products of its rows.
 
     a      : NumPy or CuPy array [m, k], float32, any strides
-    out    : array for the result, of the same kind: float32 [m, m], C-contiguous; shares no memory with a
-    stream : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    out    : array of the same library for the result: float32 [m, m], C-contiguous; must not share memory with a
+    stream : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the product: float32 [m, m], an array of the same kind.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the product: float32 [m, m], an array of the same library.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_matrix("a", a)
     check_out(out, (a.shape[0], a.shape[0]), np.float32, apart_from={"a": a})

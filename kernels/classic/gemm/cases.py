@@ -1,6 +1,6 @@
-"""Test inputs of matrix products and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for matrix products and their expected results, for the tests and benchmarks of every device.
 
-The oracle sums outer products in float64, or, for whole numbers, in 64-bit integers: then every bit must be right.
+The oracle sums outer products in float64; for integers every bit must be right.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.classic.checks import SMALLEST, UNIT, check_within
 from kernels.classic.gemm import gemm, gram
 
 Array = NDArray[Any]
 
 CONTENTS = ("random", "integers", "constant", "scaled", "cancelling")
-UNIT = 2.0**-24  # half a last bit of float32, relative
-# "precision" of a kernel: what each product may be wrong by, and how much worse than float32 its sums are
+
+# By the precision of a kernel: the relative error of each product, and the error of its sums relative to float32
 PRECISIONS = {"float32": (0.0, 1.0), "3xtf32": (2.0**-21, 2.0), "tf32": (2.0**-10 + 2.0**-22, 2.0)}
-SMALLEST = 2.0**-126  # below it float32 has fewer bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One product of made matrices; n is None for A Aᵀ."""
+    """One product of generated matrices; n is None for A Aᵀ."""
 
     m: int
     k: int
@@ -52,13 +52,13 @@ class Case:
         return gram(*matrices, **options) if self.n is None else gemm(*matrices, **options)
 
     def check(self, result: Array, *, precision: str = "float32") -> None:
-        """AssertionError unless every element, brought to the host, is right for that precision."""
+        """AssertionError unless every element, copied to the host, is within the bound of that precision."""
         a, *rest = self.matrices()
         b = rest[0] if rest else a.T
         check(result, a, b, self.name, precision=precision, exact=self.content == "integers")
 
     def bytes(self) -> int:
-        """Least traffic: each matrix read once and the result written once."""
+        """Minimum traffic: each matrix read once and the result written once."""
         n = 0 if self.n is None else self.n
         return 4 * (self.m * self.k + self.k * n + self.m * (n or self.m))
 
@@ -68,8 +68,8 @@ class Case:
 
 
 def made(content: str, shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """A float32 matrix whose rows are multiplied with those of another."""
-    if content == "integers":  # with TF32's 11 bits, and with sums below 2²⁴: nothing is rounded
+    """A float32 matrix; its rows are multiplied with those of another."""
+    if content == "integers":  # at most 11 bits (TF32), sums below 2²⁴: nothing is rounded
         return rng.integers(-99, 100, shape).astype(np.float32)
     if content == "constant":
         return np.full(shape, 1 / 3, np.float32)
@@ -82,7 +82,7 @@ def made(content: str, shape: tuple[int, int], rng: np.random.Generator) -> Arra
 
 
 def exact(a: Array, b: Array) -> tuple[Array, Array]:
-    """A B and the sums of its terms' sizes, both float64 [m, n]."""
+    """A B and the sums of its terms' magnitudes, both float64 [m, n]."""
     shape = (a.shape[0], b.shape[1])
     values, sizes = np.zeros(shape), np.zeros(shape)
     for column, row in zip(a.T.astype(np.float64), b.astype(np.float64), strict=True):
@@ -93,8 +93,8 @@ def exact(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def error_bound(sizes: Array, k: int, precision: str) -> Array:
-    """What an element may be wrong by: a random walk of roundings, eight deviations wide, where that is less than
-    k of them all one way."""
+    """The largest allowed error of an element: a random walk of roundings, eight standard deviations wide, or k
+    roundings in one direction if that is less."""
     product, worse = PRECISIONS[precision]
     walk = min(k + 2, 8 * math.sqrt(k) + 4)
     return np.asarray((product + worse * walk * UNIT) * sizes + k * SMALLEST)
@@ -103,24 +103,17 @@ def error_bound(sizes: Array, k: int, precision: str) -> Array:
 def check(
     result: Array, a: Array, b: Array, name: str = "", *, precision: str = "float32", exact: bool = False
 ) -> None:
-    """AssertionError unless `result` is A B: within the precision's bound, or, where exact, to the last bit."""
+    """AssertionError unless `result` is A B: within the precision's bound, or, if exact, to the last bit."""
     values, sizes = _exact(a, b)
-    assert result.shape == values.shape, f"{name}: shape {result.shape}, expected {values.shape}"
-    assert result.dtype == np.float32, f"{name}: dtype {result.dtype}"
-    if not result.size:
-        return
     bound = np.zeros_like(sizes) if exact else error_bound(sizes, a.shape[1], precision)
-    over = np.abs(result - values) - bound
-    over[np.isnan(over)] = np.inf
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(over)), over.shape)))
-    assert over[worst] <= 0, f"{name}: at {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+    check_within(name, result, values, bound)
 
 
-_exact = exact  # the name is a parameter's too
+_exact = exact  # a parameter of `check` has the same name
 
 
 def cases() -> Iterator[Case]:
-    """Zero, one, primes, powers of two and their neighbours; sizes that no tile divides; every content."""
+    """Zero, one, primes, powers of two and their neighbours; sizes that are no multiple of a tile; every content."""
     for m, k, n in ((0, 5, 7), (5, 0, 7), (5, 7, 0), (0, 0, 0), (1, 1, 1), (1, 37, 1), (1, 5, 131), (131, 5, 1)):
         yield Case(m=m, k=k, n=n)
     for m, k, n in ((16, 16, 16), (31, 33, 37), (64, 64, 64), (127, 129, 131), (128, 128, 128), (129, 8, 260)):

@@ -1,4 +1,4 @@
-"""Matrix products of NumPy arrays: the BLAS that NumPy was built with, which has threads of its own."""
+"""Matrix products of NumPy arrays, by NumPy's multithreaded BLAS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def gemm(a: Array, b: Array, out: Array | None) -> Array:
     """A B; see kernels.classic.gemm."""
     if out is None:
         out = np.empty((a.shape[0], b.shape[1]), np.float32)
-    with np.errstate(all="ignore"):  # NumPy may warn of lanes that a BLAS computes and nobody reads
+    with np.errstate(all="ignore"):  # NumPy may warn about padding lanes of the BLAS, which are never used
         return np.matmul(a, b, out=out)
 
 

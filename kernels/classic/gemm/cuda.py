@@ -1,4 +1,4 @@
-"""Matrix products on CUDA: the ladder of gemm.cu, and cuBLAS, which is in production."""
+"""Matrix products on CUDA: the ladder of gemm.cu, and cuBLAS, the production variant."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from kernels.runtime.limits.cuda import torch_stream
 
 OPTIONS: tuple[str, ...] = ()
 
-OUTER_EDGE, OUTER_THREADS = 128, 256  # of a block's tile of C, in outer.cuh and tensor.cuh
-TENSOR_SHARED_BYTES = 2 * 4 * (128 * (32 + 4) + 32 * (128 + 8))  # two stages of tensor.cuh
+# Tuned on an H200 (sm_90), as in outer.cuh and tensor.cuh; other tiles are template arguments in VARIANTS.
+OUTER_EDGE, OUTER_THREADS = 128, 256  # of a block's tile of C
+TENSOR_SHARED_BYTES = 2 * 4 * (128 * (32 + 4) + 32 * (128 + 8))  # two stages
+
 LADDER_EDGE = 4096
 
 
@@ -31,7 +33,7 @@ class SizesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One product to compute; `b` is None for A Aᵀ. All arrays are C-contiguous, and the product has elements."""
+    """One product to compute; `b` is None for A Aᵀ. All arrays are C-contiguous; the product is not empty."""
 
     a: Any
     b: Any
@@ -116,37 +118,37 @@ def _run_cublas(task: Task) -> None:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "naive": Variant(
-            summary="a thread a number of C, everything from global memory",
+            summary="one thread per number of C, everything from global memory",
             entries=("naive",),
             run=_tiled("naive", (8, 32), 256),
         ),
         "tiles": Variant(
-            summary="square tiles in shared memory: each number is read from global memory a sixteenth as often",
+            summary="square tiles in shared memory: 1/16 of the reads from global memory",
             entries=("tiles<16, 16, 16>",),
             run=_tiled("tiles<16, 16, 16>", (16, 16), 256),
         ),
         "rectangular": Variant(
-            summary="tiles of 16 × 32 and depth 32: whole warps along a row, half the barriers",
+            summary="tiles of 16 × 32, depth 32: whole warps along a row, half the barriers",
             entries=("tiles<16, 32, 32>",),
             run=_tiled("tiles<16, 32, 32>", (16, 32), 512),
         ),
         "coarsened": Variant(
-            summary="a thread eight rows: a number of B is read from shared memory once for all of them",
+            summary="eight rows per thread: one read of B from shared memory serves all of them",
             entries=("coarsened<8>",),
             run=_tiled("coarsened<8>", (32, 64), 256),
         ),
         "volkov": Variant(
-            summary="a thread sixteen rows: B from global memory to registers, A alone in shared memory",
+            summary="sixteen rows per thread: B from global memory to registers, only A in shared memory",
             entries=("volkov",),
             run=_tiled("volkov", (16, 64), 64),
         ),
         "double_buffered": Variant(
-            summary="a thread 8 × 8, two buffers: 64 multiply-adds for 16 numbers read, loads under arithmetic",
+            summary="8 × 8 results per thread, two buffers: 64 multiply-adds per 16 numbers, loads overlap arithmetic",
             entries=("double_buffered<true>", "double_buffered<false>"),
             run=_run_double_buffered,
         ),
         "tensor_3xtf32": Variant(
-            summary="tensor cores, numbers as two TF32: float32's precision by three products",
+            summary="tensor cores, numbers as two TF32: float32 precision from three products",
             entries=("tensor<true, 3>", "tensor<false, 3>"),
             run=_tensor(3),
         ),
@@ -157,17 +159,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         ),
         "cublas": Variant(summary="cuBLAS in float32, through CuPy: in production", entries=(), run=_run_cublas),
         "gram_naive": Variant(
-            summary="A Aᵀ, a thread a number: neighbours read rows that lie far apart",
+            summary="A Aᵀ, one thread per number: neighbouring threads read rows that are far apart",
             entries=("gram_naive",),
             run=_tiled("gram_naive", (8, 32), 256),
         ),
         "gram_tiles": Variant(
-            summary="A Aᵀ, one tile turned on its way into shared memory, where 32 writes fall on one bank",
+            summary="A Aᵀ, one tile transposed while it is copied to shared memory, where 32 writes fall on one bank",
             entries=("gram_tiles<0>",),
             run=_tiled("gram_tiles<0>", (32, 32), 1024),
         ),
         "gram_padded": Variant(
-            summary="the same with rows of 33 numbers: the writes fall on 32 banks",
+            summary="the same with rows padded to 33 numbers: the writes fall on 32 banks",
             entries=("gram_tiles<1>",),
             run=_tiled("gram_tiles<1>", (32, 32), 1024),
         ),
@@ -177,12 +179,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     }
 )
 
-# What a variant promises about its errors: see kernels.classic.gemm.cases.error_bound.
+# The error bound of each variant below float32: see kernels.classic.gemm.cases.error_bound.
 PRECISIONS: Mapping[str, str] = MappingProxyType({"tensor_3xtf32": "3xtf32", "tensor_tf32": "tf32"})
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """A product of large square matrices, and one of a matrix with itself."""
+    """A product of large square matrices, and a matrix times its transpose."""
     edge = LADDER_EDGE
     flops = 2 * edge**3
     return (

@@ -1,5 +1,5 @@
 // C = A B by outer products in registers. Floor: m n k fused multiply-adds; a step of depth 1 takes 64 of them and four
-// reads of 16 bytes from shared memory a thread.
+// reads of 16 bytes from shared memory per thread.
 #pragma once
 
 #include "outer_product.cuh"
@@ -7,7 +7,7 @@
 
 constexpr int EDGE = 128;
 
-// Blocks that run at the same time share rows and columns: they take tiles of C in bands of BAND rows of tiles.
+// Tiles of C are numbered in bands of BAND rows of tiles, so that blocks that run at the same time share rows and columns.
 struct BandCorner {
     int row, column;
 
@@ -21,7 +21,7 @@ struct BandCorner {
     }
 };
 
-// Four numbers of a row, zero beyond the matrix. ALIGNED: rows are whole vectors, so that four lie inside or outside.
+// Four numbers of a row, zero beyond the matrix. ALIGNED: rows are whole vectors, so all four are inside or all outside.
 template <bool ALIGNED>
 __device__ inline float4 four_of(const float* matrix, int rows, int columns, int row, int column) {
     float4 four = make_float4(0, 0, 0, 0);
@@ -48,12 +48,12 @@ __device__ inline void store_four(float* matrix, int rows, int columns, int row,
     }
 }
 
-// double_buffered: a thread 8 × 8, so 64 multiply-adds for 16 numbers read; two buffers, so that one barrier a tile is
-// enough and the loads of the next tile pass under the arithmetic of this one.
+// double_buffered: 8 × 8 results per thread, i.e. 64 multiply-adds per 16 numbers read; two buffers, so that one barrier
+// per tile is enough and the loads of the next tile overlap the arithmetic of this one.
 template <bool ALIGNED>
 __global__ void __launch_bounds__(256, 2)
 double_buffered(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
-    constexpr int DEPTH = 8, PITCH = EDGE + 4;  // pitch: the turned tile is written to 32 banks
+    constexpr int DEPTH = 8, PITCH = EDGE + 4;  // pitch: the transposed tile is written to 32 banks
     __shared__ __align__(16) float left[2][DEPTH][PITCH], right[2][DEPTH][EDGE];
     const BandCorner corner(size);
     OuterProduct<EDGE, EDGE> product;

@@ -1,17 +1,17 @@
-// C = A B on tensor cores (sm_80 on), numbers as TF32: 8 exponent bits as in float, 10 bits of fraction. Floor: m n k (one
-// term) or 3 m n k (three terms) multiply-adds at the rate of mma.sync, on an H200 some 300 T/s.
+// C = A B on tensor cores (from sm_80), numbers as TF32: 8 exponent bits as in float, 10 bits of fraction. Floor: m n k (one
+// term) or 3 m n k (three terms) multiply-adds at the rate of mma.sync, about 300 T/s on an H200.
 #pragma once
 
 #include "async_copy.cuh"
 #include "outer.cuh"
 
-// The nearest TF32 in the upper 19 bits, which are all that tensor cores look at. Two additions of integers: the conversion
-// that the instruction set offers runs at an eighth of their rate (sm_90). Finite numbers only.
+// The nearest TF32 in the upper 19 bits, the only ones that tensor cores read. An integer addition: the conversion
+// instruction runs at an eighth of its rate (sm_90). Finite numbers only.
 __device__ inline unsigned as_tf32(float value) { return __float_as_uint(value) + 0x1000u; }
 __device__ inline unsigned upper_bits(unsigned bits) { return bits & 0xffffe000u; }
 
-// A tile 16 × 8 of the left matrix as multiply_tile wants it: `row` is where this lane's row of four numbers begins, one of
-// the rows 0 … 7, 8 … 15, then the same four columns on. A read for all four numbers of a lane, not four.
+// Loads a tile 16 × 8 of the left matrix for multiply_tile: `row` points to this lane's row of four numbers, one of the
+// rows 0 … 7, 8 … 15, then the same rows four columns further. One read for the four numbers of a lane.
 __device__ inline void load_tile(float (&a)[4], const float* row) {
 #if __CUDA_ARCH__ >= 750
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
@@ -24,8 +24,8 @@ __device__ inline void load_tile(float (&a)[4], const float* row) {
 #endif
 }
 
-// d += a b for a tile 16 × 8 × 8 held by a warp. Lane 4 g + t has of a the rows g, g + 8 and columns t, t + 4, of b the rows
-// t, t + 4 of column g, and of d the rows g, g + 8 and columns 2 t, 2 t + 1.
+// d += a b for a tile 16 × 8 × 8 held by a warp. Lane 4 g + t holds rows g, g + 8 and columns t, t + 4 of a, rows t, t + 4 of
+// column g of b, and rows g, g + 8 and columns 2 t, 2 t + 1 of d.
 __device__ inline void multiply_tile(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -36,7 +36,7 @@ __device__ inline void multiply_tile(float (&d)[4], const unsigned (&a)[4], cons
 #endif
 }
 
-// A number as one TF32, or as the sum of two: the second holds what rounding took from the first.
+// A number as one TF32, or as the sum of two: the second holds the rounding error of the first.
 template <int TERMS, int COUNT>
 struct Split {
     unsigned high[COUNT], low[COUNT];
@@ -72,8 +72,8 @@ __device__ inline void stage_tiles(float* to, const float* a, const float* b, co
     }
 }
 
-// A warp's 64 × 32 numbers of C, eight steps of depth at a time. With three terms low · high + high · low + high · high are
-// added up from zero and then to the sum in an ordinary addition: tensor cores cut off what a long sum cannot hold.
+// A warp's 64 × 32 numbers of C, eight steps of depth at a time. With three terms, low · high + high · low + high · high
+// starts from zero and is added to the sum by an ordinary addition, because tensor cores truncate when they accumulate.
 template <int TERMS>
 __device__ inline void multiply_stage(float (&sum)[4][4][4], const float* left, const float* right, int g, int t) {
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ inline void multiply_stage(float (&sum)[4][4][4], const float* left, 
 }
 
 // tensor: eight warps, each 64 × 32 of a block's 128 × 128. TERMS 1: numbers are rounded to 11 bits, relative error of a
-// product up to 2^-11 + 2^-11. TERMS 3: numbers keep 22 bits, errors as of a float product; three times the work.
+// product up to 2^-11 + 2^-11. TERMS 3: numbers have 22 bits, errors as in float products; three times the work.
 template <bool ALIGNED, int TERMS>
 __global__ void __launch_bounds__(256, TERMS == 1 ? 2 : 1)
 tensor(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
@@ -130,7 +130,7 @@ tensor(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes
             stage_tiles<ALIGNED>(stages + stage * STAGE_FLOATS, a, b, size, corner.row, corner.column, k + TENSOR_DEPTH);
         multiply_stage<TERMS>(sum, staged + row * LEFT_PITCH, staged + LEFT_FLOATS + column, g, t);
     }
-    wait_for_copies();  // none may be under way when the block ends
+    wait_for_copies();  // none may be in flight when the block ends
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll

@@ -1,4 +1,4 @@
-// The first steps of the ladder: one number a thread, then a column of them. Floor: m n k fused multiply-adds, but each
+// The first steps of the ladder: one number per thread, then a column of them. Floor: m n k fused multiply-adds, but each
 // step here is bound by how often it reads shared or global memory for one of them.
 #pragma once
 
@@ -6,7 +6,7 @@ struct Sizes {
     int m, n, k;
 };
 
-// Where a block's tile begins, with tiles numbered along rows of C: one dimension of the grid has room for all.
+// The first element of a block's tile; tiles are numbered along rows of C in one dimension of the grid.
 struct Corner {
     int row, column;
 
@@ -21,7 +21,7 @@ __device__ inline float at_or_zero(const float* matrix, int rows, int columns, i
     return row < rows && column < columns ? matrix[static_cast<long long>(row) * columns + column] : 0.0f;
 }
 
-// naive: a thread a number of C. A warp reads one number of A and 32 neighbours of B for each 32 multiply-adds.
+// naive: one thread per number of C. A warp reads one number of A and 32 neighbours of B for each 32 multiply-adds.
 __global__ void __launch_bounds__(256) naive(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
     const Corner corner(size, 8, 32);
     const int row = corner.row + threadIdx.x / 32, column = corner.column + threadIdx.x % 32;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(256) naive(const float* __restrict__ a, const 
 }
 
 // tiles: a block reads each number of its tiles once for all its threads, 1/COLUMNS and 1/ROWS as often as naive. Square
-// tiles reuse most; with rectangular ones a row's threads fill whole warps, and more depth means fewer barriers.
+// tiles reuse most; in rectangular ones a row fills whole warps, and more depth means fewer barriers.
 template <int ROWS, int COLUMNS, int DEPTH>
 __global__ void __launch_bounds__(ROWS * COLUMNS)
 tiles(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
@@ -56,7 +56,7 @@ tiles(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes 
     if (row < size.m && column < size.n) c[static_cast<long long>(row) * size.n + column] = sum;
 }
 
-// coarsened: a thread EACH rows of a column, so that a number of B is read from shared memory once for EACH of them.
+// coarsened: EACH rows of a column per thread, so that one read of B from shared memory serves EACH results.
 template <int EACH>
 __global__ void __launch_bounds__(256)
 coarsened(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
@@ -89,8 +89,8 @@ coarsened(const float* __restrict__ a, const float* __restrict__ b, float* c, Si
     }
 }
 
-// volkov: few threads with much work each. B needs no shared memory, since no other thread wants its column; the sixteen
-// numbers of A come as four reads of 16 bytes that the whole warp shares.
+// volkov: few threads with much work each. B needs no shared memory, since no other thread uses its column; the sixteen
+// numbers of A are four reads of 16 bytes, shared by the whole warp.
 __global__ void __launch_bounds__(64) volkov(const float* __restrict__ a, const float* __restrict__ b, float* c, Sizes size) {
     constexpr int EACH = 16, COLUMNS = 64, DEPTH = 16, PITCH = EACH + 4;
     __shared__ __align__(16) float left[DEPTH][PITCH];
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(64) volkov(const float* __restrict__ a, const 
         if (corner.row + r < size.m) c[static_cast<long long>(corner.row + r) * size.n + column] = sum[r];
 }
 
-// gram_naive: C = A Aᵀ, a thread a number of C. Neighbouring threads read rows of A that lie k numbers apart, so each of
-// their reads fetches a sector of its own.
+// gram_naive: C = A Aᵀ, one thread per number of C. Neighbouring threads read rows of A that are k numbers apart, so each
+// read fetches a different sector.
 __global__ void __launch_bounds__(256) gram_naive(const float* __restrict__ a, float* c, Sizes size) {
     const Corner corner(size, 8, 32);
     const int row = corner.row + threadIdx.x / 32, column = corner.column + threadIdx.x % 32;
@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(256) gram_naive(const float* __restrict__ a, f
     c[static_cast<long long>(row) * size.n + column] = sum;
 }
 
-// gram_tiles: both tiles are read along rows of A; one is turned on its way into shared memory. Without padding a warp
-// then writes 32 numbers to one bank, one after the other; with one number more a row they fall on 32 banks.
+// gram_tiles: both tiles are read along rows of A; one is transposed while it is copied to shared memory. Without padding a
+// warp then writes 32 numbers to one bank, one after the other; with one more number per row they fall on 32 banks.
 template <int PADDING>
 __global__ void __launch_bounds__(1024) gram_tiles(const float* __restrict__ a, float* c, Sizes size) {
     constexpr int EDGE = 32;

@@ -1,12 +1,12 @@
 """Histograms, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
-    histogram(values)                 uint8: 256 bins, uint16: 65536 bins, one a value
+    histogram(values)                 uint8: 256 bins, uint16: 65536 bins, one per value
     histogram(values, edges)          float32, float64: bin b counts edges[b] <= x < edges[b + 1]; the last one also
-                                      x = edges[-1]. NaNs and what lies outside count nowhere.
-    histogram(values, channel_axis=k) one histogram for each place along that axis
+                                      x = edges[-1]. NaNs and values outside the edges are not counted.
+    histogram(values, channel_axis=k) one histogram for each index along that axis
 
 Input : array of any shape and strides.
-Result: counts [bins], or [channels, bins], int64, of the input's kind. Counts are exact whatever the number of values.
+Result: counts [bins], or [channels, bins], int64, of the input's library. Counts are exact for any number of values.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def histogram(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """How many values there are in each bin.
+    """The number of values in each bin.
 
     values       : NumPy or CuPy array of uint8, uint16, float32 or float64
     edges        : for floats: ascending numbers, one more than there are bins (NumPy array or sequence, not on a GPU)
-    channel_axis : the axis of channels, which are counted apart
-    workers      : CPU threads; default one a core
-    stream       : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    channel_axis : the axis of channels, each of which has its own histogram
+    workers      : CPU threads; default one per core
+    stream       : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     check_array("values", values)
     dtype = values.dtype.newbyteorder("=")
@@ -71,7 +71,7 @@ def histogram(
 
 
 def _checked_edges(edges: Any, dtype: np.dtype[Any]) -> Any:
-    """As float64, and in the values' dtype such that comparisons come out the same."""
+    """The edges as float64; None for integers, which have one bin per value."""
     if dtype.name in INTEGER_BINS:
         if edges is not None:
             raise ValueError(f"edges: values of {dtype} have a bin each; convert them to float32 to have others")

@@ -9,7 +9,7 @@ constexpr int BYTE_BINS = 256;
 struct Samples {
     long long n;
     int channels;
-    int aligned;  // whether samples can be taken 16 bytes at a time
+    int aligned;  // whether samples can be loaded 16 bytes at a time
 };
 
 template <typename T>
@@ -24,15 +24,15 @@ constexpr int BINS = sizeof(T) == 1 ? 256 : 65536;
 __device__ inline long long grid_thread() { return blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; }
 __device__ inline long long grid_threads() { return gridDim.x * static_cast<long long>(blockDim.x); }
 
-// Calls count(channel, sample) for all samples, 16 bytes at a time where that is possible, AT_ONCE such loads on the
-// way. `flush` is called after each of them.
+// Calls count(channel, sample) for all samples, loaded 16 bytes at a time if possible, with AT_ONCE loads in flight.
+// `flush` is called after each load.
 template <typename T, int AT_ONCE, typename Counter, typename Flush>
 __device__ inline void for_each_vector(const T* values, const Samples& samples, Counter count, Flush flush) {
     constexpr int COUNT = Vector<T>::COUNT;
     const long long vectors = samples.aligned ? samples.n / COUNT : 0, stride = grid_threads();
     const Vector<T>* source = reinterpret_cast<const Vector<T>*>(values);
-    const auto take = [&](const Vector<T>& vector, long long place) {
-        int channel = samples.channels == 1 ? 0 : static_cast<int>(place * COUNT % samples.channels);
+    const auto take = [&](const Vector<T>& vector, long long index) {
+        int channel = samples.channels == 1 ? 0 : static_cast<int>(index * COUNT % samples.channels);
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
             count(channel, vector.at[k]);
@@ -70,7 +70,7 @@ __device__ inline void add_to(Count* counts, const unsigned* own, int bins, int 
     }
 }
 
-// histogram_sections: each thread takes neighbours, so that a warp's loads lie far apart; every sample is an atomic
+// histogram_sections: each thread counts consecutive samples, so a warp's loads are far apart; every sample is an atomic
 // addition in the L2 cache.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
@@ -88,7 +88,7 @@ histogram_strided(const T* __restrict__ values, Count* __restrict__ counts, Samp
         atomicAdd(counts + i % samples.channels * BINS<T> + values[i], Count(1));
 }
 
-// histogram_shared: a block counts on its own; what is left for device memory is one addition a bin and block.
+// histogram_shared: a block counts in shared memory; device memory gets one addition per bin and block.
 __global__ void __launch_bounds__(THREADS)
 histogram_shared(const unsigned char* __restrict__ values, Count* __restrict__ counts, Samples samples) {
     extern __shared__ unsigned own[];
@@ -101,7 +101,7 @@ histogram_shared(const unsigned char* __restrict__ values, Count* __restrict__ c
     add_to(counts, own, bins, 1);
 }
 
-// histogram_copies: warps no longer meet in a counter.
+// histogram_copies: warps no longer share counters.
 __global__ void __launch_bounds__(THREADS)
 histogram_copies(const unsigned char* __restrict__ values, Count* __restrict__ counts, Samples samples) {
     extern __shared__ unsigned own[];
@@ -115,8 +115,8 @@ histogram_copies(const unsigned char* __restrict__ values, Count* __restrict__ c
     add_to(counts, own, bins, THREADS / 32);
 }
 
-// histogram_runs: a thread takes neighbours again, but 16 bytes at once, and counts equal ones in a register: flat
-// parts of an image cost next to nothing.
+// histogram_runs: a thread counts consecutive samples again, but loads 16 bytes at once and counts equal ones in a
+// register: flat parts of an image cost almost nothing.
 __global__ void __launch_bounds__(THREADS)
 histogram_runs(const unsigned char* __restrict__ values, Count* __restrict__ counts, Samples samples) {
     extern __shared__ unsigned own[];
@@ -140,8 +140,7 @@ histogram_runs(const unsigned char* __restrict__ values, Count* __restrict__ cou
     add_to(counts, own, bins, THREADS / 32);
 }
 
-// histogram_lanes: lane l of every warp counts in bank l: 32 additions are one access, whether all samples are equal or
-// all different.
+// histogram_lanes: lane l of every warp counts in bank l: 32 additions are one access for equal and different samples.
 __global__ void __launch_bounds__(LANES_THREADS)
 histogram_lanes(const unsigned char* __restrict__ values, Count* __restrict__ counts, Samples samples) {
     extern __shared__ unsigned own[];
@@ -159,9 +158,9 @@ histogram_lanes(const unsigned char* __restrict__ values, Count* __restrict__ co
     }
 }
 
-// histogram_halves: bins first … first + bins of [channels, 65536], by the blocks of one grid row. Whoever sees a
-// counter at 2^15 gives these to the whole before it adds again; 1024 threads can add 2^4 each meanwhile: none runs
-// over.
+// histogram_halves: bins first … first + bins of [channels, 65536], by the blocks of one grid row. A thread that sees a
+// counter reach 2^15 moves these to the result before it adds again; meanwhile 1024 threads can add 2^4 each, so no
+// counter overflows.
 __global__ void __launch_bounds__(LANES_THREADS)
 histogram_halves(const unsigned short* __restrict__ values, Count* __restrict__ counts, Samples samples,
                  long long all, int part) {
@@ -179,9 +178,9 @@ histogram_halves(const unsigned short* __restrict__ values, Count* __restrict__ 
     for_each_vector<unsigned short, 4>(
         values, samples,
         [&](int channel, unsigned short value) {
-            const long long place = channel * 65536ll + value - first;
-            if (place < 0 || place >= bins) return;
-            const unsigned next = static_cast<unsigned>(place);
+            const long long bin = channel * 65536ll + value - first;
+            if (bin < 0 || bin >= bins) return;
+            const unsigned next = static_cast<unsigned>(bin);
             if (next != key || run == MAX_RUN) {
                 if (run) add(key, run);
                 key = next, run = 0;

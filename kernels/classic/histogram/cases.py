@@ -1,6 +1,6 @@
-"""Test inputs of histograms and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for histograms and their expected results, for the tests and benchmarks of every device.
 
-The oracle counts by comparing: sorted values and where the bins' bounds lie among them.
+The oracle sorts the values and searches them for the edges of the bins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOAT_CONTENTS = ("normal", "on edges", "special", "outside")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One array of made values."""
+    """One array of generated values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Case:
         return "-".join([*parts, *([f"channels{self.channel_axis}"] * (self.channel_axis is not None))])
 
     def edges(self) -> Array | None:
-        """Uneven, and not all of them float32 numbers."""
+        """Unevenly spaced edges, not all representable in float32; None for integers."""
         if self.dtype in INTEGER_BINS:
             return None
         inner = np.sort(np.random.default_rng(self.bins).normal(size=self.bins + 1))
@@ -97,12 +97,12 @@ class Case:
         return np.diff(below)
 
     def check(self, result: Any) -> None:
-        """AssertionError unless every count of a result, brought to the host, is right."""
+        """AssertionError unless every count of a result, copied to the host, is right."""
         assert result.dtype == np.int64, f"{self.name}: dtype {result.dtype}"
         np.testing.assert_array_equal(result, self.exact(), err_msg=self.name, strict=True)
 
     def bytes(self) -> int:
-        """Least traffic: every value read once."""
+        """Minimum traffic: every value read once."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:
@@ -116,14 +116,7 @@ def cases() -> Iterator[Case]:
             yield Case(dtype=dtype, shape=(size,))
         for content in CONTENTS[1:]:
             yield Case(dtype=dtype, shape=(65537,), content=content)
-        for shape, axis in (
-            ((101, 3), 1),
-            ((3, 101, 7), 0),
-            ((67, 2, 31), 1),
-            ((1009, 4), -1),
-            ((331, 7), 1),
-            ((5, 1), 1),
-        ):
+        for shape, axis in CHANNELS:
             yield Case(dtype=dtype, shape=shape, channel_axis=axis)
             yield Case(dtype=dtype, shape=shape, channel_axis=axis, content="equal")
     for dtype in ("float32", "float64"):

@@ -1,4 +1,4 @@
-"""Histograms of NumPy arrays: strips counted by our own threads, their counts added."""
+"""Histograms of NumPy arrays: our own threads count strips, and their counts are added."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def histogram(
 
 @compiled
 def count_integers(values: Array, counts: Array) -> None:
-    """counts[channel, value] += 1, channels in turn from 0. One channel goes to four tables in turn, so that runs of
-    equal values do not wait for their own last increment."""
+    """counts[channel, value] += 1, with interleaved channels. A single channel alternates between four tables, so that
+    runs of equal values do not wait for the previous increment."""
     channels, bins = counts.shape
     if channels > 1:
         channel = 0
@@ -73,7 +73,7 @@ def count_integers(values: Array, counts: Array) -> None:
 
 
 def _count_between(values: Array, edges: Array, counts: Array) -> None:
-    """Adds the samples of all channels to their bins; comparisons are those of float64."""
+    """Adds the samples of all channels to their bins, compared in float64."""
     channels, bins = counts.shape
     exact = values.astype(np.float64)
     place = np.searchsorted(edges, exact, side="right") - 1

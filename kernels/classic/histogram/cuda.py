@@ -19,8 +19,10 @@ from kernels.runtime.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
 
+# Tuned on an H200 (sm_90); block sizes as in atomics.cuh.
 THREADS, LANES_THREADS = 256, 1024
 THREADS_A_MULTIPROCESSOR = 2048
+
 MAX_VALUES_A_BLOCK = 1 << 31  # counters of a block have 32 bits
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "float32": "float", "float64": "double"}
 
@@ -47,7 +49,7 @@ EDGES_STRUCTS = {"float32": _edges_struct(ctypes.c_float), "float64": _edges_str
 class Task:
     """One array to count."""
 
-    values: Any  # CuPy [n], contiguous, channels in turn, n > 0
+    values: Any  # CuPy [n], contiguous, channels interleaved, n > 0
     channels: int
     bins: int  # a channel
     edges: Any  # NumPy float64, or None
@@ -62,7 +64,7 @@ class Task:
     def launch(
         self, entry: str, threads: int, *args: Any, shared_bytes: int = 0, parts: int = 1, most: int | None = None
     ) -> None:
-        """A grid that fills the device, or `most` blocks a multiprocessor."""
+        """Launches a grid that fills the device, or `most` blocks per multiprocessor."""
         each = most or max(1, THREADS_A_MULTIPROCESSOR // threads)
         useful = -(-self.values.nbytes // (threads * 16))
         blocks = max(min(each * multiprocessors(), useful), -(-self.values.size // MAX_VALUES_A_BLOCK))
@@ -93,7 +95,7 @@ def histogram(
     with on_stream(values, stream) as current:
         counts = cupy.zeros((channels, bins), cupy.uint64)
         task = Task(
-            values=_in_turn(values, channel_axis), channels=channels, bins=bins, edges=edges, counts=counts,
+            values=_interleaved(values, channel_axis), channels=channels, bins=bins, edges=edges, counts=counts,
             stream=current,
         )  # fmt: skip
         name = _production(task) if variant is None else variant
@@ -104,7 +106,7 @@ def histogram(
     return counts.view(cupy.int64)
 
 
-def _in_turn(values: Any, channel_axis: int | None) -> Any:
+def _interleaved(values: Any, channel_axis: int | None) -> Any:
     import cupy
 
     if channel_axis is not None:
@@ -121,7 +123,7 @@ def _shared_bytes(task: Task, copies: int) -> int:
 
 
 def _of_bytes(copies: int) -> Callable[[Task], bool]:
-    """Bytes, so many private histograms of which fit a block."""
+    """Applies to uint8 if `copies` private histograms fit the shared memory of a block."""
     return lambda task: task.values.dtype == np.uint8 and _shared_bytes(task, copies) <= shared_bytes_a_block()
 
 
@@ -167,11 +169,11 @@ def _run_edges(task: Task) -> None:
 
 _INTEGERS = ("unsigned char", "unsigned short")
 _WARPS = THREADS // 32
-# In the order of the source, naive to fast; of those that apply to an array the last is the one in production.
+# In the order of the source, naive to fast; production is the last that applies to an array.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "global": Variant(
-            summary="a thread a section of neighbours, atomics in device memory",
+            summary="one thread per section of neighbours, atomics in device memory",
             entries=tuple(f"histogram_sections<{c_type}>" for c_type in _INTEGERS),
             run=partial(_run_global, "histogram_sections<{}>"),
         ),
@@ -181,32 +183,32 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=partial(_run_global, "histogram_strided<{}>"),
         ),
         "shared": Variant(
-            summary="a private histogram a block in shared memory",
+            summary="a private histogram per block in shared memory",
             entries=("histogram_shared",),
             run=partial(_run_private, "histogram_shared", THREADS, 1),
         ),
         "copies": Variant(
-            summary="one a warp: fewer additions meet",
+            summary="one per warp: fewer additions collide",
             entries=("histogram_copies",),
             run=partial(_run_private, "histogram_copies", THREADS, _WARPS),
         ),
         "runs": Variant(
-            summary="equal neighbours counted in a register first, 16 bytes a load",
+            summary="equal neighbours counted in a register first, 16 bytes per load",
             entries=("histogram_runs",),
             run=partial(_run_private, "histogram_runs", THREADS, _WARPS),
         ),
         "lanes": Variant(
-            summary="one a lane, each in its own bank: no conflicts whatever the data",
+            summary="one per lane, each in its own bank: no conflicts for any data",
             entries=("histogram_lanes",),
             run=partial(_run_private, "histogram_lanes", LANES_THREADS, 32),
         ),
         "halves": Variant(
-            summary="16-bit samples: runs, and counters of 16 bits, as many as a block can hold",
+            summary="16-bit samples: runs, and 16-bit counters, as many as shared memory holds",
             entries=("histogram_halves",),
             run=_run_halves,
         ),
         "edges": Variant(
-            summary="floats between edges: halving, edges and counters in shared memory where they fit",
+            summary="floats between edges: binary search; edges and counters in shared memory if they fit",
             entries=tuple(
                 f"{name}<{real}>"
                 for name in ("histogram_edges", "histogram_edges_global")
@@ -233,7 +235,7 @@ _BYTE_RUNGS = ("global", "strided", "shared", "copies", "runs", "lanes")
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Bytes, as different as they can be and all equal, on every rung; the other inputs in production."""
+    """Uniform and constant bytes on every rung; the other inputs in production."""
     return (
         _ladder("uint8, uniform", "uint8", 1 << 30, _BYTE_RUNGS),
         _ladder("uint8, all equal", "uint8", 1 << 30, _BYTE_RUNGS, constant=True),
@@ -278,10 +280,10 @@ def _ladder(
 
 
 def rounded_edges(edges: NDArray[np.float64], dtype: Any) -> tuple[NDArray[Any], float]:
-    """(lower edges of the bins, largest value that counts), of the dtype.
+    """(lower edges of the bins, largest counted value) in the dtype.
 
-    Every comparison gives the same result as with the exact edges: for a float32 x, x >= e exactly if x >= the least
-    float32 that is not below e.
+    Every comparison gives the same result as with the exact edges: a float32 x is >= e if and only if it is >= the
+    smallest float32 that is not below e.
     """
     with np.errstate(over="ignore"):
         near = edges.astype(dtype)

@@ -1,5 +1,4 @@
-// Histograms of floats between ascending edges: bin b is edges[b] <= x < edges[b + 1]; the last takes x <= last as
-// well.
+// Histograms of floats between ascending edges: bin b is edges[b] <= x < edges[b + 1]; the last includes x <= last.
 #pragma once
 
 #include "atomics.cuh"
@@ -8,10 +7,10 @@ template <typename T>
 struct Edges {
     const T* at;
     int bins, top;  // top: the largest power of two below bins, or 0
-    T last;         // the largest value that counts
+    T last;         // the largest value that is counted
 };
 
-// The bin of a value within the edges, by halving without branches.
+// The bin of a value within the edges, by a binary search without branches.
 template <typename T>
 __device__ inline int bin_of(T value, const T* edges, const Edges<T>& all) {
     int bin = 0;
@@ -39,7 +38,7 @@ histogram_edges(const T* __restrict__ values, Count* __restrict__ counts, Sample
     add_to(counts, own, bins, 1);
 }
 
-// histogram_edges_global: as many bins as there may be.
+// histogram_edges_global: edges and counters in device memory, for any number of bins.
 template <typename T>
 __global__ void __launch_bounds__(LANES_THREADS)
 histogram_edges_global(const T* __restrict__ values, Count* __restrict__ counts, Samples samples, Edges<T> all) {

@@ -1,19 +1,19 @@
 // Histograms; the contract is in kernels/classic/histogram/__init__.py.
 //
-// `values` holds n samples, those of `channels` channels in turn. `counts` [channels, bins] of 64 bits is added to; it
-// must be zero before. Floors: n sizeof(sample) bytes over the bandwidth of reading; one increment a sample, of which
-// the atomic units of a multiprocessor's shared memory do at most one a bank and clock.
+// `values` holds n samples of `channels` interleaved channels. `counts` [channels, bins] has 64 bits and must be zero
+// initially. Floors: n sizeof(sample) bytes over the bandwidth of reading; one increment per sample, of which the atomic
+// units of a multiprocessor's shared memory do at most one per bank and clock.
 //
 // Samples of 8 and 16 bits, a bin a value, naive to fast:
-//   histogram_sections   a thread a section of neighbours, atomics in device memory
+//   histogram_sections   one thread per section of neighbours, atomics in device memory
 //   histogram_strided    neighbouring threads, neighbouring samples
-//   histogram_shared     a private histogram a block in shared memory
-//   histogram_copies     one a warp
-//   histogram_runs       equal neighbours are counted in a register first; 16 bytes a load
-//   histogram_lanes      one a lane, each in its own bank: no conflicts whatever the data
-//   histogram_halves     16-bit samples: counters of 16 bits, so that a block holds as many bins as it can
-// Samples that edges sort into bins:
-//   histogram_edges      edges and counters in shared memory; histogram_edges_global where they do not fit
+//   histogram_shared     a private histogram per block in shared memory
+//   histogram_copies     one per warp
+//   histogram_runs       equal neighbours are counted in a register first; 16 bytes per load
+//   histogram_lanes      one per lane, each in its own bank: no conflicts for any data
+//   histogram_halves     16-bit samples: 16-bit counters, so that shared memory holds twice as many bins
+// Floats between edges:
+//   histogram_edges      edges and counters in shared memory; histogram_edges_global if they do not fit
 // Source: Kirk and Hwu, "Programming massively parallel processors", chapter on parallel histograms.
 
 #include "atomics.cuh"

@@ -1,17 +1,17 @@
 """A quadtree over points of the plane, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
-A node is a cell of the box and the points in it. It splits into four where it has more points than a leaf may and is
-above the greatest depth; a leaf of the greatest depth may have any number.
-Cells  : at depth d the box is cut into 2^d × 2^d cells. The cell of x at the greatest depth is the whole part of
-         (x − low) × (2^depth / (high − low)) in float64; at a lesser depth, the one that this is in. What lies on the
-         upper edge of the box, or outside, is in the cell next to it.
-Codes  : a cell's quadrants from the box down, 2 bits each, y over x: 0 low x and y, 1 high x, 2 high y, 3 both.
-Order  : a permutation of the points: by their codes of the greatest depth, and where these are equal by their
-         place in the input. A node's points are order[begin:end].
-Nodes  : level by level, in a level by their codes; the root is node 0. The children of a node are four in a row, by
-         their quadrants, also those without points.
+A node is a cell of the box and the points in it. A node splits into four if it has more points than a leaf may have and
+lies above the maximum depth; a leaf at the maximum depth may have any number.
+Cells  : at depth d the box is divided into 2^d × 2^d cells. The cell of x at the maximum depth is the integer part of
+         (x − low) × (2^depth / (high − low)) in float64; at a smaller depth, the cell that contains it. Points on the
+         upper edge of the box, or outside it, belong to the nearest cell.
+Codes  : a cell's quadrants from the root down, 2 bits each, y over x: 0 low x and y, 1 high x, 2 high y, 3 both.
+Order  : a permutation of the points, stably sorted by their codes at the maximum depth. A node's points are
+         order[begin:end].
+Nodes  : level by level, within a level by code; the root is node 0. A node's four children are consecutive, by
+         quadrant, including those without points.
 
-All of it is exact and the same on CPU and CUDA.
+All results are exact and identical on CPU and CUDA.
 
 Sources: Morton, "A computer oriented geodetic data base" (1966); Karras, "Maximizing parallelism in the construction of
 BVHs, octrees, and k-d trees" (2012).
@@ -41,7 +41,7 @@ class Quadtree:
     box: tuple[float, float, float, float]  # low x, low y, high x, high y
     order: Any  # int32 [n]
     begin: Any  # int32 [m]: a node's first point in the order
-    end: Any  # int32 [m]: one after its last
+    end: Any  # int32 [m]: one past its last point
     child: Any  # int32 [m]: its first child; −1: a leaf
     depth: Any  # int8 [m]
     code: Any  # uint32 [m]: 2 × depth bits
@@ -58,14 +58,14 @@ def build(
     """The quadtree of points.
 
     points     : NumPy or CuPy array [n, 2] of x, y, float32 or float64, any strides. NumPy arrays are checked for
-                 values that are not finite; CuPy arrays are not: with a box given, such points are at its edge.
+                 values that are not finite; CuPy arrays are not: with a given box, such points are put at its edge.
     max_depth  : from 0 to 16
-    leaf_limit : the most points of a leaf that is not at the greatest depth, 1 or more
-    box        : low x, low y, high x, high y; default the points' own
-    stream     : CUDA: the stream to launch on; default CuPy's current one. The call waits for the device, to learn the
-                 box, if it is not given, and the number of nodes.
+    leaf_limit : the maximum number of points of a leaf above the maximum depth, 1 or more
+    box        : low x, low y, high x, high y; default the bounding box of the points
+    stream     : CUDA: the stream to launch on; default CuPy's current one. The call waits for the device to read the
+                 number of nodes and, unless it is given, the box.
 
-    Returns the tree. Raises ValueError or TypeError, in one line that names the parameter.
+    Returns the tree. Raises ValueError or TypeError; the message names the parameter.
     """
     _check_points(points)
     for name, value, low, high in (
@@ -86,7 +86,7 @@ def build(
 
 
 def cells_per_unit(box: tuple[float, float, float, float], depth: int) -> tuple[float, float]:
-    """How many cells of a depth there are in a unit of length, along x and y; 0 where the box has no width."""
+    """Cells of a depth per unit of length, along x and y; 0 along an axis where the box has no width."""
     widths = box[2] - box[0], box[3] - box[1]
     x, y = (2.0**depth / width if width > 0 and math.isfinite(2.0**depth / width) else 0.0 for width in widths)
     return x, y

@@ -1,6 +1,6 @@
-"""Test points and their trees.
+"""Test inputs for quadtrees and their expected results.
 
-The oracle splits lists of points node by node, in Python's integers, and sorts nothing.
+The oracle splits lists of points node by node, with Python integers and without sorting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NODE_ARRAYS = {"begin": np.int32, "end": np.int32, "child": np.int32, "depth": n
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Points and how finely they are split."""
+    """Points and the parameters of their tree."""
 
     count: int
     content: str = "uniform"
@@ -55,7 +55,7 @@ class Case:
             np.testing.assert_array_equal(tree[name], right, f"{self.name}: {name}", strict=True)
 
     def bytes(self) -> int:
-        """Least traffic: the points read, their order written."""
+        """Minimum traffic: the points read, their order written."""
         return self.count * (2 * np.dtype(self.dtype).itemsize + 4)
 
     def flops(self) -> int:
@@ -98,8 +98,8 @@ def _quadrant(cell: tuple[int, ...], bit: int) -> int:
 
 
 def _in_order(members: list[int], cells: list[tuple[int, ...]], levels: int) -> list[int]:
-    """A leaf's points: split on to the greatest depth."""
-    for bit in range(levels):  # by the least quadrant first, each time keeping what was
+    """A leaf's points in the order of further splits down to the maximum depth."""
+    for bit in range(levels):  # stable partitions, least significant quadrant first
         members = [m for quadrant in range(4) for m in members if _quadrant(cells[m], bit) == quadrant]
     return members
 
@@ -117,13 +117,13 @@ def made_points(content: str, count: int) -> Array:
         points = rng.integers(0, 65, (count, 2)) / 64
     elif content == "corners":
         points = rng.integers(0, 2, (count, 2)).astype(float)
-    elif content == "pairs":  # far pairs of near neighbours: deep paths
+    elif content == "pairs":  # close pairs far from each other: deep paths
         points = np.repeat(points[: (count + 1) // 2], 2, axis=0)[:count] + rng.uniform(0, 2e-4, (count, 2))
     return points
 
 
 def cases() -> Iterator[Case]:
-    """Every content; none, one, a warp, blocks, primes; no depth and all; leaves of one and of all."""
+    """Every content; no point, one, a warp, blocks, primes; minimum and maximum depths and leaf sizes."""
     for content in CONTENTS:
         yield Case(count=1009, content=content)
         yield Case(count=1009, content=content, dtype="float64", max_depth=9, leaf_limit=1)

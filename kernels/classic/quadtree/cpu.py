@@ -1,4 +1,4 @@
-"""Quadtrees of NumPy arrays: codes, one stable sort, then the nodes of a level at a time."""
+"""Quadtrees of NumPy arrays: codes, one stable sort, then the nodes level by level."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kernels.classic.quadtree import cells_per_unit
 
 Array = NDArray[Any]
+NODE_DTYPES = {"begin": np.int32, "end": np.int32, "child": np.int32, "depth": np.int8, "code": np.uint32}
 
 
 def build(points: Array, box: Any, max_depth: int, leaf_limit: int) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def build(points: Array, box: Any, max_depth: int, leaf_limit: int) -> dict[str,
 
 
 def codes(points: Array, box: tuple[float, float, float, float], depth: int) -> Array:
-    """Each point's cell of a depth, uint32."""
+    """The code of each point's cell at a depth, uint32."""
     found = np.zeros(len(points), np.uint32)
     for axis, per_unit in enumerate(cells_per_unit(box, depth)):
         place = (points[:, axis].astype(np.float64) - box[axis]) * per_unit
@@ -49,6 +50,5 @@ def _nodes(ordered: Array, max_depth: int, leaf_limit: int) -> dict[str, Array]:
         code = (4 * parents[:, None] + np.arange(4)).ravel()
         begin = np.searchsorted(ordered, code << 2 * (max_depth - depth - 1))
         end = np.searchsorted(ordered, (code + 1) << 2 * (max_depth - depth - 1))
-    dtypes = {"begin": np.int32, "end": np.int32, "child": np.int32, "depth": np.int8, "code": np.uint32}
-    parts = zip(*levels, strict=True)
-    return {name: np.concatenate(part).astype(dtype) for (name, dtype), part in zip(dtypes.items(), parts, strict=True)}
+    parts = zip(NODE_DTYPES.items(), zip(*levels, strict=True), strict=True)
+    return {name: np.concatenate(part).astype(dtype) for (name, dtype), part in parts}

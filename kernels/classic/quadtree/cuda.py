@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from kernels.classic.sort.cuda import sorted_places
+from kernels.classic.quadtree.cpu import NODE_DTYPES
+from kernels.classic.sort.cuda import sorted_indices
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream, pointer
 
-OPTIONS = ("--fmad=false",)  # the CPU's codes
+OPTIONS = ("--fmad=false",)  # same codes as on the CPU
 
+# Tuned on an H200 (sm_90); THREADS as in levels.cuh.
 THREADS, BOUNDS_BLOCKS = 256, 1024
+
 REALS = {"float32": "float", "float64": "double"}
-NODE_DTYPES = {"begin": np.int32, "end": np.int32, "child": np.int32, "depth": np.int8, "code": np.uint32}
 
 
 class BoxStruct(ctypes.Structure):
@@ -51,11 +53,11 @@ class Task:
         return len(self.points)
 
     def launch(self, entry: str, count: int, *args: Any) -> None:
-        """With a thread for each of `count`."""
-        kernel("quadtree", entry).launch((-(-count // THREADS),), (THREADS,), args, stream=self.stream)
+        """Launches `count` threads, rounded up to whole blocks."""
+        kernel("quadtree", entry).launch((blocks_of(count, THREADS),), (THREADS,), args, stream=self.stream)
 
     def make_room(self, nodes: int) -> NodesStruct:
-        """For so many nodes, the first of which is the root; more keep those that there are."""
+        """Allocates nodes and sets the first to the root."""
         import cupy
 
         if nodes >= 1 << 31:
@@ -64,7 +66,7 @@ class Task:
         self.nodes["child"].fill(-1)
         for name, value in (("begin", 0), ("end", self.count), ("depth", 0), ("code", 0)):
             self.nodes[name][:1] = value
-        return NodesStruct(**{name: _pointer(array) for name, array in self.nodes.items()})
+        return NodesStruct(**{name: pointer(array) for name, array in self.nodes.items()})
 
 
 def build(
@@ -93,17 +95,13 @@ def _bounds(points: Any, stream: Any) -> tuple[float, float, float, float]:
 
     if len(points) == 0:
         return (0.0, 0.0, 0.0, 0.0)
-    blocks = min(-(-len(points) // THREADS), BOUNDS_BLOCKS)
+    blocks = min(blocks_of(len(points), THREADS), BOUNDS_BLOCKS)
     found = cupy.empty((blocks, 4), points.dtype)
     args = (points, ctypes.c_longlong(len(points)), found)
     kernel("quadtree", f"find_bounds<{REALS[points.dtype.name]}>").launch((blocks,), (THREADS,), args, stream=stream)
     ends = found.get(stream=stream)
     low, high = ends[:, :2].min(axis=0), ends[:, 2:].max(axis=0)
     return float(low[0]), float(low[1]), float(high[0]), float(high[1])
-
-
-def _pointer(array: Any) -> int:
-    return int(array.data.ptr)
 
 
 def _codes(task: Task) -> Any:
@@ -120,7 +118,7 @@ def _codes(task: Task) -> Any:
 
 
 def _run_levels(task: Task) -> None:
-    """A level at a time: points into quadrants, then nodes; the host reads how many split."""
+    """One level at a time: moves points into quadrants, then makes nodes; the host reads how many split."""
     import cupy
 
     count = task.count
@@ -129,7 +127,7 @@ def _run_levels(task: Task) -> None:
     task.launch("place_points", count, _codes(task), points, placed)
     flags = cupy.empty((4, count), np.int32)
     struct = task.make_room(1)
-    first, level = 0, 1  # the level's first node, and how many it has
+    first, level = 0, 1  # the first node of the level, and its number of nodes
     for depth in range(task.max_depth):
         shift = ctypes.c_int(2 * (task.max_depth - depth - 1))
         task.launch("flag_quadrants", count, placed, points, shift, flags)
@@ -144,8 +142,8 @@ def _run_levels(task: Task) -> None:
             struct = task.make_room(first + level + children)
             for name, array in before.items():
                 task.nodes[name][: array.size] = array
-            place = ctypes.c_longlong(first), ctypes.c_longlong(level)
-            args = (struct, *place, limit, splits, ctypes.c_int(depth), flags, points)
+            nodes = ctypes.c_longlong(first), ctypes.c_longlong(level)
+            args = (struct, *nodes, limit, splits, ctypes.c_int(depth), flags, points)
             task.launch("split_nodes", level, *args)
             first, level = first + level, children
         task.launch("move_points", count, placed, points, shift, flags, moved)
@@ -155,16 +153,16 @@ def _run_levels(task: Task) -> None:
 
 
 def _run_morton(task: Task) -> None:
-    """One sort, then all nodes at once; the host reads how many there are."""
+    """One sort, then all nodes at once; the host reads their number."""
     import cupy
 
     count, depth, limit = ctypes.c_longlong(task.count), ctypes.c_int(task.max_depth), ctypes.c_int(task.leaf_limit)
-    codes, places = sorted_places(_codes(task), stream=task.stream)
-    task.order = places.view(np.int32)
+    codes, indices = sorted_indices(_codes(task), stream=task.stream)
+    task.order = indices.view(np.int32)
     if task.max_depth == 0:
         task.make_room(1)
         return
-    upto = cupy.empty((task.max_depth, -(-task.count // THREADS)), np.int64)
+    upto = cupy.empty((task.max_depth, blocks_of(task.count, THREADS)), np.int64)
     task.launch("count_splits", task.count, codes, count, depth, limit, upto)
     cupy.cumsum(upto.ravel(), out=upto.ravel())
     splits = int(upto.ravel()[-1:].get(stream=task.stream)[0])
@@ -201,10 +199,10 @@ PRODUCTION = "morton"
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Points spread evenly, and in a crowd."""
+    """Evenly spread and clustered points."""
     return (
         _ladder("2²⁴ points, evenly spread", lambda rng, shape: rng.random(shape, np.float32)),
-        _ladder("2²⁴ points in a crowd", lambda rng, shape: rng.standard_normal(shape, np.float32) ** 3),
+        _ladder("2²⁴ points, clustered", lambda rng, shape: rng.standard_normal(shape, np.float32) ** 3),
     )
 
 

@@ -1,11 +1,11 @@
-// Codes and nodes; and the tree built level by level.
+// Codes, nodes, and the tree built level by level.
 #pragma once
 
 #include "block_scan.cuh"
 
 constexpr int THREADS = 256;
 
-// The tree's nodes as arrays; child is -1 before, and stays so for leaves.
+// The tree's nodes as arrays; child is initially -1, and remains -1 for leaves.
 struct Nodes {
     int *begin, *end, *child;
     signed char* depth;
@@ -20,22 +20,22 @@ struct Nodes {
 };
 
 struct Box {
-    double low[2], per_cell[2];  // per_cell: cells of the greatest depth in a unit of length
+    double low[2], per_cell[2];  // per_cell: cells of the maximum depth per unit of length
     int depth;
 };
 
-// Points outside go to the cells at the edge, and what is no number to the first.
+// Points outside belong to the nearest cell at the edge, NaNs to the first cell.
 template <typename Real>
-__device__ inline unsigned cell_of(Real place, double low, double per_cell, int depth) {
-    const double cell = (static_cast<double>(place) - low) * per_cell;
+__device__ inline unsigned cell_of(Real coordinate, double low, double per_cell, int depth) {
+    const double cell = (static_cast<double>(coordinate) - low) * per_cell;
     const unsigned cells = 1u << depth;
     return cell >= 0 ? cell < cells ? static_cast<unsigned>(cell) : cells - 1 : 0;
 }
 
 constexpr int BOUNDS = 4;  // low x, low y, high x, high y
 
-// What each block's points span: bounds [blocks][4], of which the host takes the least and greatest. Blocks stride over the
-// points, so that there are few.
+// The bounding box of each block's points: bounds [blocks][4], reduced on the host. Blocks stride over the points, so that
+// there are few.
 template <typename Real>
 __global__ void __launch_bounds__(THREADS) find_bounds(const Real* __restrict__ points, long long count, Real* bounds) {
     __shared__ Real warps[BOUNDS * THREADS / 32];
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(THREADS) find_bounds(const Real* __restrict__ 
 #pragma unroll 4
     for (long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x; i < count; i += step)
         for (int axis = 0; axis < 2; ++axis) {
-            const Real place = points[2 * i + axis];
-            found[axis] = min(found[axis], place);
-            found[axis + 2] = max(found[axis + 2], place);
+            const Real coordinate = points[2 * i + axis];
+            found[axis] = min(found[axis], coordinate);
+            found[axis + 2] = max(found[axis + 2], coordinate);
         }
     for (int k = 0; k < BOUNDS; ++k) {
         for (int apart = 16; apart > 0; apart /= 2) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS) find_bounds(const Real* __restrict__ 
     bounds[blockIdx.x * BOUNDS + threadIdx.x] = all;
 }
 
-// Bits 0 to 15 at the even places of 32.
+// Moves bits 0 to 15 to the even bits of 32.
 __device__ inline unsigned spread(unsigned bits) {
     bits = (bits | bits << 8) & 0x00ff00ffu;
     bits = (bits | bits << 4) & 0x0f0f0f0fu;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(THREADS)
     codes[i] = spread(x) | spread(y) << 1;
 }
 
-// Level by level. Each point knows its code, where it came from, and its cell, as the range of points in it.
+// Level by level: a point's code, its index in the input, and the range of points in its cell.
 struct Placed {
     unsigned code;
     int from, begin, end;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(THREADS)
     if (i < count) placed[i] = {codes[i], static_cast<int>(i), 0, static_cast<int>(count)};
 }
 
-// Whether each point is in each quadrant of its cell: flags [4][count], to be summed up.
+// Whether each point is in each quadrant of its cell: flags [4][count], for prefix sums.
 __global__ void __launch_bounds__(THREADS)
     flag_quadrants(const Placed* __restrict__ placed, long long count, int shift, int* flags) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int quadrant = 0; quadrant < 4; ++quadrant) flags[quadrant * count + i] = quadrant == mine;
 }
 
-// Points of [begin, end) in a quadrant, from the sums of flags up to and with each.
+// The number of points of [begin, end) in a quadrant, from the inclusive sums of flags.
 __device__ inline int in_quadrant(const int* __restrict__ upto, long long count, int quadrant, int begin, int end) {
     const int* const row = upto + quadrant * count;
     return end > begin ? row[end - 1] - (begin > 0 ? row[begin - 1] : 0) : 0;
@@ -120,18 +120,18 @@ __global__ void __launch_bounds__(THREADS)
     int begin = point.begin;
     for (int quadrant = 0; quadrant < mine; ++quadrant) begin += in_quadrant(upto, count, quadrant, point.begin, point.end);
     const int end = begin + in_quadrant(upto, count, mine, point.begin, point.end);
-    const int place = begin + in_quadrant(upto, count, mine, point.begin, static_cast<int>(i));
-    moved[place] = {point.code, point.from, begin, end};
+    const int target = begin + in_quadrant(upto, count, mine, point.begin, static_cast<int>(i));
+    moved[target] = {point.code, point.from, begin, end};
 }
 
-// Whether each node of a level splits; to be summed up.
+// Whether each node of a level splits, for prefix sums.
 __global__ void __launch_bounds__(THREADS)
     flag_splits(Nodes nodes, long long first, long long count, int limit, int* flags) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
     if (i < count) flags[i] = nodes.end[first + i] - nodes.begin[first + i] > limit;
 }
 
-// The children of those that split, after the level's last node, each counted by the sums of its points' flags.
+// Writes the children of the splitting nodes after the level's last node, with ranges from the sums of flags.
 __global__ void __launch_bounds__(THREADS)
     split_nodes(Nodes nodes, long long first, long long count, int limit, const int* __restrict__ splits, int depth,
                 const int* __restrict__ upto, long long points) {

@@ -1,19 +1,19 @@
 // A quadtree over points; the contract is in kernels/classic/quadtree/__init__.py.
 //
-// A point's cell at the greatest depth is its code: 2 bits a level, y over x, the top level first, so that a cell of any
-// depth is a range of codes. The tree's points are in the order of codes, and a node is a range of them.
+// A point's cell at the maximum depth is its code: 2 bits per level, y over x, the top level first, so that a cell of any
+// depth is a range of codes. The points are ordered by code, and a node is a range of points.
 //
-// How many nodes there are is known only on the device. A kernel that launches a grid for each node that splits (dynamic
-// parallelism) waits for launches on every path down; here work is counted, summed up, and done.
+// The number of nodes is known only on the device. A kernel that launches a grid for each node that splits (dynamic
+// parallelism) pays a launch latency per level; here nodes are counted, numbered by prefix sums, and written.
 //
 // Floors for n points of p bytes on a device that copies B bytes a second: p n / B to read the points, 4 n / B to write
-// their order; a radix sort of codes of 4 bytes with indices moves 64 n bytes more, which is most of what production does.
+// their order; a radix sort of 4-byte codes with indices moves 64 n bytes more, most of the work of production.
 //
 // Naive to fast:
-//   level by level  (levels.cuh) every level moves all points into the quadrants of their cells, by counts and sums
-//   Morton order    (here) codes, one radix sort, and all nodes of all levels at once: a cell that holds more points than a
-//                   leaf may begins where codes i - 1 and i part above its depth, and i and i + limit do not
-// Built with --fmad=false: the CPU's codes have the same bits.
+//   level by level  (levels.cuh) every level moves all points into the quadrants of their cells, by counts and prefix sums
+//   Morton order    (here) codes, one radix sort, and the nodes of all levels at once: a cell with more than `limit` points
+//                   begins at point i if codes i - 1 and i differ above its depth, and codes i and i + limit do not
+// Built with --fmad=false, so the codes are the same as on the CPU.
 // Sources: Morton, "A computer oriented geodetic data base" (1966); Karras, "Maximizing parallelism in the construction of
 // BVHs, octrees, and k-d trees" (2012).
 
@@ -22,7 +22,7 @@
 constexpr int MAX_DEPTH = 16;
 constexpr int WARPS = THREADS / 32;
 
-// Which depths end with points i and j in one cell: those up to this one; -1 where there is no such point.
+// The largest depth at which points i and j share a cell; -1 if one of them does not exist.
 __device__ inline int common_depth(const unsigned* __restrict__ codes, long long i, long long j, long long count,
                                    int depth) {
     if (i < 0 || j >= count) return -1;
@@ -30,7 +30,7 @@ __device__ inline int common_depth(const unsigned* __restrict__ codes, long long
     return apart == 0 ? depth : depth - 1 - (31 - __clz(static_cast<int>(apart))) / 2;
 }
 
-// The depths of the cells that begin with a point and split: (above, last].
+// The depths of the splitting cells that begin with a point: (above, last].
 struct Splits {
     int above, last;
 
@@ -42,7 +42,7 @@ __device__ inline Splits splits_at(const unsigned* __restrict__ codes, long long
     return {common_depth(codes, i - 1, i, count, depth), min(common_depth(codes, i, i + limit, count, depth), depth - 1)};
 }
 
-// How many cells split, by depth and block: counts [depth][blocks]. Votes, no atomics.
+// The number of splitting cells by depth and block: counts [depth][blocks]. By votes, without atomics.
 __global__ void __launch_bounds__(THREADS)
     count_splits(const unsigned* __restrict__ codes, long long count, int depth, int limit, long long* counts) {
     __shared__ int found[MAX_DEPTH * WARPS];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The first of codes [begin, end) that is not below one.
+// The first of codes [begin, end) that is not below `code`.
 __device__ inline long long first_from(const unsigned* __restrict__ codes, long long begin, long long end,
                                        unsigned long long code) {
     while (begin < end) {
@@ -72,7 +72,7 @@ __device__ inline long long first_from(const unsigned* __restrict__ codes, long 
     return begin;
 }
 
-// The four children of the k-th cell that splits, numbered level by level: nodes 4 k + 1 to 4 k + 4.
+// Writes the four children of the k-th splitting cell, numbered level by level: nodes 4 k + 1 to 4 k + 4.
 __device__ inline void make_children(const Nodes& nodes, const unsigned* __restrict__ codes, long long begin,
                                      long long count, int d, int depth, long long k) {
     const int shift = 2 * (depth - d - 1);
@@ -86,8 +86,8 @@ __device__ inline void make_children(const Nodes& nodes, const unsigned* __restr
     }
 }
 
-// make_nodes: every cell that splits makes its children and tells its own node where they are. `upto` [depth][blocks] are
-// the sums of counts, up to and with each; a cell's number is its rank among all of lesser depth, then lesser codes.
+// make_nodes: every splitting cell writes its children and their number in its own node. `upto` [depth][blocks] are the
+// inclusive sums of counts; a cell's number is its rank by depth, then by code.
 __global__ void __launch_bounds__(THREADS)
     make_nodes(const unsigned* __restrict__ codes, long long count, int depth, int limit,
                const long long* __restrict__ upto, Nodes nodes) {

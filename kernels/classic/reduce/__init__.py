@@ -1,15 +1,15 @@
-"""Reductions of all values of an array to one, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+"""Reductions of a whole array to one value, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
     total, minimum, maximum, argmax, mean_variance
 
-Input  : array of any shape and strides; int8 … int64, uint8 … uint64, float32, float64. Taken in C order.
-Results: arrays without axes (mean_variance: [2]) of the input's kind. total: int64, uint64 (both modulo 2⁶⁴) or
+Input  : array of any shape and strides; int8 … int64, uint8 … uint64, float32, float64; read in C order.
+Results: zero-dimensional arrays (mean_variance: [2]) of the input's library. total: int64, uint64 (both modulo 2⁶⁴) or
          float64; minimum and maximum: the input's dtype; argmax: int64; mean_variance: float64.
-Floats : float32 is summed in float64. An infinity or a NaN goes where arithmetic takes it. To minimum, maximum and
-         argmax a NaN is beyond every number: it is the result, or the first one's place is.
-Order  : fixed by the number of values and their dtype alone. The bits depend neither on the grid, the stream or the
-         number of workers, nor on whether a CPU or a GPU computes (but for which NaN, and for the sign of a zero that
-         is the least or the largest of both kinds).
+Floats : float32 is summed in float64. Infinities and NaNs propagate as in IEEE arithmetic. If there is a NaN, it is the
+         minimum and the maximum, and argmax is the index of the first one.
+Order  : depends on the number of values and their dtype alone. The bits do not depend on the grid, the stream, the
+         number of workers or the device (except for the payload of a NaN, and the sign of a zero minimum or maximum of
+         zeros of both signs).
 Moments: Welford's algorithm down each column of a tile, Chan's between columns and tiles; float64.
 
 Sources: Harris, "Optimizing parallel reduction in CUDA" (NVIDIA, 2007); Welford, "Note on a method for calculating
@@ -31,37 +31,39 @@ OPERATIONS = ("total", "minimum", "maximum", "argmax", "mean_variance")
 
 
 def total(values: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """The sum; 0 of no values.
+    """The sum; 0 for an empty array.
 
     values  : NumPy or CuPy array of one of DTYPES
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     return _reduced("total", values, 0, workers, stream)
 
 
 def minimum(values: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """The smallest value, or NaN where there is one; parameters as for `total`. ValueError of no values."""
+    """The smallest value, or NaN if there is one; parameters as for `total`. Raises ValueError for an empty array."""
     return _reduced("minimum", values, 0, workers, stream)
 
 
 def maximum(values: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """The largest value, or NaN where there is one; parameters as for `total`. ValueError of no values."""
+    """The largest value, or NaN if there is one; parameters as for `total`. Raises ValueError for an empty array."""
     return _reduced("maximum", values, 0, workers, stream)
 
 
 def argmax(values: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """The first index, in C order, of the largest value or of a NaN; parameters as for `total`. ValueError where there
-    are no values."""
+    """The first index, in C order, of the largest value or of a NaN; parameters as for `total`.
+
+    Raises ValueError for an empty array.
+    """
     return _reduced("argmax", values, 0, workers, stream)
 
 
 def mean_variance(values: Any, *, ddof: int = 0, workers: int | None = None, stream: Any = None) -> Any:
     """[mean, variance]: the variance is the sum of squared differences from the mean over n - ddof.
 
-    Parameters as for `total`. ValueError where there are not more than `ddof` values.
+    Parameters as for `total`. Raises ValueError unless there are more than `ddof` values.
     """
     if isinstance(ddof, bool) or not isinstance(ddof, int) or ddof < 0:
         raise ValueError(f"ddof must be a whole number, 0 or more; got {ddof!r}")

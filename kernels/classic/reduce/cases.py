@@ -1,6 +1,6 @@
-"""Test inputs of reductions and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for reductions and their expected results, for the tests and benchmarks of every device.
 
-The oracle is exact: Python's whole numbers, and fractions of the floats' own values.
+The oracle is exact: Python's integers, and fractions of the floats' own values.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = NDArray[Any]
 # One value, a row of a tile, a tile and one more of several types, primes.
 SIZES = (1, 2, 31, 257, 1024, 1031, 4096, 16384, 16411, 65537, 131101)
 CONTENTS = ("random", "equal", "extreme", "offset", "nan", "infinite")
-FLOAT64_ROUNDINGS = 64  # a tree of fewer levels than this: what a sum may be wrong by, in units of 2⁻⁵³ of its terms
+FLOAT64_ROUNDINGS = 64  # allowed error of a sum, in units of 2⁻⁵³ Σ|terms|: the tree has fewer levels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One array of made values."""
+    """One array of generated values."""
 
     operation: str
     dtype: str
@@ -47,14 +47,14 @@ class Case:
         return getattr(kernels.classic.reduce, self.operation)(values, **options)
 
     def check(self, result: Any) -> None:
-        """AssertionError unless a result, brought to the host, is right."""
+        """AssertionError unless a result, copied to the host, is right."""
         expected_dtype = _result_dtype(self.operation, np.dtype(self.dtype))
         shape = (2,) if self.operation == "mean_variance" else ()
         assert (result.dtype, result.shape) == (expected_dtype, shape), f"{self.name}: {result.dtype}, {result.shape}"
         check(self.operation, result, self.values(), self.name)
 
     def bytes(self) -> int:
-        """Least traffic: every value read once."""
+        """Minimum traffic: every value read once."""
         return self.size * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:
@@ -77,7 +77,7 @@ def made_values(content: str, dtype: str, size: int) -> Array:
         values[:] = 0.1
     elif content == "extreme":
         values *= 10.0 ** rng.integers(-30, 30, size)
-    elif content == "offset":  # a naive variance would lose all its digits
+    elif content == "offset":  # a naive variance would lose all digits
         values = values * 1e-3 + 4096
     elif content == "nan":
         values[rng.integers(0, size, 1 + size // 1000)] = np.nan
@@ -87,7 +87,7 @@ def made_values(content: str, dtype: str, size: int) -> Array:
 
 
 def check(operation: str, result: Array, values: Array, name: str = "") -> None:
-    """AssertionError unless the result is exact, or for sums of floats within the roundings of a tree."""
+    """AssertionError unless the result is exact, or, for sums of floats, within the rounding errors of a tree."""
     if operation == "argmax":
         nans = np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else np.empty(0)
         expected = int(nans[0]) if nans.size else max(range(values.size), key=lambda i: (values[i], -i))
@@ -112,7 +112,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _check_not_finite(operation: str, result: Array, values: Array, name: str) -> None:
-    """As arithmetic has it: of infinities of one sign an infinite mean, and no variance."""
+    """IEEE rules: infinities of one sign have an infinite mean and an undefined variance."""
     expected = math.nan if np.isnan(values).any() else math.inf
     if operation == "total":
         assert same(float(result), expected), f"{name}: got {result}, expected {expected}"
@@ -142,7 +142,7 @@ def _check_moments(result: Array, values: Array, name: str) -> None:
         mean, variance = float(true), float(((wide - true) ** 2).mean())
     size = max(abs(float(x)) for x in (values.min(), values.max()))
     assert abs(result[0] - mean) <= 1e-14 * max(size, 1e-300), f"{name}: mean {result[0]}, expected {mean}"
-    # Of values of size s, deviations are wrong by some 2⁻⁵³ s; they add up with random signs.
+    # For values of magnitude s, deviations have errors of about 2⁻⁵³ s with random signs.
     allowed = 1e-13 * variance + 4 * 2.0**-53 * size * math.sqrt(variance) + 1e-28 * size * size
     assert abs(result[1] - variance) <= allowed, f"{name}: variance {result[1]}, expected {variance}"
 

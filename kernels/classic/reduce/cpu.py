@@ -1,8 +1,8 @@
 """Reductions of NumPy arrays by whole-array arithmetic: strips of tiles on our own threads.
 
-The order is that of reduce.cu, to the bit. A tile is ROWS rows of THREADS × columns_of(itemsize) values. Each column is
-taken row by row; then the columns of a thread are joined by halves, the threads of a warp by halves, and the warps by
-halves. Tiles' results are values again.
+The order is that of reduce.cu, so the bits are equal. A tile is ROWS rows of THREADS × columns_of(itemsize) values.
+Each column is reduced row by row; then the columns of a thread, the threads of a warp and the warps are joined, each by
+halving. The results of tiles are reduced in the same way.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-State = tuple[Array, ...]  # of partial results: one array a field
+State = tuple[Array, ...]  # partial results: one array per field
 
 THREADS, WARP, ROWS = 256, 32, 16
 TILES_A_STRIP = 16
 
 
 def columns_of(itemsize: int) -> int:
-    """Values of a row that one thread takes: those of 16 bytes."""
+    """Values of a row per thread: 16 bytes."""
     return max(1, 16 // itemsize)
+
+
+def sum_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of a sum: 64 bits of the same kind."""
+    return np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[np.dtype(dtype).kind])
 
 
 class Sum:
     """Sums in 64 bits."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
+        self.dtype = sum_dtype(dtype)
 
     def none(self, shape: tuple[int, ...]) -> State:
         return (np.full(shape, -0.0).astype(self.dtype),)
@@ -44,7 +49,7 @@ class Sum:
 
 
 class Extreme:
-    """The least or the largest value; NaN beyond both."""
+    """The smallest or the largest value; NaN wins over both."""
 
     def __init__(self, dtype: np.dtype[Any], *, largest: bool) -> None:
         self.dtype, self.largest = dtype, largest
@@ -102,11 +107,11 @@ def reduced(operation: str, values: Array, ddof: int, *, workers: int | None = N
 
 
 def _argmax(values: Array, workers: int) -> int:
-    """Strip by strip: of several that are equally large, and of NaNs, the first."""
+    """The first of the largest values, or the first NaN, strip by strip."""
     strip = TILES_A_STRIP * ROWS * THREADS * columns_of(values.itemsize)
     firsts = range(0, values.size, strip)
-    places = np.array(_each(lambda first: first + int(np.argmax(values[first : first + strip])), firsts, workers))
-    return int(places[int(np.argmax(values[places]))])
+    indices = np.array(_each(lambda first: first + int(np.argmax(values[first : first + strip])), firsts, workers))
+    return int(indices[int(np.argmax(values[indices]))])
 
 
 def _each(work: Callable[[int], Any], items: range, workers: int) -> list[Any]:
@@ -117,7 +122,7 @@ def _each(work: Callable[[int], Any], items: range, workers: int) -> list[Any]:
 
 
 def _fold(operation: Any, values: Array, workers: int) -> State:
-    """All values, then all partial results, until there is one; its fields have no axes."""
+    """Reduces all values, then the partial results, until one is left; its fields are zero-dimensional."""
     with np.errstate(all="ignore"):
         state = _partials(operation, values, workers)
         while state[0].size > 1:
@@ -137,13 +142,13 @@ def _partials(operation: Any, values: Array, workers: int) -> State:
             states.append(_ragged(operation, part[whole * tile :], columns))
         return tuple(np.concatenate(fields) for fields in zip(*states, strict=True))
 
-    with np.errstate(all="ignore"):  # settings of its own in every thread
+    with np.errstate(all="ignore"):
         strips = _each(_quietly(strip), range(0, values.size, TILES_A_STRIP * tile), workers)
     return tuple(np.concatenate(fields) for fields in zip(*strips, strict=True))
 
 
 def _quietly(work: Callable[[int], State]) -> Callable[[int], State]:
-    """NumPy's warnings are set by thread: sums may overflow, and infinities have no difference."""
+    """Silences NumPy's warnings, a setting of each thread: sums may overflow, and inf − inf is invalid."""
 
     def run(item: int) -> State:
         with np.errstate(all="ignore"):
@@ -161,7 +166,7 @@ def _tiles(operation: Any, tiles: Array, columns: int) -> State:
 
 
 def _ragged(operation: Any, values: Array, columns: int) -> State:
-    """The result of a tile that ends early, [1]."""
+    """The result of an incomplete tile, [1]."""
     row = THREADS * columns
     state = operation.none((row,))
     for number, first in enumerate(range(0, values.size, row)):
@@ -172,7 +177,7 @@ def _ragged(operation: Any, values: Array, columns: int) -> State:
 
 
 def _joined_columns(operation: Any, state: State, columns: int) -> State:
-    """From [n, row] to [n]: columns of a thread, threads of a warp, warps, each by halves."""
+    """From [n, row] to [n]: columns of a thread, threads of a warp, warps, each by halving."""
     shape = (state[0].shape[0], THREADS // WARP, WARP, columns)
     state = tuple(field.reshape(shape) for field in state)
     for _axis in range(3):
@@ -185,7 +190,7 @@ def _joined_columns(operation: Any, state: State, columns: int) -> State:
 
 
 def _joined_tiles(operation: Any, states: State) -> State:
-    """One launch's worth of partial results: they are taken as values are, but joined instead of added."""
+    """Reduces partial results by one level, in the order of values, but joined instead of added."""
     size = sum(field.itemsize for field in states)
     columns = columns_of(size)
     tile = ROWS * THREADS * columns
@@ -200,7 +205,7 @@ def _packed(states: State, first: int, count: int) -> Any:
 
 
 class _Fields:
-    """Partial results where values are expected: sliced alike."""
+    """Partial results with the slicing of an array of values."""
 
     def __init__(self, fields: State) -> None:
         self.fields, self.size = fields, fields[0].size
@@ -210,7 +215,7 @@ class _Fields:
 
 
 class _Joining:
-    """An operation whose values are its own partial results."""
+    """An operation on its own partial results."""
 
     def __init__(self, operation: Any) -> None:
         self.none, self.join = operation.none, operation.join

@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from kernels.classic.reduce.cpu import ROWS, THREADS, columns_of
+from kernels.classic.reduce.cpu import ROWS, THREADS, columns_of, sum_dtype
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, multiprocessors, on_stream
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream
 from kernels.runtime.limits.cuda import random_values
 
-# The order of additions is the contract's: nothing may be contracted, or the CPU's bits would differ.
-OPTIONS = ("--fmad=false",)
+OPTIONS = ("--fmad=false",)  # same bits as on the CPU
 
+# Tuned on an H200 (sm_90); LOADS as in reduce.cu.
 LOADS = 8
 BLOCKS_A_MULTIPROCESSOR = 32
+
 C_TYPES = {
     "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned", "uint64": "unsigned long long",
     "float32": "float", "float64": "double",
 }  # fmt: skip
-CLASSIC_TYPES = ("int32", "float32")  # that the classic rungs add, in their own type
+CLASSIC_TYPES = ("int32", "float32")  # summed by the classic rungs, in their own type
 STATE_BYTES = {"argmax": 16, "mean_variance": 24}
 _TEMPLATES = {"minimum": "Min<{}>", "maximum": "Max<{}>", "argmax": "ArgMax<{}>", "mean_variance": "Moments<{}>"}
 
@@ -38,7 +39,7 @@ class Task:
     operation: str
     values: Any  # CuPy [n], contiguous, native byte order, n > 0
     stream: Any
-    states: list[Any]  # the last of what a run appends is the one state that is left
+    states: list[Any]  # a run appends the partial states of each launch; the last holds the result
 
 
 def reduced(operation: str, values: Any, ddof: int, *, stream: Any = None, variant: str | None = None) -> Any:
@@ -46,7 +47,7 @@ def reduced(operation: str, values: Any, ddof: int, *, stream: Any = None, varia
 
     variant : a name in `VARIANTS`; default the fastest. The classic rungs sum int32 in int32 and float32 in float32.
 
-    Raises ValueError where the variant named does not apply.
+    Raises ValueError if the named variant does not apply.
     """
     import cupy
 
@@ -59,11 +60,6 @@ def reduced(operation: str, values: Any, ddof: int, *, stream: Any = None, varia
         task = Task(operation=operation, values=flat, stream=current, states=[])
         VARIANTS[variant or PRODUCTION].run(task)
         return _finished(task, ddof)
-
-
-def sum_dtype(dtype: Any) -> np.dtype[Any]:
-    """Of a sum: 64 bits of the same kind."""
-    return np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[np.dtype(dtype).kind])
 
 
 def _finished(task: Task, ddof: int) -> Any:
@@ -81,21 +77,21 @@ def _finished(task: Task, ddof: int) -> Any:
 
 
 def operation_of(operation: str, dtype: Any) -> str:
-    """The C++ type that does an operation on values of a dtype."""
+    """The C++ type of an operation on values of a dtype."""
     name = np.dtype(dtype).name
     if operation == "total":
-        # Sums modulo 2⁶⁴ are the same signed and unsigned, but widening is not.
+        # Signed and unsigned sums modulo 2⁶⁴ are the same, but widening is not.
         return f"Sum<{C_TYPES[name]}, {C_TYPES[sum_dtype(dtype).name]}>"
     return _TEMPLATES[operation].format(C_TYPES[name])
 
 
 def merging_of(operation: str, dtype: Any) -> str:
-    """The same for its partial results."""
+    """The C++ type of an operation on its own partial results."""
     if operation == "total":
         return operation_of(operation, sum_dtype(dtype))
     if operation in ("minimum", "maximum"):
         return operation_of(operation, dtype)
-    # The others' partials are alike for all types.
+    # Partial results of the other operations are the same for all dtypes.
     return f"Partials<{operation_of(operation, np.float64)}>"
 
 
@@ -112,7 +108,7 @@ def _run_tiles(task: Task) -> None:
     values, count = task.values, task.values.size
     size, entry = values.dtype.itemsize, operation_of(task.operation, values.dtype)
     while not task.states or count > 1:
-        tiles = -(-count // (ROWS * THREADS * columns_of(size)))
+        tiles = blocks_of(count, ROWS * THREADS * columns_of(size))
         states = _empty_states(task, tiles)
         aligned = ctypes.c_int(values.data.ptr % 16 == 0)
         blocks = min(tiles, BLOCKS_A_MULTIPROCESSOR * multiprocessors())
@@ -124,12 +120,12 @@ def _run_tiles(task: Task) -> None:
 
 
 def _run_classic(template: str, loads: int, task: Task) -> None:
-    """Launches a classic kernel on the values, then on its partial sums, until there is one."""
+    """Launches a classic kernel on the values, then on its partial sums, until one is left."""
     import cupy
 
     values = task.values
     while not task.states or values.size > 1:
-        blocks = -(-values.size // (THREADS * loads))
+        blocks = blocks_of(values.size, THREADS * loads)
         partials = cupy.empty(blocks, values.dtype)
         entry = template.format(C_TYPES[values.dtype.name])
         args = (values, partials, ctypes.c_longlong(values.size))
@@ -156,15 +152,15 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "pairs": _classic("a tree over neighbours: scattered threads, every warp diverges", "reduce_pairs<{}>", 1),
         "contiguous": _classic(
-            "the same tree by the first threads: whole warps retire, banks collide", "reduce_contiguous<{}>", 1
+            "the same tree by the first threads: whole warps retire, but banks conflict", "reduce_contiguous<{}>", 1
         ),
         "sequential": _classic("halves instead of neighbours: no bank conflicts", "reduce_sequential<{}>", 1),
-        "loads": _classic("a thread adds eight loads before the tree: more on the way", "reduce_loads<{}>", LOADS),
+        "loads": _classic("a thread adds eight loads before the tree: more in flight", "reduce_loads<{}>", LOADS),
         "last_warp": _classic("the last warp without barriers", "reduce_last_warp<{}>", LOADS),
         "unrolled": _classic("the whole tree unrolled by a template", f"reduce_unrolled<{{}}, {THREADS}>", LOADS),
         "shuffles": _classic("warps add in registers: one barrier", "reduce_shuffles<{}>", LOADS),
         PRODUCTION: Variant(
-            summary="blocks stride over tiles, 16 bytes a load, fixed order; floats in float64, any operation",
+            summary="blocks stride over tiles, 16 bytes per load, fixed order; floats in float64, any operation",
             entries=_production_entries(),
             run=_run_tiles,
         ),
@@ -173,7 +169,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """The float32 sum on every rung; other operations and types in production."""
+    """The float32 sum on every rung; other operations and dtypes in production."""
     return (
         _ladder("total", "float32", 1 << 28, tuple(VARIANTS)),
         _ladder("maximum", "float32", 1 << 28, (PRODUCTION,)),
@@ -227,7 +223,7 @@ def _libraries(operation: str, values: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def _accelerators(names: list[str]) -> Any:
-    """CuPy's reductions through CUB blocks or the device-wide ones, whatever the environment says."""
+    """Selects the accelerators of CuPy's reductions, overriding the environment."""
     from contextlib import contextmanager
 
     @contextmanager

@@ -1,7 +1,7 @@
-// What reduce_tiles can do. An operation has Value (of the input), Column (what a thread keeps of one column of a
-// tile) and State (a partial result); start() is an empty column and add(column, value, row) takes one more value, the
-// row-th; state(column, rows, first, step) is what a column of `rows` values comes to, whose indices are first, first
-// + step, …; none() is the state of nothing and join(left, right) that of both.
+// The operations of reduce_tiles. An operation has Value (of the input), Column (a thread's accumulator for one column of
+// a tile) and State (a partial result); start() is an empty column and add(column, value, row) adds the value of a row;
+// state(column, rows, first, step) is the state of a column of `rows` values with indices first, first + step, …; none()
+// is the state of no values and join(left, right) that of both.
 #pragma once
 
 constexpr int ROWS = 16;  // of a tile
@@ -11,29 +11,29 @@ __device__ inline bool is_nan(T value) {
     return value != value;
 }
 
-// How an operation takes its values: one by one, as they are loaded.
+// The default: values are added one by one, as loaded.
 template <typename T>
 struct OneByOne {
     typedef T Value;
     typedef T Loaded;
-    static constexpr int TOGETHER = 1;
-    static constexpr int BLOCKS = 0;  // at least, in a multiprocessor: the compiler's choice
+    static constexpr int PER_WORD = 1;
+    static constexpr int BLOCKS = 0;  // minimum per multiprocessor; 0: the compiler's choice
 };
 
-// Sums are taken in the accumulator's type …
+// Sums use the accumulator's type …
 template <typename T, typename Accumulator>
 struct Adding : OneByOne<T> {
     typedef Accumulator Column;
 };
 
-// … but those of small whole numbers in 32 bits, which ROWS words of them fit, and a word's in one instruction: they come
-// to the same in any order. (It is written by hand since the compiler's quick modes do not know its own name for it.)
+// … except for small integers: a column's sum fits 32 bits, one instruction adds a whole word, and the order does not
+// matter. (Inline assembly, because the compiler's fast modes lack the intrinsics.)
 template <typename T, typename Word>
 struct AddingWords {
     typedef T Value;
     typedef Word Loaded;
     typedef Word Column;
-    static constexpr int TOGETHER = sizeof(Word) / sizeof(T);
+    static constexpr int PER_WORD = sizeof(Word) / sizeof(T);
     static constexpr int BLOCKS = 0;
 };
 #define ADDING_WORDS(T, ACCUMULATOR, WORD, INSTRUCTION, ONES)                                              \
@@ -82,7 +82,7 @@ BOUNDS(float, -__int_as_float(0x7f800000), __int_as_float(0x7f800000))
 BOUNDS(double, -__longlong_as_double(0x7ff0000000000000ll), __longlong_as_double(0x7ff0000000000000ll))
 #undef BOUNDS
 
-// A NaN wins over every number. Of two equal zeros the first stays.
+// A NaN wins over every number. Of two zeros the first stays.
 template <typename T>
 struct Min : OneByOne<T> {
     typedef T Column;
@@ -105,7 +105,7 @@ struct Max : OneByOne<T> {
     static __device__ State state(Column column, int, long long, int) { return column; }
 };
 
-// A value as a whole number that has the same order; all NaNs are the largest.
+// Maps a value to an integer of the same order; all NaNs map to the largest.
 template <typename T>
 __device__ inline unsigned long long key_of(T value) {
     constexpr unsigned long long SIGN = 1ull << 63;
@@ -129,7 +129,7 @@ __device__ inline Largest larger_of(const Largest& left, const Largest& right) {
     return left.index < right.index ? left : right;
 }
 
-// The first place of the largest value; a NaN counts as larger than any number.
+// The first index of the largest value; a NaN counts as larger than any number.
 template <typename T>
 struct ArgMax : OneByOne<T> {
     struct Column {
@@ -137,7 +137,7 @@ struct ArgMax : OneByOne<T> {
         int row;
     };
     typedef Largest State;
-    // Nothing is below the first value, so that row 0 is right where no other is larger.
+    // The start value is the minimum, so row 0 is right if no other value is larger.
     static __device__ Column start() { return {Bounds<T>::low(), 0}; }
     static __device__ Column add(Column column, T value, int row) {
         const bool larger = !(value <= column.value) && !is_nan(column.value);
@@ -160,8 +160,8 @@ __constant__ double RECIPROCAL[ROWS] = {1.0 / 1,  1.0 / 2,  1.0 / 3,  1.0 / 4,  
 // Welford's updates along a column, Chan's between columns.
 template <typename T>
 struct Moments : OneByOne<T> {
-    // Left alone the compiler makes do with 48 registers, and loads less at once: 0.73 of reading, and 0.98 with 64 (H200,
-    // float32). Columns of smaller values are more: they take more registers, and would go to memory and back.
+    // By default the compiler uses 48 registers and keeps fewer loads in flight: 0.73 of reading, and 0.98 with 64 (H200,
+    // float32). Smaller values have more columns, which would spill.
     static constexpr int BLOCKS = sizeof(T) < 4 ? 0 : 4;
     struct Column {
         double mean, squares;
@@ -181,7 +181,7 @@ struct Moments : OneByOne<T> {
         if (right.count == 0) return left;
         if (left.count == 0) return right;
         const double count = left.count + right.count, difference = right.mean - left.mean;
-        // Of most joins both sides have as many, and a division takes as long as several values.
+        // Most joins have equal counts, and a division costs as much as several values.
         const double share = left.count == right.count ? 0.5 : right.count / count;
         return {count, left.mean + difference * share,
                 left.squares + right.squares + difference * difference * (left.count * share)};

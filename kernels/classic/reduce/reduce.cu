@@ -1,24 +1,24 @@
 // Reductions of all values of an array to one; the contract is in kernels/classic/reduce/__init__.py.
 //
-// `values` holds n values of type T; each launch leaves one partial result a block (or a tile), which the next launch
+// `values` holds n values of type T; each launch writes one partial result per block (or tile), which the next launch
 // reduces, until one is left. Floors: n sizeof(T) bytes over the bandwidth of reading; n - 1 operations.
 //
 // The classic ladder, sums of T in T, naive to fast:
-//   reduce_pairs        a tree over neighbours: the threads at work are scattered, every warp diverges
-//   reduce_contiguous   the first threads work, so that whole warps retire; but their strides meet in banks
+//   reduce_pairs        a tree over neighbours: active threads are scattered, every warp diverges
+//   reduce_contiguous   the first threads work, so that whole warps retire; but their strides cause bank conflicts
 //   reduce_sequential   halves instead of neighbours: no bank conflicts
 //   reduce_loads        a thread adds several loads before the tree starts
 //   reduce_last_warp    the last 32 without barriers
 //   reduce_unrolled     the whole tree unrolled, the block's size a template parameter
 //   reduce_shuffles     warps add through registers
 // In production, any operation:
-//   reduce_tiles        blocks stride over tiles, 16 bytes a load, in an order that only n decides
+//   reduce_tiles        blocks stride over tiles, 16 bytes per load, in an order that depends on n alone
 //   finish_moments      mean and variance from the last partial
 // Sources: Harris, "Optimizing parallel reduction in CUDA" (NVIDIA, 2007); Welford, Technometrics 4 (1962); Chan, Golub
 // and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
 
 constexpr int THREADS = 256;
-constexpr int LOADS = 8;  // a thread, from reduce_loads on
+constexpr int LOADS = 8;  // per thread, from reduce_loads on
 
 #include "operations.cuh"
 
@@ -29,7 +29,7 @@ __device__ inline T value_or_zero(const T* values, long long i, long long n) {
     return i < n ? values[i] : T(0);
 }
 
-// reduce_pairs: neighbours first. In each round half as many threads work, spread over all warps.
+// reduce_pairs: neighbours first. Each round halves the active threads, which are spread over all warps.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 reduce_pairs(const T* __restrict__ values, T* __restrict__ partials, long long n) {
@@ -43,8 +43,8 @@ reduce_pairs(const T* __restrict__ values, T* __restrict__ partials, long long n
     if (t == 0) partials[blockIdx.x] = sums[0];
 }
 
-// reduce_contiguous: the same tree by the first threads, so that the other warps have nothing to do; threads of a warp
-// now lie two strides apart, in few banks.
+// reduce_contiguous: the same tree by the first threads, so that the other warps retire; but the accesses of a warp are
+// now two strides apart, in few banks.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 reduce_contiguous(const T* __restrict__ values, T* __restrict__ partials, long long n) {
@@ -53,8 +53,8 @@ reduce_contiguous(const T* __restrict__ values, T* __restrict__ partials, long l
     sums[t] = value_or_zero(values, blockIdx.x * static_cast<long long>(THREADS) + t, n);
     for (int stride = 1; stride < THREADS; stride *= 2) {
         __syncthreads();
-        const int place = 2 * stride * t;
-        if (place < THREADS) sums[place] += sums[place + stride];
+        const int i = 2 * stride * t;
+        if (i < THREADS) sums[i] += sums[i + stride];
     }
     if (t == 0) partials[blockIdx.x] = sums[0];
 }
@@ -83,7 +83,7 @@ __device__ inline T loaded_sum(const T* values, long long n) {
     return sum;
 }
 
-// reduce_loads: with one value a thread half the threads never add; now each has several loads on the way at once.
+// reduce_loads: with one value per thread half the threads never add; now each has several loads in flight.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 reduce_loads(const T* __restrict__ values, T* __restrict__ partials, long long n) {
@@ -97,8 +97,8 @@ reduce_loads(const T* __restrict__ values, T* __restrict__ partials, long long n
     if (t == 0) partials[blockIdx.x] = sums[0];
 }
 
-// The last 64 sums, by one warp, which needs no barrier of the block. (The notes of 2007 leave even the warp's out and
-// say volatile; since threads of a warp run on their own that is a race.)
+// Adds the last 64 sums with one warp, which needs no barrier of the block. (Harris's notes of 2007 use volatile instead of
+// the warp's barrier; since Volta's independent thread scheduling that is a race.)
 template <typename T>
 __device__ inline void add_last_warp(T* sums, int t) {
 #pragma unroll
@@ -126,7 +126,7 @@ reduce_last_warp(const T* __restrict__ values, T* __restrict__ partials, long lo
     if (t == 0) partials[blockIdx.x] = sums[0];
 }
 
-// reduce_unrolled: the block's size is known, and with it every round: no loop is left.
+// reduce_unrolled: the block size is a compile-time constant, so all rounds are unrolled.
 template <typename T, int SIZE>
 __global__ void __launch_bounds__(SIZE)
 reduce_unrolled(const T* __restrict__ values, T* __restrict__ partials, long long n) {
@@ -161,9 +161,9 @@ reduce_shuffles(const T* __restrict__ values, T* __restrict__ partials, long lon
 
 // ---- production ---------------------------------------------------------------------------------------------------
 
-// A tile is ROWS × (THREADS × across) values, `across` those of 16 bytes (one, where it is longer). Each column is
-// taken row by row; the columns of a thread are then joined by halves, the threads of a warp by halves, and the warps
-// by halves. kernels/classic/reduce/cpu.py does the same on the CPU, to the bit.
+// A tile is ROWS × (THREADS × COUNT) values, with 16 bytes (or one longer value) per thread and row. Each column is
+// reduced row by row; then the columns of a thread, the threads of a warp and the warps are joined, each by halving.
+// kernels/classic/reduce/cpu.py does the same on the CPU, with the same bits.
 template <typename T>
 struct Columns {
     static constexpr int COUNT = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
@@ -195,7 +195,7 @@ __device__ inline typename Operation::State joined(typename Operation::State (&c
     State state = columns[0];
 #pragma unroll
     for (int half = 16; half > 0; half /= 2) state = Operation::join(state, from_lane(state, half));
-    __syncthreads();  // the last tile's states have been read
+    __syncthreads();  // the previous tile's states have been read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = state;
     __syncthreads();
     if (threadIdx.x < WARPS) state = shared[threadIdx.x];
@@ -206,7 +206,7 @@ __device__ inline typename Operation::State joined(typename Operation::State (&c
     return state;
 }
 
-// reduce_tiles: a grid that fills the device strides over the tiles. Which block takes a tile changes no bit.
+// reduce_tiles: a grid that fills the device strides over the tiles. The bits do not depend on which block takes a tile.
 // `aligned`: whether values can be loaded 16 bytes at a time.
 template <typename Operation>
 __global__ void __launch_bounds__(THREADS, Operation::BLOCKS)
@@ -215,7 +215,7 @@ reduce_tiles(const typename Operation::Value* __restrict__ values, typename Oper
     typedef typename Operation::Value Value;
     typedef typename Operation::State State;
     constexpr int COUNT = Columns<Value>::COUNT, ROW = THREADS * COUNT, TILE = ROWS * ROW;
-    constexpr int TOGETHER = Operation::TOGETHER, COLUMNS = COUNT / TOGETHER,
+    constexpr int PER_WORD = Operation::PER_WORD, COLUMNS = COUNT / PER_WORD,
         AT_ONCE = COLUMNS > 8 ? 2 : COLUMNS > 4 ? 4 : 8;
     struct alignas(sizeof(Value) < 16 ? 16 : alignof(Value)) Vector {
         typename Operation::Loaded at[COLUMNS];
@@ -240,7 +240,7 @@ reduce_tiles(const typename Operation::Value* __restrict__ values, typename Oper
 #pragma unroll
                     for (int c = 0; c < COLUMNS; ++c) {
                         const typename Operation::Loaded each = loaded[r].at[c];
-                        if constexpr (TOGETHER > 1) columns[c] = Operation::add_word(columns[c], each);
+                        if constexpr (PER_WORD > 1) columns[c] = Operation::add_word(columns[c], each);
                         else columns[c] = Operation::add(columns[c], each, row + r);
                     }
             }
@@ -252,11 +252,11 @@ reduce_tiles(const typename Operation::Value* __restrict__ values, typename Oper
 #pragma unroll
                 for (int c = 0; c < COUNT; ++c) {
                     const long long i = first + row * ROW + c;
-                    if (i < n) columns[c / TOGETHER] = Operation::add(columns[c / TOGETHER], values[i], row);
+                    if (i < n) columns[c / PER_WORD] = Operation::add(columns[c / PER_WORD], values[i], row);
                 }
 #pragma unroll
             for (int c = 0; c < COLUMNS; ++c) {
-                const long long left = n - first - c * TOGETHER;
+                const long long left = n - first - c * PER_WORD;
                 const int rows = left <= 0 ? 0 : static_cast<int>(min((left + ROW - 1) / ROW,
                     static_cast<long long>(ROWS)));
                 states[c] = rows ? Operation::state(columns[c], rows, first + c, ROW) : Operation::none();
@@ -267,7 +267,7 @@ reduce_tiles(const typename Operation::Value* __restrict__ values, typename Oper
     }
 }
 
-// finish_moments: (mean, variance) of one state; `ddof` is taken from the count.
+// finish_moments: (mean, variance) of one state; `ddof` is subtracted from the count.
 __global__ void finish_moments(const MomentsState* __restrict__ state, double* __restrict__ result, double ddof) {
     result[0] = state->mean;
     result[1] = state->squares / (state->count - ddof);

@@ -1,19 +1,19 @@
-"""Prefix sums of a row of values, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+"""Prefix sums of one-dimensional arrays, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
     inclusive   out[i] = a[0] + … + a[i]
     exclusive   out[i] = a[0] + … + a[i - 1],  out[0] = 0
-    segmented   either, beginning anew at each i with heads[i] != 0
+    segmented   either, starting again at each i with heads[i] != 0
 
 Input   : array [n] of any stride; int32, int64, uint32, uint64, float32, float64.
-Result  : array [n] of the same kind and dtype. Whole numbers are taken modulo 2³² or 2⁶⁴.
-Floats  : sums are float64, rounded once to the result: with s_i = |a[0]| + … + |a[i]| (of the segment) an error is at
-          most 2⁻²⁴ |out[i]| + 2⁻⁴⁵ s_i for float32 and 2⁻⁴⁵ s_i for float64. Infinities and NaNs go where addition
-          takes them.
-Order   : fixed: on one kind of device the bits depend on the values alone, not on the grid, on which block was first or
-          on the number of workers.
+Result  : array [n] of the same library and dtype. Integer sums are modulo 2³² or 2⁶⁴.
+Floats  : sums are float64, rounded once to the result: with s_i = |a[0]| + … + |a[i]| (of the segment) the error is at
+          most 2⁻²⁴ |out[i]| + 2⁻⁴⁵ s_i for float32 and 2⁻⁴⁵ s_i for float64. Infinities and NaNs propagate as in
+          addition.
+Order   : fixed: on one kind of device the bits depend on the values alone, not on the grid, the order in which blocks
+          run or the number of workers.
 
 Source: Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (NVIDIA, 2016); here one block
-looks for all, in a fixed order.
+does the look-back for all tiles, in a fixed order.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ HEAD_DTYPES = ("bool", "uint8", "int8")
 
 
 def inclusive(values: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
-    """Sums up to and with each value.
+    """Sums up to and including each value.
 
     values  : NumPy or CuPy array [n] of one of DTYPES
-    out     : contiguous array [n] of the same kind and dtype; may be `values` itself, else no memory shared with it
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    out     : contiguous array [n] of the same library and dtype; may be `values` itself, but must not overlap it
+              otherwise
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     return _scanned(values, None, False, out, workers, stream)
 
 
 def exclusive(values: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
-    """Sums of what comes before each value; parameters as for `inclusive`."""
+    """Sums of the values before each value; parameters as for `inclusive`."""
     return _scanned(values, None, True, out, workers, stream)
 
 
@@ -57,10 +58,10 @@ def segmented(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Sums that begin anew at every head.
+    """Sums that start again at every head.
 
-    heads     : array [n] of the values' kind; bool, uint8 or int8: not zero where a segment begins. (The first value
-                begins one in any case.)
+    heads     : array [n] of the values' library; bool, uint8 or int8: nonzero where a segment begins. (The first value
+                always begins one.)
     exclusive : leave out the value itself; a segment's first sum is 0
 
     Other parameters as for `inclusive`.

@@ -1,12 +1,12 @@
-// The scan in one pass: every tile leaves its total, and one block, the carrier, hands it what lies before it.
+// The single-pass scan: every tile publishes its total, and one block, the carrier, sends it the sum of all tiles before it.
 #pragma once
 
 #include "mbarrier.cuh"
 #include "tiles.cuh"
 
-constexpr int PAUSE = 50;  // nanoseconds between two looks of a tile for what lies before it
-// Tiles in a multiprocessor, at least: as many as its shared memory holds, if the compiler leaves them registers. Heads take
-// more of those than five could have; then it is the compiler's choice, as where so many threads do not fit.
+constexpr int PAUSE = 50;  // nanoseconds between two polls for a prefix
+// Minimum tiles per multiprocessor: as many as shared memory holds. Segmented tiles need more registers than that would
+// leave them; then, and on devices with fewer threads per multiprocessor, it is the compiler's choice (0).
 #if __CUDA_ARCH__ >= 800
 template <bool SEGMENTED>
 constexpr int TILES_AT_ONCE = SEGMENTED ? 0 : 5;
@@ -15,8 +15,8 @@ template <bool SEGMENTED>
 constexpr int TILES_AT_ONCE = 0;
 #endif
 
-// A sum that one block leaves and another waits for: in words of 64 bits, one half payload and the other flags, so that a
-// word is there as a whole or not at all, and no fence is needed. Each has a sector of the L2 cache for itself.
+// A sum sent from one block to another: 64-bit words, half payload and half flags, so that a word arrives as a whole and no
+// fence is needed. Each mailbox has its own sector of the L2 cache.
 struct alignas(32) Mailbox {
     enum : unsigned { FULL = 1, HEAD = 2 };
     unsigned long long word[2];
@@ -31,7 +31,7 @@ struct alignas(32) Mailbox {
                      : "memory");
     }
 
-    // Whether there is one yet.
+    // Whether the sum has arrived.
     template <typename Sum>
     __device__ bool look(Sum& sum) const {
         unsigned long long found[2];
@@ -53,8 +53,8 @@ struct alignas(32) Mailbox {
     }
 };
 
-// A sum that grows for long. Of floats the rounding errors are kept beside it (Knuth's two-sum), so that they do not grow
-// with the array; where the sum is no number any more, there are none.
+// A compensated running sum: for floats the rounding errors are kept separately (Knuth's two-sum), so that they do not grow
+// with the array; they are dropped when the sum is no longer finite.
 template <typename Sum>
 struct LongSum {
     Sum sum;
@@ -76,9 +76,9 @@ struct LongSum {
     }
 };
 
-// The carrier. Its warps take 32 tiles each, by turns: they look for totals while they wait for their turn, and hand on at
-// once what they know, since a tile waits for those before it alone. Sums are always added in the same order, whichever
-// tile is done first. `carried`, what lies before the warp's tiles, and `done`, a signal of each warp, are shared.
+// The carrier. Its warps take 32 tiles each, in turn: they poll for totals while they wait for their turn, and send every
+// prefix as soon as it is known. Sums are always added in the same order, independent of the order in which tiles finish.
+// `carried`, the prefix of the warp's tiles, and `done`, one barrier per warp, are in shared memory.
 template <typename Sum>
 __device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, LongSum<Sum>* carried, Signal* done) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -113,10 +113,10 @@ __device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, 
     }
 }
 
-// scan_single_pass: block 0 is the carrier, the others have a tile each. Blocks start in the order of their numbers on every
-// device so far, so that those that a tile waits for are at work; CUB's scan rests on the same. (With numbers drawn from a
-// counter, which would need no such order, a tile begins to load a microsecond later, and the whole is 2 % slower.)
-// `mail` holds, all zero, a mailbox of each tile for its total, and one for what lies before it.
+// scan_single_pass: block 0 is the carrier, the others have one tile each. Blocks start in the order of their numbers on
+// all devices so far, so the tiles that a tile waits for are running; CUB's scan relies on the same. (With numbers from a
+// counter, which needs no such order, a tile starts loading a microsecond later, and the scan is 2 % slower.)
+// `mail` holds two cleared mailboxes for each tile, one for its total and one for its prefix.
 template <typename T, bool SEGMENTED>
 __global__ void __launch_bounds__(THREADS, TILES_AT_ONCE<SEGMENTED>)
 scan_single_pass(Scan<T> scan, Mailbox* __restrict__ mail, unsigned tiles) {

@@ -1,6 +1,6 @@
-"""Test inputs of prefix sums and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for prefix sums and their expected results, for the tests and benchmarks of every device.
 
-The oracle adds one value after another in extended precision (whole numbers: exactly, modulo a power of two).
+The oracle adds one value after another in extended precision (integers: exactly, modulo a power of two).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KINDS = ("inclusive", "exclusive", "segmented", "segmented exclusive")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row of made values."""
+    """One array of generated values."""
 
     kind: str
     dtype: str
     size: int
     content: str = "random"
-    heads_every: int = 100  # values of a segment, about
+    heads_every: int = 100  # average values per segment
 
     @property
     def name(self) -> str:
@@ -63,32 +63,32 @@ class Case:
         return values.astype(dtype)
 
     def heads(self) -> Array:
-        """Where segments begin [size], uint8; values other than 1 among them."""
+        """Heads [size], uint8: nonzero where segments begin, not only 1."""
         rng = np.random.default_rng(self.size + 1)
         return np.where(rng.random(self.size) < 1 / self.heads_every, rng.integers(1, 256, self.size), 0).astype(
             np.uint8
         )
 
     def apply(self, values: Any, heads: Any = None, **options: Any) -> Any:
-        """The public function on arrays of any supported library; `heads` where the case has segments."""
+        """The public function on arrays of any supported library; `heads` only for segmented cases."""
         if self.segmented:
             return kernels.classic.scan.segmented(values, heads, exclusive=self.exclusive, **options)
         return getattr(kernels.classic.scan, self.kind)(values, **options)
 
     def exact(self) -> tuple[Array, Array]:
-        """(sums, sums of sizes) of each result: whole numbers exactly, floats in extended precision."""
+        """(sums, sums of magnitudes) of each result: integers exactly, floats in extended precision."""
         values = self.values()
         heads = self.heads() if self.segmented else np.zeros(self.size, np.uint8)
         return exact(values, heads, self.exclusive)
 
     def check(self, result: Any, *, single: bool = False) -> None:
-        """AssertionError unless a result, brought to the host, is right; `single`: sums were float32."""
+        """AssertionError unless a result, copied to the host, is right; `single`: sums were float32."""
         values = self.values()
         assert (result.shape, result.dtype) == (values.shape, values.dtype), f"{self.name}: {result.dtype}"
         check(result, *self.exact(), self.name, single=single)
 
     def bytes(self) -> int:
-        """Least traffic: values (and heads) read once, sums written once."""
+        """Minimum traffic: values (and heads) read once, sums written once."""
         return self.size * (2 * np.dtype(self.dtype).itemsize + self.segmented)
 
     def flops(self) -> int:
@@ -96,7 +96,7 @@ class Case:
 
 
 def exact(values: Array, heads: Array, exclusive: bool) -> tuple[Array, Array]:
-    """By segments, each added from its own beginning, one value after another."""
+    """Adds one value after another, segment by segment."""
     wide = values.astype(np.longdouble) if values.dtype.kind == "f" else values
     sums, sizes = np.zeros_like(wide), np.zeros(values.size, np.longdouble)
     starts = np.unique(np.concatenate([[0], np.flatnonzero(heads), [values.size]])).astype(np.int64)
@@ -113,7 +113,7 @@ def exact(values: Array, heads: Array, exclusive: bool) -> tuple[Array, Array]:
 
 
 def check(result: Array, sums: Array, sizes: Array, name: str = "", *, single: bool = False) -> None:
-    """AssertionError unless every sum is right: whole numbers exactly, floats within the contract's bound."""
+    """AssertionError unless every sum is right: integers exactly, floats within the contract's bound."""
     if result.dtype.kind != "f":
         np.testing.assert_array_equal(result, sums, err_msg=name)
         return
@@ -126,7 +126,7 @@ def check(result: Array, sums: Array, sizes: Array, name: str = "", *, single: b
 
 
 def cases() -> Iterator[Case]:
-    """Every kind on every dtype and size; every content; segments of one value up to the whole; small."""
+    """Every kind with every dtype and size; every content; segments of one value up to the whole array; small."""
     for kind in KINDS:
         for dtype in DTYPES:
             for size in SIZES:

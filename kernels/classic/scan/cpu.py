@@ -1,7 +1,7 @@
-"""Prefix sums of NumPy arrays: strips of a fixed length summed by our own threads, then scanned from there.
+"""Prefix sums of NumPy arrays: our own threads sum strips of a fixed length, then scan each from its prefix.
 
-Each sum is put together from those of runs, and of runs of runs, and what rounding takes off the strips' sums is kept
-beside them: the contract's bound leaves room for some two hundred roundings, wherever the value stands.
+Each sum adds sums of runs and of groups of runs, and the sums of strips are compensated, so every result is within the
+error bound, which allows about two hundred roundings.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kernels.runtime.compiled import compiled
 
 Array = NDArray[Any]
 
-STRIP = 1 << 16  # values; the same for any number of workers, as the bits must be
-RUN, RUNS = 32, 32 * 64  # values of a run, and of a run of runs
+STRIP = 1 << 16  # values; fixed, so that the bits do not depend on the number of workers
+RUN, RUNS = 32, 32 * 64  # values of a run, and of a group of runs
 
 
 def scanned(
@@ -28,7 +28,7 @@ def scanned(
     source = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     if out is None:
         out = np.empty_like(source)
-    # Whole numbers of a size share machine code: modulo a power of two signs do not matter.
+    # Signed and unsigned integers of one size share machine code, since sums are modulo a power of two.
     bits = source if source.dtype.kind == "f" else source.view(f"u{source.itemsize}")
     target = out.view(bits.dtype)
     summed = np.float64 if source.dtype.kind == "f" else bits.dtype
@@ -37,11 +37,11 @@ def scanned(
     sums, begun = np.zeros(len(firsts), summed), np.zeros(len(firsts), np.bool_)
 
     def total(strip: int) -> None:
-        """Of the strip's values from its last head on."""
+        """The sum of the strip's values from its last head on."""
         part = slice(strip * STRIP, (strip + 1) * STRIP)
         begins = np.flatnonzero(marks[part])
         begun[strip] = begins.size > 0
-        with np.errstate(all="ignore"):  # a setting of each thread
+        with np.errstate(all="ignore"):  # set per thread
             sums[strip] = bits[part][begins[-1] if begins.size else 0 :].sum(dtype=summed)
 
     def scan(strip: int) -> None:
@@ -56,7 +56,7 @@ def scanned(
 
 
 def _before(sums: Array, begun: Array) -> Array:
-    """What each strip begins with. `begun`: a segment began in the strip, whose sum is that from there on."""
+    """The prefix of each strip. `begun`: a segment begins in the strip, whose sum counts from there on."""
     before = np.zeros_like(sums)
     total, lost = np.zeros(2, sums.dtype)
     with np.errstate(all="ignore"):
@@ -73,8 +73,8 @@ def _before(sums: Array, begun: Array) -> Array:
 
 @compiled
 def scan_strip(values: Array, heads: Array, before: Array, exclusive: bool, out: Array) -> None:
-    """Sums from `before[0]` on; `out` may be `values`."""
-    sums = np.zeros(3, before.dtype)  # of all before the runs, of the runs before the run, of the run
+    """Prefix sums that start from `before[0]`; `out` may be `values`."""
+    sums = np.zeros(3, before.dtype)  # before the group of runs, in the group before the run, in the run
     sums[0] = before[0]
     for k in range(values.size):
         if k % RUN == 0:

@@ -12,21 +12,24 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream, pointer
 from kernels.runtime.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
 
+# Tuned on an H200 (sm_90), as in the headers.
 THREADS, SECTION, LONG_SECTION = 256, 1024, 4096
-TILE_BYTES, MAILBOX_BYTES = 16 * 11 * THREADS, 32
+TILE_BYTES = 16 * 11 * THREADS
+
+MAILBOX_BYTES = 32
 MAX_BLOCKS = (1 << 31) - 1
-# Whole numbers of a size share kernels: modulo a power of two signs do not matter.
+# Signed and unsigned integers of one size share kernels, since sums are modulo a power of two.
 C_TYPES = {
     "int32": "unsigned", "uint32": "unsigned", "int64": "unsigned long long", "uint64": "unsigned long long",
     "float32": "float", "float64": "double",
 }  # fmt: skip
 TYPES = tuple(dict.fromkeys(C_TYPES.values()))
-CLASSIC_TYPES = ("unsigned", "float")  # that the rungs on the way add, in their own type
+CLASSIC_TYPES = ("unsigned", "float")  # summed by the intermediate rungs, in their own type
 
 
 class SectionStruct(ctypes.Structure):
@@ -52,7 +55,7 @@ class ScanStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One row of values to scan."""
+    """One array to scan."""
 
     values: Any  # CuPy [n], contiguous, native byte order, n > 0
     heads: Any  # CuPy [n] of bytes, or None
@@ -75,9 +78,9 @@ def scanned(
 ) -> Any:
     """The prefix sums of a CuPy array; see kernels.classic.scan.
 
-    variant : a name in `VARIANTS`; default the fastest. Those before "hierarchical" add float32 in float32.
+    variant : a name in `VARIANTS`; default the fastest. Those before "hierarchical" sum float32 in float32.
 
-    Raises ValueError where the variant named does not apply.
+    Raises ValueError if the named variant does not apply.
     """
     import cupy
 
@@ -95,25 +98,17 @@ def scanned(
     return out
 
 
-def _pointer(array: Any) -> int | None:
-    return None if array is None else int(array.data.ptr)
-
-
-def _blocks(task: Task, each: int) -> int:
-    return -(-int(task.values.size) // each)
-
-
 def _run_sections(template: str, threads: int, section: int, task: Task) -> None:
-    """Scans sections, then their totals by the same kernel, and adds those."""
+    """Scans sections, then their totals by the same kernel, and adds the totals."""
     import cupy
 
-    blocks = _blocks(task, section)
+    blocks = blocks_of(task.values.size, section)
     totals = cupy.empty(blocks, task.values.dtype) if blocks > 1 else None
     struct = SectionStruct(
-        values=_pointer(task.values), out=_pointer(task.out), totals=_pointer(totals),
+        values=pointer(task.values), out=pointer(task.out), totals=pointer(totals),
         n=task.values.size, exclusive=task.exclusive,
     )  # fmt: skip
-    # Where sums go one place further, a block would overwrite what its neighbour has yet to read.
+    # Exclusive sums are written one element later, where a block would overwrite its neighbour's unread input.
     if task.exclusive and task.values.data.ptr == task.out.data.ptr:
         _run_sections(template, threads, section, replace(task, values=task.values.copy()))
         return
@@ -122,7 +117,7 @@ def _run_sections(template: str, threads: int, section: int, task: Task) -> None
         return
     _run_sections(template, threads, section, replace(task, values=totals, out=totals, exclusive=False))
     args = (task.out, totals, ctypes.c_longlong(task.values.size), ctypes.c_int(task.exclusive), ctypes.c_int(section))
-    task.launch(f"add_totals<{task.c_type}>", _blocks(task, THREADS), THREADS, *args)
+    task.launch(f"add_totals<{task.c_type}>", blocks_of(task.values.size, THREADS), THREADS, *args)
 
 
 def _scan_struct(task: Task) -> ScanStruct:
@@ -131,7 +126,7 @@ def _scan_struct(task: Task) -> ScanStruct:
     if task.heads is not None:
         aligned = aligned and task.heads.data.ptr % (16 // size) == 0
     return ScanStruct(
-        values=_pointer(task.values), out=_pointer(task.out), heads=_pointer(task.heads), n=task.values.size,
+        values=pointer(task.values), out=pointer(task.out), heads=pointer(task.heads), n=task.values.size,
         exclusive=task.exclusive, aligned=aligned,
     )  # fmt: skip
 
@@ -140,20 +135,20 @@ def _run_hierarchical(task: Task) -> None:
     """Totals of tiles, their scan, then the tiles."""
     import cupy
 
-    tiles = _blocks(task, TILE_BYTES // task.values.dtype.itemsize)
+    tiles = blocks_of(task.values.size, TILE_BYTES // task.values.dtype.itemsize)
     struct, totals = _scan_struct(task), None
     if tiles > 1:
         totals = cupy.empty(tiles, np.float64 if task.values.dtype.kind == "f" else np.uint64)
         task.launch(f"sum_tiles<{task.c_type}>", tiles, THREADS, struct, totals)
         _run_hierarchical(replace(task, values=totals, out=totals, exclusive=False))
-    args = (struct, ctypes.c_void_p(_pointer(totals)))
+    args = (struct, ctypes.c_void_p(pointer(totals)))
     task.launch(f"scan_tiles<{task.c_type}>", tiles, THREADS, *args)
 
 
 def _run_single_pass(task: Task) -> None:
     import cupy
 
-    tiles = _blocks(task, TILE_BYTES // task.values.dtype.itemsize)
+    tiles = blocks_of(task.values.size, TILE_BYTES // task.values.dtype.itemsize)
     mail = cupy.empty(2 * tiles * MAILBOX_BYTES, cupy.uint8)
     mail.data.memset_async(0, mail.nbytes, task.stream)
     segmented = str(task.heads is not None).lower()
@@ -176,24 +171,24 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             SECTION, SECTION,
         ),
         "double_buffered": _sections(
-            "two buffers in turn: one barrier a round", "scan_double_buffered", SECTION, SECTION
+            "two buffers in turn: one barrier per round", "scan_double_buffered", SECTION, SECTION
         ),
         "brent_kung": _sections(
             "up and down a tree: 2 n additions, but twice the rounds", "scan_brent_kung", SECTION // 2, SECTION
         ),
         "three_phase": _sections(
-            "each thread a run of 16, then a scan of the runs' ends: n additions, sections of 4096", "scan_three_phase",
+            "a run of 16 per thread, then a scan of the runs' ends: n additions, sections of 4096", "scan_three_phase",
             THREADS, LONG_SECTION,
         ),
         "hierarchical": Variant(
-            summary="totals of tiles first, so that sums are written once; tiles scanned by shuffles",
+            summary="totals of tiles first, so that sums are written only once; tiles scanned by shuffles",
             entries=tuple(
                 f"{name}<{c_type}>" for c_type in TYPES for name in ("sum_tiles", "scan_tiles")
             ),
             run=_run_hierarchical,
         ),
         PRODUCTION: Variant(
-            summary="one pass: tiles leave totals, a carrier hands each what lies before it, in a fixed order",
+            summary="one pass: tiles publish totals, and one block sends each tile its prefix, in a fixed order",
             entries=tuple(f"scan_single_pass<{c_type}, {flag}>" for c_type in TYPES for flag in ("false", "true")),
             run=_run_single_pass,
         ),
@@ -202,7 +197,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Inclusive sums of float32 on every rung; other types, and segments, in production."""
+    """Inclusive sums of float32 on every rung; other dtypes and segmented sums in production."""
     few = ("hierarchical", PRODUCTION)
     return (
         _ladder("float32", 1 << 28, tuple(VARIANTS)),

@@ -1,15 +1,15 @@
-// Sections scanned in shared memory, one a block. All write inclusive sums one place further where `exclusive` is 1.
+// Sections scanned in shared memory, one per block. If `exclusive` is 1, inclusive sums are written one element later.
 #pragma once
 
 constexpr int SECTION = 1024;       // of Kogge–Stone and Brent–Kung
-constexpr int RUN = 16;             // values of a thread of scan_three_phase
+constexpr int RUN = 16;             // values per thread of scan_three_phase
 constexpr int LONG_SECTION = RUN * THREADS;
 
 template <typename T>
 struct Section {
     const T* in;
     T* out;
-    T* totals;  // of the sections; null where there is one only
+    T* totals;  // of the sections; null if there is only one
     long long n;
     int exclusive;
 
@@ -25,8 +25,8 @@ struct Section {
     }
 };
 
-// scan_kogge_stone: in round d every thread adds the sum that ends 2^d before it. All threads work in all rounds; a
-// value must be read by all before one overwrites it, hence the second barrier.
+// scan_kogge_stone: in round d every thread adds the sum that ends 2^d before it. All threads work in all rounds; every
+// value must be read before it is overwritten, hence the second barrier.
 template <typename T>
 __global__ void __launch_bounds__(SECTION) scan_kogge_stone(Section<T> section) {
     __shared__ T sums[SECTION];
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(SECTION) scan_double_buffered(Section<T> secti
     if (t == SECTION - 1) section.store_total(sums[from][t]);
 }
 
-// scan_brent_kung: sums of pairs, of fours, … up the tree, then down again to the places between. The first threads do
-// the work of a round, so that whole warps rest.
+// scan_brent_kung: sums of pairs, of fours, … up the tree, then down again to the positions between. The first threads do
+// the work of a round, so that whole warps are idle.
 template <typename T>
 __global__ void __launch_bounds__(SECTION / 2) scan_brent_kung(Section<T> section) {
     __shared__ T sums[SECTION];
@@ -71,13 +71,13 @@ __global__ void __launch_bounds__(SECTION / 2) scan_brent_kung(Section<T> sectio
     sums[t + SECTION / 2] = section.load(i + SECTION / 2);
     for (int stride = 1; stride < SECTION; stride *= 2) {
         __syncthreads();
-        const int place = 2 * stride * (t + 1) - 1;
-        if (place < SECTION) sums[place] += sums[place - stride];
+        const int i = 2 * stride * (t + 1) - 1;
+        if (i < SECTION) sums[i] += sums[i - stride];
     }
     for (int stride = SECTION / 4; stride > 0; stride /= 2) {
         __syncthreads();
-        const int place = 2 * stride * (t + 1) - 1;
-        if (place + stride < SECTION) sums[place + stride] += sums[place];
+        const int i = 2 * stride * (t + 1) - 1;
+        if (i + stride < SECTION) sums[i + stride] += sums[i];
     }
     __syncthreads();
     section.store(i, sums[t]);
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(SECTION / 2) scan_brent_kung(Section<T> sectio
     if (t == 0) section.store_total(sums[SECTION - 1]);
 }
 
-// scan_three_phase: a thread's run is summed in one go, in shared memory, where it came by coalesced loads; the runs'
-// ends are scanned by Kogge–Stone; then each thread adds what lies before its run. A row of padding for every 32 words
-// keeps runs of 16 out of each other's banks.
+// scan_three_phase: coalesced loads into shared memory, where each thread sums its own run; the runs' ends are scanned by
+// Kogge–Stone; then each thread adds the prefix of its run. One word of padding for every 32 keeps runs of 16 in
+// different banks.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) scan_three_phase(Section<T> section) {
     constexpr int BANKS = 32;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS) scan_three_phase(Section<T> section) 
     if (t == THREADS - 1) section.store_total(ends[t]);
 }
 
-// add_totals: to each section what lies before it; `totals` are scanned, inclusive.
+// add_totals: adds its prefix to each section; `totals` are inclusive sums.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 add_totals(T* __restrict__ out, const T* __restrict__ totals, long long n, int exclusive, int section) {

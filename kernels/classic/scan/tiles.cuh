@@ -1,13 +1,13 @@
-// Tiles scanned by a block. A warp has ROWS × 32 vectors of 16 bytes in a row: they come into shared memory row by row,
-// and a lane then takes ROWS in a row of its own, so that it sums up most by itself; results go back the same way. ROWS is
-// odd: lanes that read at the same time meet different banks. Sums have 64 bits, those of floats as doubles. (Whole
-// numbers of 32 bits need no more than 32, but with 64 the scan is faster: 0.90 of the copy and not 0.81, on an H200.)
+// Tiles scanned by a block. A warp has ROWS × 32 consecutive vectors of 16 bytes: they are copied to shared memory row by
+// row, and each lane then sums ROWS consecutive vectors by itself; results are written back the same way. ROWS is odd, so
+// lanes access different banks. Sums have 64 bits, those of floats are doubles. (32-bit integers would need only 32 bits,
+// but the scan is faster with 64: 0.90 instead of 0.81 of the copy on an H200.)
 #pragma once
 
 #include "async_copy.cuh"
 
 constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 11;  // as many as five tiles in a multiprocessor of 228 KB allow, and one in 48 KB: the more, the faster
+constexpr int ROWS = 11;  // the largest with five tiles in a multiprocessor of 228 KB and one in 48 KB; larger is faster
 
 template <typename T>
 struct Summed {
@@ -22,7 +22,7 @@ struct Summed<double> {
     typedef double Type;
 };
 
-// The sum of what lies between two places, from the last head between them if there is one.
+// The sum of a range of values, from the last head in it if there is one.
 template <typename S, bool SEGMENTED>
 struct Prefix {
     S sum;
@@ -38,7 +38,7 @@ struct Prefix {
     __device__ Prefix lanes_below(int distance) const {
         return {__shfl_up_sync(~0u, sum, distance), SEGMENTED && __shfl_up_sync(~0u, static_cast<int>(head), distance)};
     }
-    // Of all 32 lanes; `before` becomes what lies before the calling one's.
+    // Joins all 32 lanes; `before` becomes the prefix of the calling lane.
     __device__ Prefix join_lanes(Prefix& before) const {
         const int lane = threadIdx.x % 32;
         Prefix joined = *this;
@@ -51,7 +51,7 @@ struct Prefix {
         if (lane == 0) before = none();
         return joined.from_lane(31);
     }
-    // Of all warps, `this` being the same in all lanes of each; `before` becomes what lies before the calling one's. Every
+    // Joins all warps, with the same `this` in all lanes of a warp; `before` becomes the prefix of the calling warp. Every
     // thread must call it.
     __device__ Prefix join_warps(Prefix& before, Prefix* shared) const {
         if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = *this;
@@ -73,7 +73,7 @@ struct Scan {
     const unsigned char* heads;  // null: not segmented
     long long n;
     int exclusive;
-    int aligned;  // whether in and out can be taken 16 bytes at a time, and heads as many at a time
+    int aligned;  // whether in and out can be accessed 16 bytes at a time, and the heads of these values together
 };
 
 template <typename T, bool SEGMENTED>
@@ -89,7 +89,7 @@ struct Tile {
     Vector* staged;  // the warp's
     unsigned long long heads;  // of the lane's values, one bit each
     long long first;           // of the warp's values
-    bool whole;                // all of the tile's places are there, and may be taken 16 bytes at a time
+    bool whole;                // the tile is complete and can be accessed 16 bytes at a time
 
     __device__ Tile(const Scan<T>& scan, long long tile, Staged& shared) : heads(0) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -116,7 +116,7 @@ struct Tile {
         __syncwarp();
     }
 
-    // The lane's bytes, as many of a word as a vector has values.
+    // Loads the lane's heads, as many per word as a vector has values.
     __device__ void load_heads(const unsigned char* from) {
         unsigned word[ROWS];
 #pragma unroll
@@ -132,7 +132,7 @@ struct Tile {
         }
     }
 
-    // Adds the lane's values one by one to `sum`, and calls use(row, vector, place in it, sum before, sum after) for each.
+    // Adds the lane's values one by one to `sum`, and calls use(row, vector, index in it, sum before, sum after) for each.
     template <typename Use>
     __device__ void walk(Number& sum, Use use) const {
 #pragma unroll
@@ -148,7 +148,7 @@ struct Tile {
         }
     }
 
-    // Of the block; `before` becomes what lies before the lane's values from the tile's beginning.
+    // The tile's total; `before` becomes the prefix of the lane within the tile.
     __device__ Sum total(Sum& before, Sum* shared) const {
         Sum lane = Sum::none(), lanes, warps;
         walk(lane.sum, [](int, Vector&, int, Number, Number) {});
@@ -158,7 +158,7 @@ struct Tile {
         return all;
     }
 
-    // Writes the sums; `before` is what lies before the lane's values from the array's beginning. The values are gone then.
+    // Writes the sums; `before` is the prefix of the lane within the array. Overwrites the values.
     __device__ void store(const Scan<T>& scan, const Sum& before) const {
         const int lane = threadIdx.x % 32;
         Number sum = before.sum;
@@ -181,7 +181,7 @@ struct Tile {
     }
 };
 
-// sum_tiles: the totals of tiles, which are scanned before scan_tiles.
+// sum_tiles: the totals of tiles, to be scanned before scan_tiles.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) sum_tiles(Scan<T> scan, typename Summed<T>::Type* __restrict__ totals) {
     typedef Tile<T, false> Part;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(Scan<T> scan, typename Summ
     if (threadIdx.x == 0) totals[blockIdx.x] = total.sum;
 }
 
-// scan_tiles: `totals` are scanned, inclusive; null: there is one tile.
+// scan_tiles: `totals` are inclusive sums; null if there is only one tile.
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
 scan_tiles(Scan<T> scan, const typename Summed<T>::Type* __restrict__ totals) {

@@ -1,13 +1,13 @@
-"""Sorting of keys, with values or without, and merging of sorted arrays, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+"""Sorting keys, with or without values, and merging sorted arrays, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
 Keys   : one axis, uint32, int32, uint64, int64, float32 or float64.
-Values : move as their keys do; any dtype but objects. On CUDA fewer than 2³² keys can have values or positions.
-Order  : ascending and stable: equal keys keep their order. Floating keys have a total order, so that every result has
-         the same bits wherever it is computed: −inf < … < −0 < +0 < … < +inf < NaN; NaNs of positive sign come before
-         those of negative sign, the former by rising and the latter by falling bits.
+Values : move with their keys; any dtype but objects. On CUDA fewer than 2³² keys can have values or positions.
+Order  : ascending and stable: equal keys keep their order. Floating-point keys have a total order, so results have the
+         same bits on every device: −inf < … < −0 < +0 < … < +inf < NaN; NaNs of positive sign come before those of
+         negative sign, the former by ascending and the latter by descending bits.
 
-On CUDA `sort` is a radix sort, a pass a byte, which moves a third of what a merge sort moves for 2²⁶ keys of 4 bytes;
-the merge sort is the ladder to it, and merging stays the best for what is sorted already.
+On CUDA `sort` is a radix sort, one pass per byte, which moves a third of the bytes of a merge sort for 2²⁶ keys of
+4 bytes. The merge sorts are earlier rungs of its ladder; merging is still the fastest way to join sorted arrays.
 
 Sources: Green, McColl, Bader, "GPU merge path: a GPU merging algorithm" (2012); Adinets, Merrill, "Onesweep: a faster
 least significant digit radix sort for GPUs" (2022).
@@ -30,12 +30,12 @@ def sort(keys: Any, values: Any = None, *, workers: int | None = None, stream: A
     """The keys in ascending order.
 
     keys    : NumPy or CuPy array [n], any strides
-    values  : array [n] of the same library, moved as the keys are
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    values  : array [n] of the same library, moved with the keys
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
     Returns the sorted keys; with values (keys, values). New arrays, in native byte order.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_keys("keys", keys)
     if values is not None:
@@ -51,7 +51,7 @@ def sort(keys: Any, values: Any = None, *, workers: int | None = None, stream: A
 
 
 def argsort(keys: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """Where each key in ascending order is in `keys`: int64 [n], such that keys[argsort(keys)] is sort(keys).
+    """The indices that sort `keys`: int64 [n], such that keys[argsort(keys)] is sort(keys).
 
     Parameters and errors as in `sort`.
     """
@@ -67,10 +67,10 @@ def argsort(keys: Any, *, workers: int | None = None, stream: Any = None) -> Any
 
 
 def merge(first: Any, second: Any, *, workers: int | None = None, stream: Any = None) -> Any:
-    """The keys of two arrays, each in ascending order, in ascending order; where equal, those of `first` first.
+    """Merges two sorted arrays; equal keys of `first` come first.
 
-    first, second : arrays [n] and [m] of one library and dtype, each sorted in the order of `sort`; not checked. Where
-                    they are not, the result has as many keys, and nothing more is said of it.
+    first, second : arrays [n] and [m] of the same library and dtype, each sorted in the order of `sort`; not checked.
+                    If they are not sorted, the result has n + m keys in unspecified order.
 
     Other parameters and errors as in `sort`.
     """

@@ -1,8 +1,7 @@
-"""Test inputs of sorting and merging and what must come out.
+"""Test inputs for sorting and merging and their expected results.
 
-The oracle orders by value, with np.lexsort: whether a key is a NaN, its value, its sign where zeros differ, and
-the bits where NaNs do. It shares neither the turning of keys into unsigned integers nor a sort with
-the code under test.
+The oracle orders by value with np.lexsort: NaN or not, value, sign (for zeros), bits (for NaNs). It shares no code with
+the sorts under test, and does not map keys to unsigned integers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Case:
             return keys[order_of(keys)], second[order_of(second)]
         if self.values is None:
             return keys, None
-        return keys, np.arange(self.count)[::-1].astype(self.values)  # each another: a wrong move shows
+        return keys, np.arange(self.count)[::-1].astype(self.values)  # all different, so that wrong moves show
 
     def apply(self, keys: Any, other: Any = None, **options: Any) -> Any:
         """The public function on arrays of any supported library."""
@@ -62,7 +61,7 @@ class Case:
         return keys[order], None if other is None else other[order]
 
     def check(self, result: Any, expected: tuple[Array, Array | None] | None = None) -> None:
-        """AssertionError unless the result, brought to the host, is right to the bit."""
+        """AssertionError unless the result, copied to the host, is right to the bit."""
         keys, values = result if isinstance(result, tuple) else (result, None)
         right, right_values = expected or self.exact()
         assert keys.dtype == right.dtype
@@ -73,7 +72,7 @@ class Case:
             np.testing.assert_array_equal(values, right_values, self.name, strict=True)
 
     def bytes(self) -> int:
-        """Least traffic: everything read once and written once."""
+        """Minimum traffic: everything read once and written once."""
         size = self.count + (self.second_count or 0)
         return 2 * size * (np.dtype(self.dtype).itemsize + (np.dtype(self.values).itemsize if self.values else 0))
 
@@ -123,13 +122,13 @@ def order_of(keys: Array) -> Array:
 
 
 def cases() -> Iterator[Case]:
-    """Every dtype, content and count; each with values and without; merging of very unlike sizes."""
+    """Every dtype, content and count, with and without values; merges of very different sizes."""
     for count, dtype in itertools.product(COUNTS, ("uint32", "float64")):
         yield Case(count=count, dtype=dtype)
         yield Case(count=count, dtype=dtype, values="uint32", content="few")
     for dtype, content in itertools.product(DTYPES, CONTENTS):
         yield Case(count=9001, dtype=dtype, content=content)
-    # Values of 4 bytes go along with their keys; of others their places do.
+    # Values of 4 bytes move with their keys; for others the indices do.
     for dtype, values, content in itertools.product(DTYPES, ("float32", "int64", "uint8"), ("few", "extremes")):
         yield Case(count=12289, dtype=dtype, values=values, content=content)
     for count, second in ((0, 0), (0, 5), (7, 0), (1, 1), (1, 10007), (10007, 1), (8192, 8192), (5000, 13001)):
@@ -139,10 +138,10 @@ def cases() -> Iterator[Case]:
         yield Case(count=4001, second_count=7919, dtype=dtype, content=content)
 
 
-def check_order(keys: Array, places: Array, ordered: Array) -> None:
-    """What sorting means, for arrays too large for `exact`: a stable order of all keys, and only one is."""
-    assert np.array_equal(np.bincount(places, minlength=len(keys)), np.ones(len(keys), np.int64)), "no permutation"
+def check_order(keys: Array, indices: Array, ordered: Array) -> None:
+    """Checks the definition of a stable sort, for arrays too large for `exact`."""
+    assert np.array_equal(np.bincount(indices, minlength=len(keys)), np.ones(len(keys), np.int64)), "no permutation"
     unsigned = f"u{keys.dtype.itemsize}"
-    np.testing.assert_array_equal(keys[places].view(unsigned), ordered.view(unsigned))
+    np.testing.assert_array_equal(keys[indices].view(unsigned), ordered.view(unsigned))
     assert (ordered[1:] >= ordered[:-1]).all(), "not in order"
-    assert (places[1:] > places[:-1])[ordered[1:] == ordered[:-1]].all(), "not stable"
+    assert (indices[1:] > indices[:-1])[ordered[1:] == ordered[:-1]].all(), "not stable"

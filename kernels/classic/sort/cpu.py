@@ -1,4 +1,4 @@
-"""Sorting of NumPy arrays: NumPy sorts a part a thread, and our own threads merge the parts along merge paths."""
+"""Sorting of NumPy arrays: NumPy sorts one part per thread, and our own threads merge the parts along merge paths."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from kernels.runtime.compiled import compiled
 
 Array = NDArray[Any]
 
-MIN_PART = 1 << 16  # keys: below, a thread costs more than it brings
+MIN_PART = 1 << 16  # keys; below this a thread costs more than it saves
 
 
 def sort(keys: Array, values: Array | None, *, workers: int | None = None) -> Any:
-    """The keys in order, and the values with them, if any; see kernels.classic.sort."""
+    """The sorted keys, and any values with them; see kernels.classic.sort."""
     if values is None:
         bits = _ordered(keys)
         runs = _parts(len(bits), workers)
         _each(lambda run: bits[run[0] : run[1]].sort(), runs)
         return _unordered(_merged(bits, None, runs)[0], keys.dtype)
-    places = argsort(keys, workers=workers)
-    return _native(keys)[places], _native(values)[places]
+    indices = argsort(keys, workers=workers)
+    return _native(keys)[indices], _native(values)[indices]
 
 
 def argsort(keys: Array, *, workers: int | None = None) -> Array:
-    """Where each key in order is, int64."""
+    """The indices that sort the keys, int64."""
     bits = _ordered(keys)
-    places = np.empty(len(bits), np.int64)
+    indices = np.empty(len(bits), np.int64)
     runs = _parts(len(bits), workers)
 
     def sort_part(run: tuple[int, int]) -> None:
         part = slice(*run)
         order = np.argsort(bits[part], kind="stable")
-        places[part] = order + run[0]
+        indices[part] = order + run[0]
         bits[part] = bits[part][order]
 
     _each(sort_part, runs)
-    return np.asarray(_merged(bits, places, runs)[1])
+    return np.asarray(_merged(bits, indices, runs)[1])
 
 
 def merge(first: Array, second: Array, *, workers: int | None = None) -> Array:
-    """The keys of two sorted arrays in order."""
+    """Merges two sorted arrays."""
     bits = np.concatenate((_ordered(first), _ordered(second)))
     runs = [(0, len(first)), (len(first), len(bits))]
     return _unordered(_merge_runs(bits, None, runs, _threads(workers))[0], first.dtype)
@@ -57,7 +57,7 @@ def _native(array: Array) -> Array:
 
 
 def _ordered(keys: Array) -> Array:
-    """New unsigned integers in the order of the keys; a bijection."""
+    """The keys mapped to unsigned integers of the same order, one to one."""
     bits = _native(keys).copy().view(f"u{keys.dtype.itemsize}")
     top = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     if keys.dtype.kind == "i":
@@ -78,7 +78,7 @@ def _unordered(bits: Array, dtype: Any) -> Array:
 
 
 def _minus_infinity(dtype: Any) -> Any:
-    """Its place among all bits before NaNs of negative sign are moved from the bottom to the top."""
+    """Its rank among all bit patterns before NaNs of negative sign move from the bottom to the top."""
     return ~np.array(-np.inf, f"f{dtype.itemsize}").view(dtype)[()]
 
 
@@ -101,18 +101,18 @@ def _each(body: Callable[[Any], None], parts: Sequence[Any]) -> None:
         list(threads.map(body, parts))
 
 
-def _merged(bits: Array, places: Array | None, runs: list[tuple[int, int]]) -> tuple[Array, Any]:
+def _merged(bits: Array, indices: Array | None, runs: list[tuple[int, int]]) -> tuple[Array, Any]:
     workers = len(runs)
     while len(runs) > 1:
-        bits, places = _merge_runs(bits, places, runs, workers)
+        bits, indices = _merge_runs(bits, indices, runs, workers)
         runs = [(runs[i][0], runs[min(i + 1, len(runs) - 1)][1]) for i in range(0, len(runs), 2)]
-    return bits, places
+    return bits, indices
 
 
-def _merge_runs(bits: Array, places: Array | None, runs: list[tuple[int, int]], workers: int) -> tuple[Array, Any]:
-    """Each odd run with the even one before it, into new arrays, every thread the same share of outputs."""
+def _merge_runs(bits: Array, indices: Array | None, runs: list[tuple[int, int]], workers: int) -> tuple[Array, Any]:
+    """Merges each odd run with the even one before it into new arrays, with equal outputs per thread."""
     out = np.empty_like(bits)
-    carried = np.empty(0, np.int64) if places is None else places
+    carried = np.empty(0, np.int64) if indices is None else indices
     out_carried = np.empty_like(carried)
     pairs = [(*runs[i], *(runs[i + 1] if i + 1 < len(runs) else (runs[i][1],) * 2)) for i in range(0, len(runs), 2)]
     share = max(MIN_PART, -(-len(bits) // workers))
@@ -120,7 +120,7 @@ def _merge_runs(bits: Array, places: Array | None, runs: list[tuple[int, int]], 
         (a, b, d, rank, min(rank + share, d - a)) for a, b, _c, d in pairs for rank in range(0, max(d - a, 1), share)
     ]
     _each(lambda job: _merge_range(bits, carried, out, out_carried, *job), jobs)
-    return out, None if places is None else out_carried
+    return out, None if indices is None else out_carried
 
 
 @compiled
@@ -135,7 +135,7 @@ def _merge_range(
     rank: int,
     until: int,
 ) -> None:
-    """Outputs [rank, until) of the merging of bits[begin:middle] with bits[middle:end]."""
+    """Outputs [rank, until) of merging bits[begin:middle] with bits[middle:end]."""
     low, high = max(rank - (end - middle), 0), min(rank, middle - begin)
     while low < high:
         half = (low + high) // 2

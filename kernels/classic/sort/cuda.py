@@ -1,4 +1,4 @@
-"""Sorting and merging on CUDA: which kernels of sort.cu run for what."""
+"""Sorting and merging on CUDA: the variants of sort.cu; their launches and tuning constants are in passes.py."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ OPTIONS = ()
 
 KEYS = {4: "Key32", 8: "Key64"}
 NO_VALUE, VALUE, VALUE_BYTES = "NoValue", "Value32", 4
-MAX_PLACES = (1 << 32) - 1
+MAX_INDICES = (1 << 32) - 1
 KINDS = {"u": 0, "i": 1, "f": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Keys to sort into `out`, with values or without; or, with `second`, two sorted arrays to merge."""
+    """Keys to sort into `out`, with or without values; or, with `second`, two sorted arrays to merge."""
 
     keys: Any  # CuPy, one axis, C-contiguous, unsigned integers of 4 or 8 bytes: the keys' bits
-    kind: int  # what the bits stand for
+    kind: int  # of the keys: one of KINDS
     out: Any
     stream: Any
     second: Any = None
-    values: Any = None  # unsigned integers of 4 bytes; with `out_values` and none of these: the keys' places
+    values: Any = None  # unsigned integers of 4 bytes; if None but `out_values` is given: the keys' indices
     out_values: Any = None
 
     @property
@@ -62,7 +62,7 @@ class Task:
 
 
 def sort(keys: Any, values: Any = None, *, stream: Any = None, variant: str | None = None) -> Any:
-    """Sorts the keys, and the values with them, if any.
+    """Sorts the keys, and any values with them.
 
     Values of 4 bytes move with their keys; for others, indices are sorted and the values are gathered.
     """
@@ -79,28 +79,28 @@ def sort(keys: Any, values: Any = None, *, stream: Any = None, variant: str | No
 
 
 def argsort(keys: Any, *, stream: Any = None) -> Any:
-    """Where each key in order is in `keys`, int64."""
+    """The indices that sort `keys`, int64."""
     import cupy
 
     with keys.device, cupy.cuda.get_current_stream() if stream is None else stream:
-        return sorted_places(keys, stream=stream)[1].astype(np.int64)
+        return sorted_indices(keys, stream=stream)[1].astype(np.int64)
 
 
-def sorted_places(keys: Any, *, stream: Any = None) -> tuple[Any, Any]:
-    """The keys in order, and where each is in `keys`, uint32."""
+def sorted_indices(keys: Any, *, stream: Any = None) -> tuple[Any, Any]:
+    """The sorted keys and their indices in `keys`, uint32."""
     import cupy
 
     with on_stream(keys, stream) as current:
-        places = cupy.empty(keys.shape, np.uint32)
-        return _sorted(keys, None, places, None, current), places
+        indices = cupy.empty(keys.shape, np.uint32)
+        return _sorted(keys, None, indices, None, current), indices
 
 
 def _sorted(keys: Any, values: Any, out_values: Any, variant: str | None, stream: Any) -> Any:
-    """New sorted keys. With `out_values` but no values these are the keys' places."""
+    """The sorted keys, a new array. `out_values` without `values` receives the keys' indices."""
     import cupy
 
-    if out_values is not None and keys.size > MAX_PLACES:
-        raise ValueError(f"keys has {keys.size} entries; with values or places at most {MAX_PLACES} can be sorted")
+    if out_values is not None and keys.size > MAX_INDICES:
+        raise ValueError(f"keys has {keys.size} entries; with values or indices at most {MAX_INDICES} can be sorted")
     bits, out = _bits(keys), cupy.empty(keys.shape, keys.dtype.newbyteorder("="))
     kind, unsigned = KINDS[keys.dtype.kind], out.view(bits.dtype)
     task = Task(keys=bits, kind=kind, out=unsigned, values=values, out_values=out_values, stream=stream)
@@ -109,7 +109,7 @@ def _sorted(keys: Any, values: Any, out_values: Any, variant: str | None, stream
 
 
 def merge(first: Any, second: Any, *, stream: Any = None, variant: str | None = None) -> Any:
-    """The keys of two sorted arrays in order; see kernels.classic.sort."""
+    """Merges two sorted arrays; see kernels.classic.sort."""
     import cupy
 
     with on_stream(first, stream) as current:
@@ -158,10 +158,10 @@ def _pairs(*names: str) -> tuple[str, ...]:
 
 _ORDER = _keys("order_keys")
 _MERGES = {
-    "merge_ranks": "two sorted arrays: a thread a key, placed by its rank in the other array",
-    "merge_ranges": "a thread 16 outputs, found by co-ranks: one search for 16 keys, but strided accesses",
-    "merge_tiles": "stages of both arrays in shared memory: rows are read, though half of them twice",
-    "merge_circular": "the stages are rings: nothing is read twice",
+    "merge_ranks": "two sorted arrays: one thread per key, placed by its rank in the other array",
+    "merge_ranges": "16 outputs per thread, found by co-ranks: one search for 16 keys, but strided accesses",
+    "merge_tiles": "stages of both arrays in shared memory: coalesced reads, but half of the keys twice",
+    "merge_circular": "the stages are ring buffers: no key is read twice",
 }
 _SORTS = {
     "sort_ranks": ("merge_ranks", "bitonic tiles of 2048, then passes of merge_ranks"),
@@ -179,7 +179,7 @@ def _passing(entry: str) -> Callable[[Any], None]:
     return lambda task: passes.run_passes(task, entry)
 
 
-# Naive to fast, merging and then sorting.
+# Naive to fast: first merging, then sorting.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         **{
@@ -187,7 +187,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             for name, summary in _MERGES.items()
         },
         "merge_paths": Variant(
-            summary="a block a tile of the output, merged in registers: exactly its keys are read, in rows",
+            summary="one block per tile of the output, merged in registers: each key is read once, coalesced",
             entries=(*_ORDER, *_keys("find_corners"), *(f"merge_paths<{key}, NoValue>" for key in KEYS.values())),
             run=passes.run_merge_paths,
         ),
@@ -201,7 +201,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=passes.run_paths,
         ),
         "sort_radix": Variant(
-            summary="radix sort, a pass a byte, tiles look back: a third of a merge sort's traffic; carries values",
+            summary="radix sort, one pass per byte with look-back: a third of a merge sort's traffic; carries values",
             entries=(*_keys("count_digits"), "place_digits", *_pairs("move_digits", "sort_tiles")),
             run=passes.run_radix,
         ),

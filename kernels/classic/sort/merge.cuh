@@ -1,18 +1,18 @@
-// Merging: two sorted arrays, or all pairs of neighbouring sorted runs of one. Where keys are equal, those of the first
-// array (run) come first. Floor: every key read once and written once.
+// Merging two sorted arrays, or all pairs of neighbouring sorted runs of one. Equal keys of the first array (run) come
+// first. Floor: every key read once and written once.
 #pragma once
 
 #include "order.cuh"
 
 constexpr int MERGE_THREADS = 256;
 constexpr int RANGE = 16;            // outputs of a thread of merge_ranges
-constexpr int STAGE = 1024;          // keys of each array that a block of merge_tiles keeps
+constexpr int STAGE = 1024;          // keys of each array that a block of merge_tiles holds
 constexpr int STAGES_A_BLOCK = 4;   // no more than the two shortest runs
 constexpr int ITEMS = 15;            // keys of a thread of merge_paths and sort_tiles: odd, so that no two threads of a
 constexpr int TILE = MERGE_THREADS * ITEMS;  // warp read the same bank when each reads its own keys in turn
 
-// What is merged: `first` with `second`; or, where run > 0, the runs of that length (a multiple of what a block or thread
-// writes) that `first` holds, each odd one with the even one before it.
+// The input: `first` and `second`; or, if run > 0, the runs of that length (a multiple of what a block or thread writes)
+// of `first`, each odd one merged with the even one before it.
 template <typename Key>
 struct Merge {
     const Key* first;
@@ -21,7 +21,7 @@ struct Merge {
     long long run;
 };
 
-// The two sorted pieces whose merging fills the output around a position.
+// The two sorted pieces that are merged into the output around a position.
 template <typename Key>
 struct Pieces {
     const Key* a;
@@ -43,10 +43,10 @@ __device__ inline long long outputs(const Merge<Key>& merge) {
     return merge.run == 0 ? merge.count + merge.second_count : merge.count;
 }
 
-// The co-rank: how many of the first `rank` merged keys come from a. The smallest i for which a[i] does not belong among
-// them, i.e. for which b[rank - 1 - i] < a[i].
-template <typename Key, typename Index>
-__device__ inline Index co_rank(Index rank, const Key* a, Index a_count, const Key* b, Index b_count) {
+// The co-rank: the number of keys from a among the first `rank` merged keys, i.e. the smallest i with
+// b[rank - 1 - i] < a[i].
+template <typename Keys, typename Index>
+__device__ inline Index co_rank(Index rank, Keys a, Index a_count, Keys b, Index b_count) {
     Index low = max(rank - b_count, Index(0)), high = min(rank, a_count);
     while (low < high) {
         const Index middle = (low + high) / 2;
@@ -56,7 +56,7 @@ __device__ inline Index co_rank(Index rank, const Key* a, Index a_count, const K
     return low;
 }
 
-// How many keys are below (or, with `or_equal`, not above) one.
+// The number of keys below (or, with `or_equal`, not above) a key.
 template <typename Key>
 __device__ inline long long rank_of(Key key, const Key* keys, long long count, bool or_equal) {
     long long low = 0, high = count;
@@ -68,7 +68,7 @@ __device__ inline long long rank_of(Key key, const Key* keys, long long count, b
     return low;
 }
 
-// merge_ranks: a thread a key, which finds its place by its rank in the other array: n log n reads of global memory.
+// merge_ranks: one thread per key, placed by its rank in the other array: n log n reads of global memory.
 template <typename Key>
 __global__ void merge_ranks(Merge<Key> merge, Key* out) {
     const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
@@ -82,8 +82,8 @@ __global__ void merge_ranks(Merge<Key> merge, Key* out) {
     out[of.begin + (from_a ? place : place - of.a_count) + others] = key;
 }
 
-// merge_ranges: a thread 16 outputs, found by two co-ranks and merged in turn: one search for 16 keys. But neighbouring
-// threads read and write 16 keys apart.
+// merge_ranges: 16 outputs per thread, found by two co-ranks and merged sequentially: one search for 16 keys, but
+// neighbouring threads read and write 16 keys apart.
 template <typename Key>
 __global__ void merge_ranges(Merge<Key> merge, Key* out) {
     const long long from = (blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x) * RANGE;
@@ -117,7 +117,7 @@ __device__ inline BlockRange<Key> block_range(const Merge<Key>& merge, long long
 }
 
 // merge_tiles: a block walks along its range with the next 1024 keys of each array in shared memory, where its threads
-// search and merge: global memory is read in rows. But each step uses half of what it has read, and reads the rest again.
+// search and merge. Global reads are coalesced, but each step uses half of the keys it has read, and reads the rest again.
 template <typename Key>
 __global__ void __launch_bounds__(MERGE_THREADS) merge_tiles(Merge<Key> merge, Key* out) {
     constexpr int EACH = STAGE / MERGE_THREADS;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_tiles(Merge<Key> merge, K
     }
 }
 
-// A ring of STAGE keys in shared memory, seen from its oldest.
+// A ring buffer of STAGE keys in shared memory, indexed from its oldest key.
 template <typename Key>
 struct Ring {
     const Key* keys;
@@ -156,19 +156,9 @@ struct Ring {
     __device__ Key operator[](int i) const { return keys[(oldest + i) % STAGE]; }
 };
 
-template <typename Key>
-__device__ inline int ring_co_rank(int rank, Ring<Key> a, int a_count, Ring<Key> b, int b_count) {
-    int low = max(rank - b_count, 0), high = min(rank, a_count);
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (b[rank - 1 - middle] < a[middle]) high = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
 
-// merge_circular: the two stages are rings, of which a step refills what the one before has used: nothing is read twice.
-// Every access pays for the ring's arithmetic.
+// merge_circular: the stages are ring buffers that each step refills, so no key is read twice; but every access pays for
+// the index arithmetic.
 template <typename Key>
 __global__ void __launch_bounds__(MERGE_THREADS) merge_circular(Merge<Key> merge, Key* out) {
     constexpr int EACH = STAGE / MERGE_THREADS;
@@ -189,7 +179,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_circular(Merge<Key> merge
         const int a_held = static_cast<int>(a_until - a_done), b_held = static_cast<int>(b_until - b_done);
         const int writes = static_cast<int>(min(range.count - done, static_cast<long long>(STAGE)));
         const int from = min(static_cast<int>(threadIdx.x) * EACH, writes), to = min(from + EACH, writes);
-        int i = ring_co_rank(from, ring_a, a_held, ring_b, b_held), j = from - i;
+        int i = co_rank(from, ring_a, a_held, ring_b, b_held), j = from - i;
         for (int k = from; k < to; ++k) {
             const bool take_a = i < a_held && (j >= b_held || ring_a[i] <= ring_b[j]);
             out[range.out_begin + done + k] = take_a ? ring_a[i++] : ring_b[j++];
@@ -202,7 +192,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_circular(Merge<Key> merge
     }
 }
 
-// Where the output of each tile begins in its a: the corners of merge_paths, searched side by side by a kernel of its own.
+// The start of each output tile in its a: the corners of merge_paths, searched in parallel by a separate kernel.
 template <typename Key>
 __global__ void find_corners(Merge<Key> merge, long long* corners, long long tiles) {
     const long long tile = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
@@ -211,8 +201,8 @@ __global__ void find_corners(Merge<Key> merge, long long* corners, long long til
     corners[tile] = co_rank(tile * TILE - of.begin, of.a, of.a_count, of.b, of.b_count);
 }
 
-// The next ITEMS keys of the merged output of keys[i, a_end) and keys[j, b_end), all in shared memory, into registers;
-// `sources` are their places in `keys`.
+// Merges the next ITEMS keys of keys[i, a_end) and keys[j, b_end), all in shared memory, into registers; `sources` are
+// their indices in `keys`.
 template <typename Key>
 __device__ inline void merge_in_registers(const Key* keys, int i, int a_end, int j, int b_end, Key (&merged)[ITEMS],
                                           int (&sources)[ITEMS]) {
@@ -229,8 +219,8 @@ __device__ inline void merge_in_registers(const Key* keys, int i, int a_end, int
     }
 }
 
-// merge_paths: a block a tile of the output, whose corners are known: exactly its keys are read, in rows, each thread
-// merges its 15 in registers, and rows are written. Values are fetched by the places their keys came from.
+// merge_paths: one block per tile of the output, with known corners: only its own keys are read, coalesced; each thread
+// merges 15 in registers, and writes are coalesced. Values are fetched by the source indices of their keys.
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(MERGE_THREADS)
     merge_paths(Merge<Key> merge, const long long* __restrict__ corners, const Value* first_values,

@@ -1,14 +1,14 @@
-// Keys as unsigned integers whose order is the keys' own, so that every kernel compares and counts digits alike.
+// Keys mapped to unsigned integers of the same order, so that all kernels compare and count digits in the same way.
 #pragma once
 
 using Key32 = unsigned;
 using Key64 = unsigned long long;
 
-// What the bits of a key stand for; in cuda.py too.
+// The type of the keys; also in cuda.py.
 enum Kind { UNSIGNED, SIGNED, FLOATING };
 
-// Values that travel with the keys: none, or 4 bytes, whatever they mean. Wider ones are fetched once, at the end, by 4
-// bytes that say where they are: in a radix sort of keys of 4 bytes that moves no more, and it compiles in half the time.
+// Values that move with the keys: none, or any 4 bytes. Other values are gathered once, at the end, by 4-byte indices: in
+// a radix sort of 4-byte keys that moves no more bytes, and it halves the compile time.
 struct NoValue {};
 using Value32 = unsigned;
 template <typename Value>
@@ -19,11 +19,11 @@ constexpr bool HAS_VALUES<NoValue> = false;
 template <typename Key>
 constexpr Key TOP_BIT = Key(1) << (8 * sizeof(Key) - 1);
 
-// Bits of -inf, with all but the sign inverted below: what lies under it are NaNs of negative sign, which go to the end.
+// The image of -inf before it is subtracted; the images below are NaNs of negative sign, which wrap around to the end.
 template <typename Key>
 constexpr Key MINUS_INFINITY = sizeof(Key) == 4 ? Key(0x007fffffu) : Key(0x000fffffffffffffull);
 
-// To order and back are bijections: -inf < ... < -0 < +0 < ... < +inf < NaN, NaNs by their bits.
+// Both are bijections, inverse to each other: -inf < ... < -0 < +0 < ... < +inf < NaN, NaNs by their bits.
 template <typename Key>
 __device__ inline Key ordered(Key bits, int kind) {
     if (kind == UNSIGNED) return bits;
@@ -39,7 +39,7 @@ __device__ inline Key unordered(Key key, int kind) {
     return flipped & TOP_BIT<Key> ? flipped & ~TOP_BIT<Key> : ~flipped;
 }
 
-// A whole array there, or back. In place where `to` is `from`.
+// Maps an array to ordered integers, or back. `to` may be `from`.
 template <typename Key>
 __global__ void order_keys(const Key* from, Key* to, long long count, int kind, int back) {
     const long long step = gridDim.x * static_cast<long long>(blockDim.x);

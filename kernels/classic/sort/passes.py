@@ -1,4 +1,4 @@
-"""How sorts and merges are launched, pass by pass. A task (sort/cuda.py) names the arrays and the scratch space."""
+"""The launches of sorts and merges, pass by pass. A task (kernels/classic/sort/cuda.py) holds the arrays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from typing import Any
 
 import numpy as np
 
-# As in the headers.
+from kernels.runtime.launch import blocks_of, pointer
+
+# Tuned on an H200 (sm_90), as in the headers.
 MERGE_THREADS, RANGE, STAGE_KEYS, TILE = 256, 16, 1024 * 4, 256 * 15
 BITONIC_TILE, BITONIC_THREADS = 2048, 512
-DIGITS, RADIX_THREADS, COUNT_BLOCK_KEYS = 256, 256, 1 << 16
-RADIX_ITEMS = {(4, False): 20, (4, True): 16, (8, False): 14, (8, True): 14}  # by bytes of a key, with values or not
-PORTION = 1 << 29  # keys that tiles count in 30 bits
+RADIX_THREADS, COUNT_BLOCK_KEYS = 256, 1 << 16
+RADIX_ITEMS = {(4, False): 20, (4, True): 16, (8, False): 14, (8, True): 14}  # by (bytes of a key, has values)
 ORDER_BLOCKS = 1 << 12
+GRIDS = {  # of the merges before the last: keys per block, threads
+    "merge_ranks": (256, 256),
+    "merge_ranges": (256 * RANGE, 256),
+    "merge_tiles": (STAGE_KEYS, MERGE_THREADS),
+    "merge_circular": (STAGE_KEYS, MERGE_THREADS),
+}
+
+DIGITS = 256
+PORTION = 1 << 29  # keys of one launch; tiles count in 30 bits
 ROW_BYTES = 4 * DIGITS
 UNSIGNED = 0
 
@@ -30,10 +40,6 @@ class MergeStruct(ctypes.Structure):
     )
 
 
-def blocks_of(count: int, each: int) -> int:
-    return -(-count // each)
-
-
 def _ordered(task: Any, keys: Any, to: Any, *, back: bool = False) -> None:
     blocks = min(blocks_of(keys.size, 256), ORDER_BLOCKS)
     size = ctypes.c_longlong(keys.size)
@@ -44,31 +50,18 @@ def _ordered(task: Any, keys: Any, to: Any, *, back: bool = False) -> None:
 
 def _merge_struct(keys: Any, second: Any, run: int) -> MergeStruct:
     struct = MergeStruct(
-        first=_pointer(keys),
-        second=0 if second is None else _pointer(second),
+        first=pointer(keys),
+        second=pointer(second),
         count=keys.size,
         second_count=0 if second is None else second.size,
         run=run,
     )
-    struct.held = keys, second  # a pointer keeps nothing alive
+    struct.held = keys, second  # keep the arrays alive
     return struct
 
 
-def _pointer(array: Any) -> int:
-    return int(array.data.ptr)
-
-
-# How each rung of merging is launched: keys a block, threads.
-GRIDS = {
-    "merge_ranks": (256, 256),
-    "merge_ranges": (256 * RANGE, 256),
-    "merge_tiles": (STAGE_KEYS, MERGE_THREADS),
-    "merge_circular": (STAGE_KEYS, MERGE_THREADS),
-}
-
-
 def _merge_by(entry: str, task: Any, struct: MergeStruct, out: Any) -> None:
-    """One launch of a rung before the last: merges two arrays, or all pairs of runs, of ordered keys."""
+    """One launch of a merge before the last: two arrays, or all pairs of runs, of ordered keys."""
     each, threads = GRIDS[entry]
     task.launch(f"{entry}<{task.key}>", blocks_of(out.size, each), threads, struct, out)
 
@@ -106,7 +99,7 @@ def run_merge_paths(task: Any) -> None:
 
 
 def run_passes(task: Any, entry: str) -> None:
-    """Bitonic tiles, then passes of a rung of merging."""
+    """Bitonic tiles, then passes of one of the merges."""
     size = task.keys.size
     runs = blocks_of(size, BITONIC_TILE)
     passes = (runs - 1).bit_length()
@@ -157,7 +150,7 @@ def run_paths(task: Any) -> None:
 
 
 def run_radix(task: Any) -> None:
-    """What fits into a tile is one launch of sort_tiles; else digits are counted, and each pass moves all."""
+    """One launch of sort_tiles if the keys fit a tile; otherwise counts the digits and moves all keys in each pass."""
     size, passes = task.keys.size, task.keys.dtype.itemsize
     if size <= TILE:
         run_paths(task)
@@ -167,25 +160,25 @@ def run_radix(task: Any) -> None:
     portion = PORTION // tile * tile
     begins = range(0, size, portion)
     tiles = [blocks_of(min(portion, size - begin), tile) for begin in begins]
-    # Zeros: the counts; and of every launch what its tiles say, and its ticket.
+    # Zeros: the counts; then for every launch the states of its tiles and its ticket.
     zeros = task.zeros((2 * passes + passes * (sum(tiles) + len(tiles)), DIGITS), np.uint32)
-    places = task.empty((len(begins) + 1, passes, DIGITS), np.int64)
-    counts, said = _pointer(zeros), _pointer(zeros) + 2 * passes * ROW_BYTES
+    positions = task.empty((len(begins) + 1, passes, DIGITS), np.int64)
+    counts, states = pointer(zeros), pointer(zeros) + 2 * passes * ROW_BYTES
     count_args = (task.keys, ctypes.c_longlong(size), ctypes.c_void_p(counts), ctypes.c_int(task.kind))
     task.launch(f"count_digits<{task.key}>", blocks_of(size, COUNT_BLOCK_KEYS), RADIX_THREADS, *count_args)
-    task.launch("place_digits", passes, DIGITS, zeros, places)
+    task.launch("place_digits", passes, DIGITS, zeros, positions)
     spare = (task.like(task.out), task.like(task.out_values) if valued else None)
     come, go = (task.keys, task.values), spare
     entry = f"move_digits<{task.key}, {task.value}>"
     for step in range(passes):
-        arrays = tuple(ctypes.c_void_p(0 if array is None else _pointer(array)) for array in (*come, *go))
+        arrays = tuple(ctypes.c_void_p(pointer(array)) for array in (*come, *go))
         kinds = (task.kind if step == 0 else UNSIGNED, task.kind if step == passes - 1 else UNSIGNED)
         tail = (ctypes.c_int(8 * step), *(ctypes.c_int(kind) for kind in kinds))
         for part, begin in enumerate(begins):
-            here, after = (_pointer(places) + 2 * ROW_BYTES * (row * passes + step) for row in (part, part + 1))
-            ticket = said + tiles[part] * ROW_BYTES
+            here, after = (pointer(positions) + 2 * ROW_BYTES * (row * passes + step) for row in (part, part + 1))
+            ticket = states + tiles[part] * ROW_BYTES
             range_ = (ctypes.c_longlong(begin), ctypes.c_longlong(min(portion, size - begin)))
-            told = tuple(ctypes.c_void_p(address) for address in (here, after, said, ticket))
-            task.launch(entry, tiles[part], RADIX_THREADS, *arrays, *range_, *told, *tail)
-            said = ticket + ROW_BYTES
+            scratch = tuple(ctypes.c_void_p(address) for address in (here, after, states, ticket))
+            task.launch(entry, tiles[part], RADIX_THREADS, *arrays, *range_, *scratch, *tail)
+            states = ticket + ROW_BYTES
         come, go = go, (task.out, task.out_values) if step % 2 == 0 else spare

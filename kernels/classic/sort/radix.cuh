@@ -1,5 +1,5 @@
-// Radix sort, least significant byte first: each pass moves every key once, to the place that its digit, the tiles before
-// and the keys before within its tile give it. Floor: a read and a write a pass, and one read that counts all digits.
+// Radix sort, least significant byte first: each pass moves every key once, to a position given by its digit, the tiles
+// before and the keys before it in its tile. Floor: a read and a write per pass, and one read that counts all digits.
 #pragma once
 
 #include "block_scan.cuh"
@@ -8,13 +8,13 @@
 constexpr int DIGITS = 256;
 constexpr int RADIX_THREADS = 256;
 constexpr int RADIX_WARPS = RADIX_THREADS / 32;
-// A thread's keys: more make rows longer, fewer leave room for more warps; the best of 16, 20, 24 and of 10, 12, 14 on an
+// Keys per thread: more make longer rows, fewer leave room for more warps; the best of 16, 20, 24 and of 10, 12, 14 on an
 // H200.
 template <typename Key, typename Value>
 constexpr int RADIX_ITEMS = sizeof(Key) == 8 ? 14 : HAS_VALUES<Value> ? 16 : 20;
 constexpr int COUNT_BLOCK_KEYS = 1 << 16;
 
-// What a tile says of a digit, in 32 bits: nothing yet, its own count, or the count of it and all tiles before.
+// The state of a tile's digit, in 32 bits: unknown (0), its own count, or the count of it and all tiles before.
 constexpr unsigned OWN = 1u << 30, ALL = 2u << 30, COUNT_BITS = OWN - 1;
 
 template <typename Key>
@@ -43,15 +43,15 @@ __global__ void __launch_bounds__(RADIX_THREADS)
         if (found[i] > 0) atomicAdd(counts + i, static_cast<unsigned long long>(found[i]));
 }
 
-// From counts to the place of each digit's first key, a block a pass.
-__global__ void __launch_bounds__(DIGITS) place_digits(const unsigned long long* __restrict__ counts, long long* places) {
+// Turns counts into the position of each digit's first key, one block per pass.
+__global__ void __launch_bounds__(DIGITS) place_digits(const unsigned long long* __restrict__ counts, long long* positions) {
     __shared__ long long warps[DIGITS / 32];
     const int i = blockIdx.x * DIGITS + threadIdx.x;
     long long total;
-    places[i] = exclusive_block_sum<DIGITS>(static_cast<long long>(counts[i]), warps, total);
+    positions[i] = exclusive_block_sum<DIGITS>(static_cast<long long>(counts[i]), warps, total);
 }
 
-// The lanes of a warp whose digit is this one's.
+// The lanes of the warp with the same digit.
 __device__ inline unsigned lanes_alike(int digit) {
     unsigned alike = WHOLE_WARP;
 #pragma unroll
@@ -63,12 +63,12 @@ __device__ inline unsigned lanes_alike(int digit) {
     return alike;
 }
 
-// The keys of a tile with one digit, up to and with this tile: adds up what the tiles before say (decoupled look-back).
-__device__ inline unsigned keys_before(volatile unsigned* said, long long tile, int digit) {
+// The number of keys with one digit in all tiles before, by decoupled look-back.
+__device__ inline unsigned keys_before(volatile unsigned* states, long long tile, int digit) {
     unsigned before = 0;
     for (long long other = tile - 1; other >= 0; --other) {
         unsigned word;
-        do word = said[other * DIGITS + digit];
+        do word = states[other * DIGITS + digit];
         while ((word & ~COUNT_BITS) == 0);
         before += word & COUNT_BITS;
         if (word & ALL) break;
@@ -76,22 +76,22 @@ __device__ inline unsigned keys_before(volatile unsigned* said, long long tile, 
     return before;
 }
 
-// move_digits: a block a tile, in the order in which blocks begin to run, so that those before are always on their way. A
-// tile's digits are counted and told; then its warps rank 32 keys at a time by votes, while the tiles before tell theirs.
-// The tile is sorted by its digit in shared memory and leaves in rows.
-//   places       where each digit's first key goes; next_places: the same for the keys after these (see `portions`)
-//   said         [tiles][256], zero; ticket: zero
-//   values       none: a key's value is its index
-//   kinds        what the bits stand for before and after: the first pass orders, the last orders back
+// move_digits: one block per tile, numbered in the order in which blocks start, so that earlier tiles always run. A tile
+// counts its digits and publishes the counts; then its warps rank 32 keys at a time by votes, while earlier tiles publish
+// theirs. The tile is sorted by digit in shared memory, and writes are coalesced.
+//   positions    of each digit's first key; next_positions: the same for the next portion of keys
+//   states       [tiles][256], zero; ticket: zero
+//   values       null: a key's value is its index
+//   kinds        types of the keys before and after: the first pass maps to ordered integers, the last maps back
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(RADIX_THREADS)
     move_digits(const Key* __restrict__ keys, const Value* __restrict__ values, Key* __restrict__ out,
-                Value* __restrict__ out_values, long long first, long long count, const long long* __restrict__ places,
-                long long* next_places, unsigned* said, unsigned* ticket, int shift, int kind_in, int kind_out) {
+                Value* __restrict__ out_values, long long first, long long count, const long long* __restrict__ positions,
+                long long* next_positions, unsigned* states, unsigned* ticket, int shift, int kind_in, int kind_out) {
     constexpr int EACH = RADIX_ITEMS<Key, Value>, RADIX_TILE = EACH * RADIX_THREADS;
     __shared__ Key staged[RADIX_TILE];
     __shared__ unsigned found[RADIX_WARPS * DIGITS];  // by warp, then digit
-    __shared__ long long shifted[DIGITS];  // where the tile's keys of a digit go, less their place in the tile
+    __shared__ long long shifted[DIGITS];  // output position of a digit's keys minus their position in the tile
     __shared__ unsigned sums[RADIX_WARPS];
     __shared__ unsigned turn;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -111,11 +111,11 @@ __global__ void __launch_bounds__(RADIX_THREADS)
     for (int k = 0; k < EACH; ++k) atomicAdd(&found[warp * DIGITS + digit_of(mine[k], shift)], 1u);
     __syncthreads();
 
-    // A thread stands for a digit: the tile's count is told at once, so that those after need not wait for the ranking.
+    // One thread per digit publishes the tile's count at once, so that later tiles need not wait for the ranking.
     unsigned in_tile = 0, total;
 #pragma unroll
     for (int w = 0; w < RADIX_WARPS; ++w) in_tile += found[w * DIGITS + threadIdx.x];
-    volatile unsigned* const word = said + tile * DIGITS + threadIdx.x;
+    volatile unsigned* const word = states + tile * DIGITS + threadIdx.x;
     *word = (tile == 0 ? ALL : OWN) | in_tile;
     const unsigned start = exclusive_block_sum<RADIX_THREADS>(in_tile, sums, total);
     unsigned place = start;  // in the tile, of each warp's first key of this digit
@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(RADIX_THREADS)
         ranks[k] = next + below;
         staged[ranks[k]] = mine[k];
     }
-    const unsigned before = keys_before(said, tile, threadIdx.x);
+    const unsigned before = keys_before(states, tile, threadIdx.x);
     if (tile > 0) *word = ALL | (before + in_tile);
-    const long long first_place = places[threadIdx.x] + before;
+    const long long first_place = positions[threadIdx.x] + before;
     shifted[threadIdx.x] = first_place - start;
-    if (from + RADIX_TILE >= end) next_places[threadIdx.x] = first_place + in_tile;
+    if (from + RADIX_TILE >= end) next_positions[threadIdx.x] = first_place + in_tile;
     __syncthreads();
 
     unsigned digits[(EACH + 3) / 4] = {};  // of the keys that this thread writes, for their values: four in a register

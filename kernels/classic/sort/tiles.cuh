@@ -1,4 +1,4 @@
-// Sorting what fits into a block: the runs that merging begins with.
+// Sorting within a block: the initial runs for merging.
 #pragma once
 
 #include "merge.cuh"
@@ -6,7 +6,7 @@
 constexpr int BITONIC_TILE = 2048;
 constexpr int BITONIC_THREADS = 512;
 
-// sort_bitonic: a block 2048 keys by Batcher's bitonic network in shared memory: 66 steps, each a barrier.
+// sort_bitonic: 2048 keys per block by Batcher's bitonic network in shared memory: 66 steps with a barrier each.
 template <typename Key>
 __global__ void __launch_bounds__(BITONIC_THREADS)
     sort_bitonic(const Key* __restrict__ in, Key* __restrict__ out, long long count) {
@@ -49,15 +49,15 @@ __device__ inline void sort_in_registers(Key (&keys)[ITEMS], int (&sources)[ITEM
         }
 }
 
-// sort_tiles: a block 3840 keys: each thread sorts 15 in registers, then runs of threads are merged along merge paths,
-// eight times: 8 rounds of barriers instead of 66. Stable: keys beyond the end are the largest, and last. Without values a
-// key's value is its index.
+// sort_tiles: 3840 keys per block: each thread sorts 15 in registers, then the threads' runs are merged along merge paths
+// in 8 rounds of barriers instead of 66. Stable: padding keys are the largest, and last. If `values` is null, a key's
+// value is its index.
 template <typename Key, typename Value>
 __global__ void __launch_bounds__(MERGE_THREADS)
     sort_tiles(const Key* __restrict__ in, const Value* __restrict__ values, Key* __restrict__ out,
                Value* __restrict__ out_values, long long count, int kind_in, int kind_out) {
     __shared__ Key keys[TILE];
-    __shared__ short places[HAS_VALUES<Value> ? TILE : 1];
+    __shared__ short sources_of[HAS_VALUES<Value> ? TILE : 1];
     const long long from = blockIdx.x * static_cast<long long>(TILE);
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 #pragma unroll
         for (int k = 0; k < ITEMS; ++k) {
             keys[begin + k] = mine[k];
-            if constexpr (HAS_VALUES<Value>) places[begin + k] = static_cast<short>(sources[k]);
+            if constexpr (HAS_VALUES<Value>) sources_of[begin + k] = static_cast<short>(sources[k]);
         }
         __syncthreads();
         const int first = begin / (2 * run) * (2 * run), rank = begin - first;
@@ -84,20 +84,20 @@ __global__ void __launch_bounds__(MERGE_THREADS)
         merge_in_registers(keys, i, first + run, first + run + rank - (i - first), first + 2 * run, mine, sources);
         if constexpr (HAS_VALUES<Value>)
 #pragma unroll
-            for (int k = 0; k < ITEMS; ++k) sources[k] = places[sources[k]];
+            for (int k = 0; k < ITEMS; ++k) sources[k] = sources_of[sources[k]];
     }
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
         keys[begin + k] = mine[k];
-        if constexpr (HAS_VALUES<Value>) places[begin + k] = static_cast<short>(sources[k]);
+        if constexpr (HAS_VALUES<Value>) sources_of[begin + k] = static_cast<short>(sources[k]);
     }
     __syncthreads();
     for (int k = threadIdx.x; k < TILE; k += MERGE_THREADS)
         if (from + k < count) {
             out[from + k] = unordered(keys[k], kind_out);
             if constexpr (HAS_VALUES<Value>) {
-                const long long source = from + places[k];
+                const long long source = from + sources_of[k];
                 out_values[from + k] = values ? values[source] : static_cast<Value>(source);
             }
         }

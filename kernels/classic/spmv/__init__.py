@@ -1,12 +1,12 @@
 """Products y = A x of sparse matrices with vectors, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
-Matrices : `Csr`, `Coo`, `Ell`, `Hybrid` or `Jds`, of float32 or float64 values and int32 columns; any sizes, zero
-           included, rows of any length; `to_csr` and its kin convert between all of them, on the device where they are.
+Matrices : `Csr`, `Coo`, `Ell`, `Hybrid` or `Jds`, with float32 or float64 values and int32 columns; any sizes, zero
+           included, rows of any length; `to_csr`, `to_coo` … convert between all of them on their own device.
 Vectors  : x [columns] and y [rows], of the matrix's dtype and library.
-Precision: sums are of the matrix's dtype. A result with n terms is wrong by at most (n + 2) u times the sum of their
-           sizes, u = 2⁻²⁴ for float32 and 2⁻⁵³ for float64.
-Order    : for all formats but one the same arrays give the same bits every time, on the same kind of device. `Coo` with
-           rows in no order is added up by atomics on CUDA: its last bits vary.
+Precision: sums have the matrix's dtype. The error of a result with n terms is at most (n + 2) u times the sum of their
+           magnitudes, u = 2⁻²⁴ for float32 and 2⁻⁵³ for float64.
+Order    : on the same kind of device the same arrays give the same bits every time, with one exception: `Coo` with
+           unsorted rows is summed by atomics on CUDA, so its last bits vary.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def spmv(matrix: Matrix, x: Any, *, out: Any = None, workers: int | None = None,
 
     matrix  : one of the formats above
     x       : array [columns] of the matrix's dtype and library, C-contiguous
-    out     : array for the result [rows], likewise; no memory shared with x or the matrix
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device, except that the
-              first product with a `Csr` reads back its longest row, which decides between two kernels.
+    out     : array for the result [rows], likewise; must not share memory with x or the matrix
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device, except
+              that the first product with a `Csr` reads back the length of its longest row, to choose the kernel.
 
     Returns y, an array [rows].
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     if not isinstance(matrix, Csr | Coo | Ell | Hybrid | Jds):
         raise TypeError(f"matrix must be a Csr, Coo, Ell, Hybrid or Jds; got {type(matrix).__name__}")

@@ -1,7 +1,7 @@
-"""Test inputs of sparse products and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for sparse products and their expected results, for the tests and benchmarks of every device.
 
-The oracle adds up the nonzeros one by one, in the widest floats there are, from coordinates that were never sorted.
-Along with it go the sums of the terms' sizes, which bound the errors. Whole numbers must come out exactly.
+The oracle adds the nonzeros one by one in extended precision, from unsorted coordinates. The sums of the terms'
+magnitudes bound the errors. Integers must be exact.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.classic.checks import check_within
 from kernels.classic.spmv.formats import Coo, Matrix, to_coo, to_csr, to_ell, to_hybrid, to_jds
 
 Array = NDArray[Any]
@@ -27,12 +28,12 @@ FORMATS: Mapping[str, Callable[[Matrix], Matrix]] = {
     "jds transposed": lambda matrix: to_jds(matrix, transposed=True),
 }
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
-SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022}  # below them there are fewer bits
+SMALLEST = {"float32": 2.0**-126, "float64": 2.0**-1022}  # the smallest normal numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One product of a made matrix, its coordinates in no order."""
+    """One product of a generated matrix with unsorted coordinates."""
 
     rows: int
     columns: int
@@ -47,14 +48,14 @@ class Case:
     def matrix(self) -> Coo:
         """The matrix as coordinates; the same for every call."""
         rng = np.random.default_rng(self.rows + 3 * self.columns + 7 * self.nonzeros)
-        rows, columns = _places(self, rng)
+        rows, columns = _coordinates(self, rng)
         values = rng.standard_normal(len(rows))
         if self.content == "integers":
             values = rng.integers(-9, 10, len(rows)).astype(np.float64)
         elif self.content == "scaled":
             values *= 10.0 ** rng.integers(-15, 16, len(rows))
         order = rng.permutation(len(rows))
-        rows, columns = (places[order].astype(np.int32) for places in (rows, columns))
+        rows, columns = (indices[order].astype(np.int32) for indices in (rows, columns))
         return Coo(
             values=values.astype(self.dtype), rows=rows, columns=columns, shape=(self.rows, self.columns), by_rows=False
         )
@@ -67,11 +68,11 @@ class Case:
         return rng.standard_normal(self.columns).astype(self.dtype)
 
     def check(self, result: Array, name: str = "") -> None:
-        """AssertionError unless every result, brought to the host, is right."""
+        """AssertionError unless every result, copied to the host, is right."""
         check(result, self, name)
 
     def bytes(self) -> int:
-        """Least traffic of CSR: values, columns, row starts of 32 bits, both vectors."""
+        """Minimum traffic of CSR: values, columns, row starts of 32 bits, both vectors."""
         size = np.dtype(self.dtype).itemsize
         return self.nonzeros * (size + 4) + (self.rows + 1) * 4 + (self.rows + self.columns) * size
 
@@ -80,7 +81,7 @@ class Case:
         return 2 * self.nonzeros
 
 
-def _places(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
+def _coordinates(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
     rows, columns = (rng.integers(0, max(side, 1), case.nonzeros) for side in (case.rows, case.columns))
     if case.content == "banded":
         columns = np.clip(rows + rng.integers(-3, 4, case.nonzeros), 0, case.columns - 1)
@@ -99,7 +100,7 @@ def _places(case: Case, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def exact(matrix: Coo, x: Array) -> tuple[Array, Array, Array]:
-    """The products, the sums of their terms' sizes, and how many terms each has."""
+    """The products, the sums of their terms' magnitudes, and their numbers of terms."""
     products = matrix.values.astype(np.longdouble) * x.astype(np.longdouble)[matrix.columns]
     values, sizes = (np.zeros(matrix.shape[0], np.longdouble) for _ in range(2))
     np.add.at(values, matrix.rows, products)
@@ -108,18 +109,11 @@ def exact(matrix: Coo, x: Array) -> tuple[Array, Array, Array]:
 
 
 def check(result: Array, case: Case, name: str = "") -> None:
-    """AssertionError unless every result is within the contract's bound; of whole numbers each must be exact."""
+    """AssertionError unless every result is within the error bound; integers must be exact."""
     values, sizes, terms = exact(case.matrix(), case.x())
-    story = f"{case.name} {name}"
-    assert result.shape == values.shape, f"{story}: shape {result.shape}, expected {values.shape}"
-    assert result.dtype == np.dtype(case.dtype), f"{story}: dtype {result.dtype}"
-    if not result.size:
-        return
-    bound = (terms + 2) * UNIT[case.dtype] * sizes + terms * SMALLEST[case.dtype]
-    over = np.abs(result - values) - (np.zeros_like(bound) if case.content == "integers" else bound)
-    over[np.isnan(over)] = np.inf
-    worst = int(np.argmax(over))
-    assert over[worst] <= 0, f"{story}: row {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+    whole = case.content == "integers"
+    bound = np.zeros_like(sizes) if whole else (terms + 2) * UNIT[case.dtype] * sizes + terms * SMALLEST[case.dtype]
+    check_within(f"{case.name} {name}", result, values, bound, case.dtype)
 
 
 def in_format(matrix: Matrix, name: str) -> Matrix:
@@ -128,7 +122,7 @@ def in_format(matrix: Matrix, name: str) -> Matrix:
 
 
 def cases() -> Iterator[Case]:
-    """Zero, one and primes; rows from empty to all there is; sizes around a block's part; every content and dtype."""
+    """Zero, one and primes; rows from empty to full; sizes around a block's part; every content and dtype."""
     for rows, columns, nonzeros in ((0, 0, 0), (0, 5, 0), (5, 0, 0), (7, 3, 0), (1, 1, 1), (1, 1, 9), (1, 997, 5003)):
         yield Case(rows=rows, columns=columns, nonzeros=nonzeros)
     for rows, columns, nonzeros in ((997, 1, 313), (2, 3, 4096), (256, 256, 1792), (257, 509, 2048), (5000, 40, 131)):

@@ -1,5 +1,5 @@
-"""Sparse products of NumPy arrays: rows in strips, cut where the nonzeros are, which our own threads take with
-Numba-compiled code. Each row is added up in its own order, so that the bits do not depend on the number of workers."""
+"""Sparse products of NumPy arrays: strips of rows with about equal nonzeros, by our threads and Numba-compiled code.
+Each row is summed in its own order, so the bits do not depend on the number of workers."""
 
 from __future__ import annotations
 

@@ -13,16 +13,17 @@ from typing import Any
 from kernels.classic.spmv.formats import Coo, Csr, Ell, Hybrid, Jds, Matrix, to_coo, to_csr, to_ell, to_hybrid, to_jds
 from kernels.classic.spmv.matrices import mesh, mesh_nonzeros, scattered, scattered_lengths
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream
 
-# A product is rounded before it is added, or it is not: the contract leaves it open, so nothing is said here.
-OPTIONS: tuple[str, ...] = ()
+OPTIONS: tuple[str, ...] = ()  # FMA is allowed: the error bound holds with and without it
 
+# Tuned on an H200 (sm_90); block sizes as in the headers.
 THREADS = 256
-LANES, BATCH = (2, 4, 8, 16, 32), 4  # of csr_lanes: lanes a row, nonzeros that a lane reads at a time
-REGULAR = 4  # batches that no row may pass if lanes a row are to be better than equal parts
+LANES, BATCH = (2, 4, 8, 16, 32), 4  # of csr_lanes: lanes per row, nonzeros that a lane reads at a time
+REGULAR = 4  # csr_lanes is used if the longest row takes at most this many batches, merge otherwise
 TILE_STEPS = THREADS * 8  # of a block of merge_tiles
 CHUNK = 512  # nonzeros of a warp of coo_segments
+
 REALS = {"float32": "float", "float64": "double"}
 OFFSETS = {"int32": "int", "int64": "long long"}
 MESH_EDGE, SCATTERED_ROWS = 160, 1 << 21
@@ -30,7 +31,7 @@ MESH_EDGE, SCATTERED_ROWS = 160, 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One product to compute, of a matrix that has rows."""
+    """One product to compute, with a matrix that has rows."""
 
     matrix: Any  # the format that the variant takes
     x: Any
@@ -43,18 +44,18 @@ class Task:
 
     @property
     def csr(self) -> str:
-        """Template arguments of kernels that take row starts."""
+        """Template arguments of kernels with row starts."""
         return f"{self.real}, {OFFSETS[self.matrix.starts.dtype.name]}"
 
     def launch(self, entry: str, threads: int, *args: Any) -> None:
-        """At least so many threads."""
-        kernel("spmv", entry).launch((-(-threads // THREADS),), (THREADS,), args, stream=self.stream)
+        """Launches `threads` threads, rounded up to whole blocks."""
+        kernel("spmv", entry).launch((blocks_of(threads, THREADS),), (THREADS,), args, stream=self.stream)
 
 
 def spmv(matrix: Matrix, x: Any, out: Any, *, stream: Any = None, variant: str | None = None) -> Any:
     """y = A x of CuPy arrays; see kernels.classic.spmv.
 
-    variant : a name in VARIANTS that takes the matrix's format; default the one in production for it
+    variant : a name in VARIANTS that takes the matrix's format; default the production variant for it
     """
     import cupy
 
@@ -107,7 +108,7 @@ def _run_csr_warp(task: Task) -> None:
 
 
 def _lanes(csr: Csr) -> int:
-    """The fewest lanes that take an average row in two batches."""
+    """The fewest lanes that read an average row in two batches."""
     mean = csr.nonzeros / max(csr.shape[0], 1)
     return next((lanes for lanes in LANES if 2 * BATCH * lanes >= mean), LANES[-1])
 
@@ -155,7 +156,7 @@ def _run_hybrid(task: Task) -> None:
 def _add_segments(task: Task, coo: Coo) -> None:
     if not coo.nonzeros:
         return
-    warps = -(-coo.nonzeros // CHUNK)
+    warps = blocks_of(coo.nonzeros, CHUNK)
     carry_rows, carries = _carries(task, 2 * warps)
     args = (coo.values, coo.rows, coo.columns, task.x, task.out, ctypes.c_longlong(coo.nonzeros), carry_rows, carries)
     task.launch(f"coo_segments<{task.real}>", 32 * warps, *args)
@@ -185,7 +186,7 @@ def _run_jds(task: Task) -> None:
 
 def _run_merge(task: Task) -> None:
     csr: Csr = task.matrix
-    parts = -(-(csr.shape[0] + csr.nonzeros) // TILE_STEPS)
+    parts = blocks_of(csr.shape[0] + csr.nonzeros, TILE_STEPS)
     rows, nonzeros = ctypes.c_int(csr.shape[0]), ctypes.c_longlong(csr.nonzeros)
     carry_rows, carries = _carries(task, parts)
     args = (csr.values, csr.columns, csr.starts, task.x, task.out, rows, nonzeros, carry_rows, carries)
@@ -211,27 +212,27 @@ _TYPES: Mapping[str, type] = MappingProxyType(
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "csr_thread": Variant(
-            summary="CSR, a thread a row: a warp reads places a row apart, and waits for its longest row",
+            summary="CSR, one thread per row: strided reads, and a warp waits for its longest row",
             entries=_csr("csr_thread"),
             run=_run_csr_thread,
         ),
         "csr_warp": Variant(
-            summary="CSR, a warp a row: neighbouring reads, but lanes idle in rows shorter than 32",
+            summary="CSR, one warp per row: coalesced reads, but lanes idle in rows shorter than 32",
             entries=_csr("csr_lanes", "32, 1"),
             run=_run_csr_warp,
         ),
         "csr_lanes": Variant(
-            summary="CSR, 2 to 32 lanes a row, by the rows' mean length, four nonzeros each under way",
+            summary="CSR, 2 to 32 lanes per row, by the mean row length, four nonzeros per lane in flight",
             entries=_csr("csr_lanes", *(f"{lanes}, {BATCH}" for lanes in LANES)),
             run=_run_csr_lanes,
         ),
         "ell": Variant(
-            summary="ELL, a thread a row, column by column: neighbouring reads, all rows as long as the longest",
+            summary="ELL, one thread per row, slot by slot: coalesced reads, all rows padded to the longest",
             entries=_reals("ell"),
             run=_run_ell,
         ),
         "coo_atomic": Variant(
-            summary="COO, a thread a nonzero: equal work, an atomic addition each, in no fixed order",
+            summary="COO, one thread per nonzero: equal work, one atomic addition each, in no fixed order",
             entries=_reals("coo_atomic"),
             run=_run_coo_atomic,
         ),
@@ -246,33 +247,33 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_run_hybrid,
         ),
         "jds": Variant(
-            summary="JDS, rows sorted by length, a thread a row: a warp's rows are about as long",
+            summary="JDS, rows sorted by length, one thread per row: a warp's rows have about equal length",
             entries=_reals("jds"),
             run=_run_jds,
         ),
         "jds_transposed": Variant(
-            summary="JDS by diagonals: neighbouring reads, and no filling",
+            summary="JDS by diagonals: coalesced reads without padding",
             entries=_reals("jds_transposed"),
             run=_run_jds,
         ),
         "merge": Variant(
-            summary="CSR, rows and nonzeros merged and cut into equal parts: no row is too short or too long",
+            summary="CSR, rows and nonzeros merged and split into equal parts: good for any row lengths",
             entries=(*_csr("merge_tiles"), *_reals("add_carries")),
             run=_run_merge,
         ),
     }
 )
 
-# How a matrix gets into the format that a variant takes.
+# The conversion to the format that a variant takes.
 FORMATS: Mapping[str, str] = MappingProxyType(
     {name: f"to_{'csr' if name == 'merge' else name.partition('_')[0]}" for name in VARIANTS}
 )
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """A regular matrix, as of a mesh, and one with rows of very different lengths."""
+    """A regular matrix from a mesh, and one with rows of very different lengths."""
     even_rows = (*(name for name in VARIANTS if name != "csr_lanes"), "csr_lanes")
-    long_rows = tuple(name for name in VARIANTS if name != "ell")  # whose slots would not fit into memory
+    long_rows = tuple(name for name in VARIANTS if name != "ell")  # its slots would not fit into memory
     nonzeros = int(scattered_lengths(SCATTERED_ROWS).sum())
     return (
         _ladder(
@@ -299,7 +300,7 @@ def _ladder(
         sparse, cusparse = import_module("cupyx.scipy.sparse"), import_module("cupyx.cusparse")
         csr = make(cupy, size)
         matrix = sparse.csr_matrix((csr.values, csr.columns, csr.starts), shape=csr.shape)
-        matrix.has_canonical_format = True  # else CuPy would sort the columns first: both get the same input
+        matrix.has_canonical_format = True  # otherwise CuPy sorts the columns first; both get the same input
         x, y = _vector(csr.shape[1]), cupy.empty(csr.shape[0], cupy.float32)
         return {"cuSPARSE": lambda: cusparse.spmv(matrix, x, y)}
 

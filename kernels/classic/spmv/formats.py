@@ -1,8 +1,8 @@
-"""Formats of sparse matrices, over NumPy or CuPy arrays, and the conversions between them, the same code for both.
+"""Formats of sparse matrices over NumPy or CuPy arrays, and conversions between them, with the same code for both.
 
-All arrays of a matrix are of one library. Values are float32 or float64, columns and rows int32. Arrays of NumPy are
-checked when a matrix is made; those of CuPy are not, as that would wait for the device: a column outside the matrix is
-then an error that shows late.
+All arrays of a matrix come from one library. Values are float32 or float64, columns and rows int32. The contents of
+NumPy arrays are checked when a matrix is made; those of CuPy arrays are not, since that would wait for the device: a
+column outside the matrix is then undefined behaviour in the product.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 
 VALUES = ("float32", "float64")
 MAX_SIZE = (1 << 31) - 1 - 1024  # rows and columns
-MAX_NONZEROS_32 = (1 << 31) - 1 - 1024  # that row starts of 32 bits can count, with room for a step beyond the end
-EMPTY = -1  # the column of a slot that holds nothing
+MAX_NONZEROS_32 = (1 << 31) - 1 - 1024  # for 32-bit row starts, with room for a step beyond the end
+EMPTY = -1  # the column of an empty slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Csr:
-    """Compressed sparse rows: nonzeros row by row, in any order within a row; one that occurs twice counts twice."""
+    """Compressed sparse rows: nonzeros row by row, in any order within a row; duplicates are added."""
 
     values: Any  # [nonzeros]
     columns: Any  # [nonzeros]
@@ -65,19 +65,19 @@ class Csr:
 
     @cached_property
     def longest(self) -> int:
-        """Nonzeros of the longest row. Waits for the device, once a matrix."""
+        """Nonzeros of the longest row. Waits for the device, once per matrix."""
         return int(library(self.starts).diff(self.starts).max()) if self.shape[0] else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coo:
-    """Coordinates: row, column and value of each nonzero; one that occurs twice counts twice."""
+    """Coordinates: row, column and value of each nonzero; duplicates are added."""
 
     values: Any  # [nonzeros]
     rows: Any  # [nonzeros]
     columns: Any  # [nonzeros]
     shape: tuple[int, int]
-    by_rows: bool  # whether the rows ascend; where not, products add up in no fixed order
+    by_rows: bool  # whether the rows ascend; if not, the order of additions is not fixed
 
     def __post_init__(self) -> None:
         _check_shape(self.shape)
@@ -95,7 +95,7 @@ class Coo:
 
 @dataclass(frozen=True, kw_only=True)
 class Ell:
-    """As many slots for every row, slot by slot; column -1 and value 0 in those that hold nothing."""
+    """The same number of slots for every row, slot by slot; column -1 and value 0 in empty slots."""
 
     values: Any  # [slots, rows]
     columns: Any  # [slots, rows]
@@ -105,7 +105,7 @@ class Ell:
         _check_shape(self.shape)
         _check_values("values", self.values, 2)
         if self.values.shape[1] != self.shape[0]:
-            raise ValueError(f"values must have {self.shape[0]} columns, one a row; got shape {self.values.shape}")
+            raise ValueError(f"values must have {self.shape[0]} columns, one per row; got shape {self.values.shape}")
         _check_indices("columns", self.columns, self.values.shape, ("int32",), self.shape[1], least=EMPTY)
         _check_kinds(self.values, self.columns)
 
@@ -116,7 +116,7 @@ class Ell:
 
 @dataclass(frozen=True, kw_only=True)
 class Hybrid:
-    """Slots for what most rows have, coordinates for the rest."""
+    """Slots for most nonzeros, coordinates for the rest."""
 
     ell: Ell
     coo: Coo
@@ -146,12 +146,12 @@ class Hybrid:
 @dataclass(frozen=True, kw_only=True)
 class Jds:
     """Jagged diagonals: rows sorted by length, longest first, either row by row or, transposed, the first nonzeros of
-    all rows, then the second of those that have one, and so on."""
+    all rows, then the second nonzeros of the rows that have one, and so on."""
 
     values: Any  # [nonzeros]
     columns: Any  # [nonzeros]
     starts: Any  # int64: of each sorted row and the end; transposed, of each diagonal and the end
-    order: Any  # [rows]: which row of the matrix each sorted row is
+    order: Any  # [rows]: the matrix row of each sorted row
     shape: tuple[int, int]
     transposed: bool
 
@@ -179,7 +179,7 @@ Matrix = Csr | Coo | Ell | Hybrid | Jds
 
 
 def arrays_of(matrix: Matrix) -> dict[str, Any]:
-    """The arrays that a matrix is made of, by their names."""
+    """The arrays of a matrix, by name."""
     if isinstance(matrix, Hybrid):
         ell, coo = arrays_of(matrix.ell), arrays_of(matrix.coo)
         return {f"ell's {name}": ell[name] for name in ell} | {f"coo's {name}": coo[name] for name in coo}
@@ -187,7 +187,7 @@ def arrays_of(matrix: Matrix) -> dict[str, Any]:
 
 
 def library(array: Any) -> Any:
-    """NumPy or CuPy, whichever the array is of."""
+    """The library of an array, NumPy or CuPy."""
     return sys.modules[type(array).__module__.partition(".")[0]]
 
 
@@ -202,7 +202,7 @@ def to_coo(matrix: Matrix) -> Coo:
 
 
 def to_csr(matrix: Matrix) -> Csr:
-    """Rows, with the nonzeros of each in the order in which the other format has them."""
+    """Compressed rows, with the nonzeros of each row in the order of the other format."""
     if isinstance(matrix, Csr):
         return matrix
     if isinstance(matrix, Coo):
@@ -226,9 +226,9 @@ _COORDINATES = ("values", "rows", "columns")
 
 
 def to_ell(matrix: Matrix, slots: int | None = None) -> Ell:
-    """Slots, as many a row as the longest row needs, or as said.
+    """Slots, by default as many as the longest row needs.
 
-    Raises ValueError where a row needs more.
+    Raises ValueError if a row needs more than `slots`.
     """
     if isinstance(matrix, Ell) and slots in (None, len(matrix.values)):
         return matrix
@@ -240,7 +240,7 @@ def to_ell(matrix: Matrix, slots: int | None = None) -> Ell:
 
 
 def to_hybrid(matrix: Matrix, slots: int | None = None) -> Hybrid:
-    """Slots, as many as a third of the rows fill unless said otherwise, and coordinates of the rest."""
+    """Slots, by default as many as a third of the rows fill, and coordinates for the rest."""
     if isinstance(matrix, Hybrid) and slots in (None, len(matrix.ell.values)):
         return matrix
     csr = to_csr(matrix)
@@ -269,9 +269,9 @@ def to_jds(matrix: Matrix, *, transposed: bool = False) -> Jds:
         reach = rows - xp.searchsorted(xp.sort(lengths), xp.arange(csr.longest), side="right")  # rows on each diagonal
         starts = xp.zeros(csr.longest + 1, np.int64)
         xp.cumsum(reach, out=starts[1:])
-        place = starts[slot] + row
+        target = starts[slot] + row
         values, columns = xp.empty_like(values), xp.empty_like(columns)
-        values[place], columns[place] = csr.values[source], csr.columns[source]
+        values[target], columns[target] = csr.values[source], csr.columns[source]
     order = order.astype(np.int32)
     return Jds(values=values, columns=columns, starts=starts, order=order, shape=csr.shape, transposed=transposed)
 
@@ -281,13 +281,13 @@ def _lengths(csr: Csr) -> Any:
 
 
 def _rows_of(starts: Any, nonzeros: int) -> Any:
-    """Of each nonzero the row (or diagonal) that it lies in."""
+    """The row (or diagonal) of each nonzero."""
     xp = library(starts)
     return xp.searchsorted(starts[1:], xp.arange(nonzeros, dtype=starts.dtype), side="right").astype(np.int32)
 
 
 def _gathered(values: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> Csr:
-    """Rows of coordinates in any order, which is kept within a row."""
+    """Compressed rows from coordinates in any order, which is preserved within a row."""
     xp = library(values)
     order = xp.argsort(rows, kind="stable")
     wide = np.int64 if values.size > MAX_NONZEROS_32 else np.int32
@@ -296,7 +296,7 @@ def _gathered(values: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> C
 
 
 def _slotted(csr: Csr, slots: int) -> tuple[Ell, Coo]:
-    """The first so many of each row in slots, and the rest."""
+    """The first `slots` nonzeros of each row in slots, and the rest as coordinates."""
     xp = library(csr.values)
     row = _rows_of(csr.starts, csr.nonzeros)
     slot = xp.arange(csr.nonzeros) - csr.starts[row]

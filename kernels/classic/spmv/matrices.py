@@ -1,4 +1,4 @@
-"""Large matrices to measure on, made where they are wanted: `xp` is NumPy or CuPy."""
+"""Large matrices for benchmarks, generated on the host or the device: `xp` is NumPy or CuPy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from kernels.classic.spmv.formats import Csr
 
-SHORTEST, EXPONENT = 4, 0.75  # of a power law with a mean of 16
+SHORTEST, EXPONENT = 4, 0.75  # row lengths by a power law with a mean of 16
 
 
 def mesh_nonzeros(edge: int) -> int:
-    """Of `mesh`: along each axis a point has itself and two neighbours, but for the two at the ends."""
+    """Nonzeros of `mesh`: along each axis a point has itself and two neighbours, the two end points only one."""
     return (3 * edge - 2) ** 3
 
 
@@ -35,13 +35,13 @@ def mesh(xp: Any, edge: int) -> Csr:
 
 
 def scattered_lengths(rows: int) -> Any:
-    """Of `scattered`: int64 [rows] in no order, from 4 up to some hundred thousand for millions of rows."""
+    """Row lengths of `scattered`: int64 [rows], shuffled, from 4 to several hundred thousand for millions of rows."""
     quantile = (np.random.default_rng(3).permutation(rows) + 0.5) / rows
     return np.minimum(SHORTEST * quantile**-EXPONENT, rows).astype(np.int64)
 
 
 def scattered(xp: Any, rows: int) -> Csr:
-    """A square float32 matrix with rows' lengths by a power law and columns anywhere."""
+    """A square float32 matrix with row lengths by a power law and random columns."""
     starts = np.zeros(rows + 1, np.int64)
     np.cumsum(scattered_lengths(rows), out=starts[1:])
     rng = xp.random.default_rng(1)

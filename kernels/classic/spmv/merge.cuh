@@ -1,14 +1,13 @@
-// Merge-based product of a CSR matrix. Rows' ends and nonzeros form one list, ordered as they are needed: a step is to add
-// a nonzero, or to finish a row. Cut into equal parts it gives every block equal work, be rows empty or endless.
-// Floor: as of the whole file.
+// Merge-based product of a CSR matrix. Row ends and nonzeros form one list of steps: add a nonzero, or finish a row. Equal
+// parts of the list give every block equal work for any row lengths. Floor: see spmv.cu.
 #pragma once
 
 #include "segments.cuh"
 
 constexpr int STEPS = 8, TILE_STEPS = THREADS * STEPS;
 
-// How many rows lie before a step: the first row r with r + (its end) >= it. By a warp, which looks at 32 rows at a time:
-// few reads one after the other.
+// The number of rows before a step: the first row r with r + (its end) >= step. A warp tests 32 rows at a time, which needs
+// few dependent reads.
 template <typename Offset>
 __device__ inline int rows_before(const Offset* __restrict__ starts, int rows, long long nonzeros, long long step) {
     const int lane = threadIdx.x % 32;
@@ -28,8 +27,8 @@ __device__ inline int rows_before(const Offset* __restrict__ starts, int rows, l
     return low;
 }
 
-// What all earlier threads of a block carry to each: sums since a row last began, of which each thread has its own, and
-// whether one has begun there. In a fixed order.
+// The sum carried to each thread from the earlier threads of its block, back to the last beginning of a row: `sum` is the
+// thread's own sum since a row last began, `begun` whether one begins in it. In a fixed order.
 template <typename Value>
 __device__ inline Value carried_to(Value sum, bool begun, Value* warp_sums, bool* warp_begun) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -50,19 +49,20 @@ __device__ inline Value carried_to(Value sum, bool begun, Value* warp_sums, bool
     return before;
 }
 
-// Numbers of a tile in shared memory, with 16 bytes between every 128: threads that read eight in a row meet no conflicts.
+// The index of a number in shared memory, with 16 bytes of padding after every 128, so that threads that read eight
+// consecutive numbers have no bank conflicts.
 template <typename Value>
 __device__ constexpr int padded(unsigned i) {
     return static_cast<int>(i + i / unsigned(128 / sizeof(Value)) * unsigned(16 / sizeof(Value)));
 }
 
-// merge_tiles: a block a part. Products are formed in the order of memory, many under way at once, and become, by a scan
-// that begins anew with each row, the sums of their rows so far. A row then finds its sum at its last nonzero; what belongs
-// to a row that ends in a later part is carried. Rows cost nothing in the scan, however short, and need no search. Where a
-// part begins its block finds out itself: it takes less time than a kernel of its own.
-// Threads read whole lines of values and columns, wherever a part begins: warps that share lines ask L2 for them twice, and
-// L2 has enough to do with x (H200: 265 us before, 253 after, on a power law of 3.2e7 nonzeros).
-// Blocks asked for on a multiprocessor: as many as registers give without spilling (nvcc 13, sm_90).
+// merge_tiles: one block per part. Products are formed in memory order, with many loads in flight, and a segmented scan
+// turns them into running sums of their rows. A row's sum is then at its last nonzero; the sum of a row that ends in a later
+// part is carried. Short rows cost nothing in the scan, and no row needs a search. Each block searches the start of its
+// part itself, which is faster than a separate kernel.
+// Warps read whole lines of values and columns, independent of where a part begins: shared lines would be read twice from
+// L2, which is busy with x (H200: 265 us before, 253 after, on a power law of 3.2e7 nonzeros).
+// Minimum blocks per multiprocessor: as many as registers allow without spilling (nvcc 13, sm_90).
 template <typename Value, typename Offset>
 __global__ void __launch_bounds__(THREADS, sizeof(Value) == 4 ? 8 : 5)
 merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
@@ -85,10 +85,10 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
     const int row = bounds[0], next_row = bounds[1], held_rows = next_row - row;
     const long long nonzero = step - row;
     const int held = static_cast<int>(end - next_row - nonzero);
-    // A thread's nonzeros: `first`, which may lie before the part, and every THREADS-th from there on.
+    // A thread's nonzeros: `first`, which may be before the part, and every THREADS-th after it.
     const int first = static_cast<int>(threadIdx.x - static_cast<unsigned>(nonzero) % LINE);
-    const Value* my_values = settled(values + nonzero + first);
-    const int* my_columns = settled(columns + nonzero + first);
+    const Value* my_values = materialized(values + nonzero + first);
+    const int* my_columns = materialized(columns + nonzero + first);
     Value value[STEPS];
     int column[STEPS];
 #pragma unroll
@@ -97,8 +97,8 @@ merge_tiles(const Value* __restrict__ values, const int* __restrict__ columns, c
         value[k] = exists ? read_once(my_values + k * THREADS) : Value(0);
         column[k] = exists ? read_once(my_columns + k * THREADS) : NONE;
     }
-    // The first rows' starts are under way with them, and x as soon as columns are there: nothing waits for the heads.
-    const Offset* my_starts = settled(starts + row + threadIdx.x);
+    // The first row starts load at the same time, and x as soon as the columns arrive, before the heads are set.
+    const Offset* my_starts = materialized(starts + row + threadIdx.x);
     Offset start = 0, next_start = 0;
     if (threadIdx.x <= held_rows) start = my_starts[0];
     if (threadIdx.x < held_rows) next_start = my_starts[1];

@@ -1,22 +1,22 @@
-// A thread, or some lanes of a warp, a row of a CSR matrix. Floor: a value, a column and a row's start and result once.
+// One thread, or some lanes of a warp, per row of a CSR matrix. Floor: values, columns, row starts and results once.
 #pragma once
 
 constexpr int THREADS = 256;
 constexpr unsigned ALL_LANES = 0xffffffffu;
-constexpr int NONE = -1;  // the column where there is nothing
+constexpr int NONE = -1;  // the column of an empty slot
 
-// What is read once is the first to leave the caches, so that x stays.
+// Reads data that is used once with an evict-first hint, so that x stays in the caches.
 template <typename T>
 __device__ inline T read_once(const T* at) { return __ldcs(at); }
 
-// An address worked out here and now: else the compiler does it again before each read from it that is conditional.
+// An address that is computed here: otherwise the compiler computes it again before each conditional read.
 template <typename T>
-__device__ inline const T* settled(const T* at) {
+__device__ inline const T* materialized(const T* at) {
     asm("" : "+l"(at));
     return at;
 }
 
-// csr_thread: a thread a row. Neighbouring threads read places a row apart, and a warp waits for its longest row.
+// csr_thread: one thread per row. Reads of neighbouring threads are a row apart, and a warp waits for its longest row.
 template <typename Value, typename Offset>
 __global__ void __launch_bounds__(THREADS)
 csr_thread(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
@@ -28,9 +28,9 @@ csr_thread(const Value* __restrict__ values, const int* __restrict__ columns, co
     y[row] = sum;
 }
 
-// csr_lanes: LANES neighbouring lanes a row, which read neighbouring nonzeros, BATCH each before the first is used, so that
-// memory has enough to do. <32, 1> is the classic warp a row: rows shorter than that leave lanes idle, so in <…, 4> the
-// number of lanes follows the rows' mean length. Sectors that two rows share wait in L1: no read_once here (H200: 12 %).
+// csr_lanes: LANES lanes per row read neighbouring nonzeros, BATCH each before the first is used, so that enough loads are
+// in flight. <32, 1> is the classic warp per row: shorter rows leave lanes idle, so in <…, 4> the number of lanes follows
+// the mean row length. Sectors shared by two rows stay in L1, so read_once is not used (H200: 12 %).
 template <typename Value, typename Offset, int LANES, int BATCH>
 __global__ void __launch_bounds__(THREADS)
 csr_lanes(const Value* __restrict__ values, const int* __restrict__ columns, const Offset* __restrict__ starts,
@@ -40,8 +40,8 @@ csr_lanes(const Value* __restrict__ values, const int* __restrict__ columns, con
     const Offset begin = exists ? starts[row] : 0, end = exists ? starts[row + 1] : 0;
     Value sum = 0;
     for (Offset i = begin + static_cast<Offset>(threadIdx.x % LANES); i < end; i += LANES * BATCH) {
-        const Value* my_values = settled(values + i);
-        const int* my_columns = settled(columns + i);
+        const Value* my_values = materialized(values + i);
+        const int* my_columns = materialized(columns + i);
         const Offset left = end - i;
         Value value[BATCH];
         int column[BATCH];

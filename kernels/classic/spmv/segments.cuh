@@ -1,9 +1,9 @@
-// Sums of neighbouring numbers that belong to one row, and of what is left of rows that several blocks or warps share.
+// Segmented sums by row, and the sums of rows that several blocks or warps share.
 #pragma once
 
 #include "rows.cuh"
 
-// The sum of a warp's values from the beginning of each lane's segment on; `begins`: whether a segment begins here.
+// The inclusive segmented sum over a warp; `begins`: whether a segment begins at this lane.
 template <typename Value>
 __device__ inline Value segment_sum(Value value, bool begins) {
     const int lane = threadIdx.x % 32;
@@ -17,8 +17,8 @@ __device__ inline Value segment_sum(Value value, bool begins) {
     return value;
 }
 
-// coo_segments: nonzeros sorted by rows, CHUNK to a warp. A row that begins and ends inside is added to y at once, as no
-// other warp has it; the first and the last may go on outside and become carries. No atomics: the same bits every time.
+// coo_segments: nonzeros sorted by rows, CHUNK per warp. A row that begins and ends inside is added to y at once, since no
+// other warp has it; the first and the last may extend further and become carries. No atomics: the same bits every time.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 coo_segments(const Value* __restrict__ values, const int* __restrict__ rows, const int* __restrict__ columns,
@@ -29,7 +29,7 @@ coo_segments(const Value* __restrict__ values, const int* __restrict__ rows, con
     if (begin >= nonzeros) return;
     const int lane = threadIdx.x % 32, count = static_cast<int>(min(nonzeros - begin, static_cast<long long>(CHUNK)));
     const int first_row = rows[begin];
-    int open_row = first_row;  // the row in hand, and what it has so far
+    int open_row = first_row;  // the current row, and its sum so far
     Value open = 0, of_first = 0;
     for (int done = 0; done < count; done += 32) {
         const bool exists = done + lane < count;
@@ -42,7 +42,7 @@ coo_segments(const Value* __restrict__ values, const int* __restrict__ rows, con
         const int begun = __ballot_sync(ALL_LANES, mine != before) & (0xffffffffu >> (31 - lane));
         Value sum = segment_sum(product, mine != before);
         if (begun == 0) sum += open;
-        // The row in hand ends where the first lane begins another.
+        // The current row ends if the first lane begins another.
         if (lane == 0 && mine != before) {
             if (open_row == first_row) of_first = open;
             else y[open_row] += open;
@@ -55,7 +55,7 @@ coo_segments(const Value* __restrict__ values, const int* __restrict__ rows, con
         open_row = __shfl_sync(ALL_LANES, mine, last);
         open = __shfl_sync(ALL_LANES, sum, last);
     }
-    // One lane has the first row's sum, if it has ended.
+    // If the first row has ended, one lane holds its sum.
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) of_first += __shfl_xor_sync(ALL_LANES, of_first, apart);
     if (lane != 0) return;
@@ -65,8 +65,8 @@ coo_segments(const Value* __restrict__ values, const int* __restrict__ rows, con
     carries[2 * warp + 1] = open;
 }
 
-// add_carries: adds to y what was carried, sorted by rows. The thread at which a row begins adds up all that belongs to it;
-// where that is much, its warp does.
+// add_carries: adds the carries, sorted by rows, to y. The thread at a row's first carry adds all of the row; if there are
+// many, its warp does.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 add_carries(const int* __restrict__ carry_rows, const Value* __restrict__ carries, Value* y, int rows, long long count) {
@@ -75,7 +75,7 @@ add_carries(const int* __restrict__ carry_rows, const Value* __restrict__ carrie
     const bool heads = row < rows && (i == 0 || carry_rows[i - 1] != row);
     long long end = i + 1;
     if (heads && end < count && carry_rows[end] == row) {
-        long long high = count;  // the first place of another row
+        long long high = count;  // bisection for the first carry of another row
         while (end < high) {
             const long long middle = (end + high) / 2;
             if (carry_rows[middle] == row) end = middle + 1;

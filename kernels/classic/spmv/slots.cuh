@@ -1,10 +1,10 @@
-// Matrices stored so that neighbouring threads, which have neighbouring rows, read neighbouring places.
+// Formats in which threads with neighbouring rows read neighbouring elements.
 #pragma once
 
 #include "rows.cuh"
 
-// ell: a thread a row, slot by slot, each slot of all rows side by side, eight slots under way at a time. Rows shorter than
-// the longest are filled up with column NONE, which is read all the same.
+// ell: one thread per row, slot by slot, eight slots in flight. Each slot is contiguous over all rows. Rows shorter than the
+// longest are padded with column NONE, which is also read.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 ell(const Value* __restrict__ values, const int* __restrict__ columns, const Value* __restrict__ x, Value* __restrict__ y,
@@ -29,7 +29,7 @@ ell(const Value* __restrict__ values, const int* __restrict__ columns, const Val
     y[row] = sum;
 }
 
-// jds: rows sorted by length, a thread a row: a warp's rows are about as long, so that none waits for another.
+// jds: rows sorted by length, one thread per row: a warp's rows have about equal length, so lanes do not wait.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 jds(const Value* __restrict__ values, const int* __restrict__ columns, const long long* __restrict__ starts,
@@ -41,8 +41,8 @@ jds(const Value* __restrict__ values, const int* __restrict__ columns, const lon
     y[order[place]] = sum;
 }
 
-// jds_transposed: the first nonzeros of all rows side by side, then the second … of those that have one: no filling, and
-// neighbouring threads read neighbours. `starts` are those of the diagonals.
+// jds_transposed: the first nonzeros of all rows, then the second nonzeros of the rows that have one, …: no padding, and
+// coalesced reads. `starts` are those of the diagonals.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 jds_transposed(const Value* __restrict__ values, const int* __restrict__ columns, const long long* __restrict__ starts,
@@ -60,8 +60,8 @@ jds_transposed(const Value* __restrict__ values, const int* __restrict__ columns
     y[order[place]] = sum;
 }
 
-// coo_atomic: a thread a nonzero, in any order. All threads have the same work, but every nonzero is an atomic addition to
-// y (which begins as zeros), and the order of additions, so the last bits, change from run to run.
+// coo_atomic: one thread per nonzero, in any order. All threads have equal work, but every nonzero is an atomic addition to
+// y (initially zero), and the order of additions, and so the last bits, change from run to run.
 template <typename Value>
 __global__ void __launch_bounds__(THREADS)
 coo_atomic(const Value* __restrict__ values, const int* __restrict__ rows, const int* __restrict__ columns,

@@ -6,10 +6,10 @@
 With centre = 1 − 6 a and neighbour = a these are explicit steps of heat conduction between walls of fixed temperature;
 with centre = 0 and neighbour = 1/6, Jacobi's iteration for Laplace's equation.
 
-Field    : float32 [z, y, x], C-contiguous or not, any sizes, zero included. The result is C-contiguous.
+Field    : float32 [z, y, x], any strides, any sizes, including zero. The result is C-contiguous.
 Precision: each product and sum is rounded to float32, in this order: (west + east) + (south + north), then + (below +
            above), times neighbour, added to centre × f. The bits do not depend on device, kernel or number of workers,
-           and n steps have the bits of n calls with one.
+           and n steps give the same bits as n calls with one step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["DTYPE", "MAX_SIZE", "stencil"]
 
 DTYPE = "float32"
 MAX_FACTOR = float(np.finfo(np.float32).max)
-MAX_SIZE = (1 << 31) - 1 - 256  # places along an axis are counted in 32 bits, up to a tile beyond the field
+MAX_SIZE = (1 << 31) - 1 - 256  # 32-bit indices reach up to a tile beyond the field
 
 
 def stencil(
@@ -38,19 +38,20 @@ def stencil(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """The field after so many steps.
+    """The field after a number of steps.
 
-    field     : NumPy or CuPy array [z, y, x], float32, any strides; it is left as it is
-    centre    : factor of a point itself, finite in float32
+    field     : NumPy or CuPy array [z, y, x], float32, any strides; not modified
+    centre    : factor of the point itself, finite in float32
     neighbour : factor of its six neighbours
-    steps     : 0 or more. Several at once are faster than one by one: CUDA takes up to four in one pass over memory.
-    out       : array for the result, of the field's kind and shape: float32, C-contiguous, sharing no memory with it
-    workers   : CPU threads; default one a core
-    stream    : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    steps     : 0 or more. One call for several steps is faster: CUDA computes up to four in one pass over memory.
+    out       : array of the field's library and shape for the result: float32, C-contiguous; must not share memory with
+                the field
+    workers   : CPU threads; default one per core
+    stream    : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Returns the result: float32 [z, y, x], an array of the field's kind. More than one pass needs memory for another
+    Returns the result: float32 [z, y, x], an array of the field's library. More than one pass needs memory for another
     such array.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     _check_field(field)
     for name, factor in (("centre", centre), ("neighbour", neighbour)):

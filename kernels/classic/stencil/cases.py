@@ -1,7 +1,6 @@
-"""Test inputs of stencil steps and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for stencil steps and their expected results, for the tests and benchmarks of every device.
 
-The oracle takes the steps in float64, on whole arrays shifted against one another, and along with them the sums of the
-terms' sizes, which bound the errors.
+The oracle takes the steps in float64, on shifted whole arrays. The sums of the terms' magnitudes bound the errors.
 """
 
 from __future__ import annotations
@@ -13,19 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 from kernels.classic.stencil import stencil
 
 Array = NDArray[Any]
 
-CONTENTS = ("random", "integers", "constant", "impulse", "scaled")
-UNIT = 2.0**-24  # half a last bit of float32, relative
-ROUNDINGS = 6  # that a step can add to a point, one of them for the factors
-SMALLEST = 2.0**-126  # below it float32 has fewer bits
+ROUNDINGS = 6  # per point and step, one of them for the factors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Steps on one made field."""
+    """Steps on one generated field."""
 
     shape: tuple[int, int, int]
     steps: int = 1
@@ -39,30 +36,18 @@ class Case:
 
     def field(self) -> Array:
         """The input [z, y, x]; the same for every call."""
-        rng = np.random.default_rng(sum(self.shape) + self.steps)
-        if self.content == "integers":
-            return rng.integers(-9, 10, self.shape).astype(np.float32)
-        if self.content == "constant":
-            return np.full(self.shape, 1 / 3, np.float32)
-        if self.content == "impulse":
-            field = np.zeros(self.shape, np.float32)
-            field[tuple(n // 2 for n in self.shape)] = 1
-            return field
-        wide = rng.standard_normal(self.shape)
-        if self.content == "scaled":
-            wide *= 10.0 ** rng.integers(-30, 31, self.shape)
-        return wide.astype(np.float32)
+        return made_values(self.content, self.shape, np.random.default_rng(sum(self.shape) + self.steps))
 
     def apply(self, field: Any, **options: Any) -> Any:
         """The public function on `field`, an array of any supported library."""
         return stencil(field, centre=self.centre, neighbour=self.neighbour, steps=self.steps, **options)
 
     def check(self, result: Array) -> None:
-        """AssertionError unless every point, brought to the host, is right: whole numbers to the last bit."""
+        """AssertionError unless every point, copied to the host, is right: integers to the last bit."""
         check(result, self, exact(self))
 
     def bytes(self) -> int:
-        """Least traffic: each point read once and written once."""
+        """Minimum traffic: each point read once and written once."""
         return 8 * int(np.prod(self.shape))
 
     def flops(self) -> int:
@@ -71,7 +56,7 @@ class Case:
 
 
 def exact(case: Case) -> tuple[Array, Array]:
-    """The field after the steps and the sums of its terms' sizes, both float64."""
+    """The field after the steps and the sums of its terms' magnitudes, both float64."""
     values = case.field().astype(np.float64)
     sizes = np.abs(values)
     centre, neighbour = float(np.float32(case.centre)), float(np.float32(case.neighbour))
@@ -91,20 +76,13 @@ def _stepped(field: Array, centre: float, neighbour: float) -> Array:
 def check(result: Array, case: Case, expected: tuple[Array, Array]) -> None:
     """AssertionError unless `result` is what the oracle expects."""
     values, sizes = expected
-    assert result.shape == values.shape, f"{case.name}: shape {result.shape}, expected {values.shape}"
-    assert result.dtype == np.float32, f"{case.name}: dtype {result.dtype}"
-    if not result.size:
-        return
     whole = case.content == "integers"
     bound = np.zeros_like(sizes) if whole else case.steps * (ROUNDINGS * UNIT * sizes + SMALLEST)
-    over = np.abs(result - values) - bound
-    over[np.isnan(over)] = np.inf
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(over)), over.shape)))
-    assert over[worst] <= 0, f"{case.name}: at {worst} got {result[worst]}, expected {values[worst]} ± {bound[worst]}"
+    check_within(case.name, result, values, bound)
 
 
 def cases() -> Iterator[Case]:
-    """Zero, one and two a side, primes, sizes around a tile's and a warp's; every content; up to eleven steps."""
+    """Sides of zero, one and two, primes, sizes around a tile's and a warp's; every content; up to eleven steps."""
     for shape in ((0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (2, 2, 2), (1, 5, 7), (5, 1, 7), (5, 7, 1), (3, 3, 3)):
         yield Case(shape=shape)
         yield Case(shape=shape, steps=5)

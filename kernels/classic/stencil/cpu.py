@@ -1,5 +1,5 @@
-"""Stencil steps of NumPy arrays: the field is cut into stretches of planes, which our own threads take step by step
-with Numba-compiled code. Each point is one expression, so that the bits depend on nothing but the field."""
+"""Stencil steps of NumPy arrays: our own threads process slabs of planes step by step, with Numba-compiled code. Each
+point is one expression, so the bits depend on the field alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_POINTS_A_WORKER = 1 << 16  # below this a thread costs more than it saves
 def stencil(
     field: Array, centre: float, neighbour: float, steps: int, out: Array | None, *, workers: int | None = None
 ) -> Array:
-    """The field after so many steps; see kernels.classic.stencil."""
+    """The field after `steps` steps; see kernels.classic.stencil."""
     source = np.ascontiguousarray(field, np.float32)
     if out is None:
         out = np.empty(field.shape, np.float32)

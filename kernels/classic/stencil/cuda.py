@@ -1,11 +1,11 @@
-"""Stencil steps on CUDA: which kernels of stencil.cu take how many steps at once, with which grids."""
+"""Stencil steps on CUDA: which kernels of stencil.cu run, how many steps each takes at once, and their grids."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, multiprocessors, on_stream
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream, shared_bytes_a_block
 
 OPTIONS: tuple[str, ...] = ()
 
+# Tuned on an H200 (sm_90); tiles and threads as in the headers.
 POINT_TILE, POINT_THREADS = (32, 8), 256  # x, y
 VECTOR_TILE, VECTOR_THREADS = (128, 16), 256
 TEMPORAL_ROWS, TEMPORAL_WIDTH, TEMPORAL_THREADS = 32, 128 - 8, 512
-BLOCKS_A_MULTIPROCESSOR = 32  # enough that the last ones to finish do not matter
-MIN_DEPTH = 32  # planes of a block: two more are read
+BLOCKS_A_MULTIPROCESSOR = 32  # enough that the last blocks to finish do not matter
+MIN_DEPTH = 32  # planes of a block, which reads two more
+
 LADDER_SHAPE = (512, 1024, 1024)
 LADDER_STEPS = 4
 
@@ -38,7 +40,7 @@ class FieldStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Steps to take on a field that has points. All arrays are C-contiguous."""
+    """Steps on a field that is not empty. All arrays are C-contiguous."""
 
     field: Any
     centre: float
@@ -47,15 +49,16 @@ class Task:
     out: Any
     stream: Any
 
-    def passes(self, steps: tuple[int, ...]) -> None:
-        """Takes the steps in passes of so many, of which the last goes to `out`."""
+    def passes(self, launches: Iterable[Callable[[Task, Any, Any], None]]) -> None:
+        """Launches passes between two buffers; the last one writes to `out`."""
         import cupy
 
-        other = cupy.empty_like(self.out) if len(steps) > 1 else self.out
+        launches = tuple(launches)
+        other = cupy.empty_like(self.out) if len(launches) > 1 else self.out
         source = self.field
-        for left, count in zip(range(len(steps), 0, -1), steps, strict=True):
+        for left, launch in zip(range(len(launches), 0, -1), launches, strict=True):
             target = self.out if left % 2 else other
-            _LAUNCHES[count](self, source, target)
+            launch(self, source, target)
             source = target
 
     def launch(
@@ -69,7 +72,7 @@ class Task:
         shared_bytes: int = 0,
     ) -> None:
         nz, ny, nx = self.out.shape
-        blocks = _blocks(nx, ny, tile) * -(-nz // depth)
+        blocks = _blocks(nx, ny, tile) * blocks_of(nz, depth)
         struct = FieldStruct(nx, ny, nz, depth, self.centre, self.neighbour)
         kernel("stencil", entry).launch(
             (blocks,), (threads,), (*arrays, struct), shared_bytes=shared_bytes, stream=self.stream
@@ -78,8 +81,8 @@ class Task:
     def depth(self, tile: tuple[int, int], least: int = MIN_DEPTH) -> int:
         """Planes of a block: as many as leave enough blocks for the device."""
         nz, ny, nx = map(int, self.out.shape)
-        stretches = -(-BLOCKS_A_MULTIPROCESSOR * multiprocessors() // _blocks(nx, ny, tile))
-        return max(-(-nz // max(stretches, 1)), least)
+        slabs = blocks_of(BLOCKS_A_MULTIPROCESSOR * multiprocessors(), _blocks(nx, ny, tile))
+        return max(blocks_of(nz, max(slabs, 1)), least)
 
 
 def stencil(
@@ -105,7 +108,7 @@ def production(steps: int) -> str:
 
 
 def _blocks(nx: int, ny: int, tile: tuple[int, int]) -> int:
-    return math.prod(-(-n // edge) for n, edge in zip((nx, ny), tile, strict=True))
+    return math.prod(map(blocks_of, (nx, ny), tile))
 
 
 def _aligned(*arrays: Any) -> str:
@@ -118,13 +121,17 @@ def _launch_vectors(task: Task, source: Any, target: Any) -> None:
     task.launch(entry, (source, target), VECTOR_TILE, VECTOR_THREADS, task.depth(VECTOR_TILE))
 
 
+def _shared_bytes(steps: int) -> int:
+    """Shared memory of a block of temporal; `vectors`, for one step, needs none."""
+    return 2 * steps * TEMPORAL_ROWS * 128 * 4 if steps > 1 else 0
+
+
 def _launch_temporal(steps: int) -> Callable[[Task, Any, Any], None]:
     tile = (TEMPORAL_WIDTH, TEMPORAL_ROWS - 2 * steps)
-    shared_bytes = 2 * steps * TEMPORAL_ROWS * 128 * 4
 
     def launch(task: Task, source: Any, target: Any) -> None:
         entry, depth = f"temporal<{_aligned(source, target)}, {steps}>", task.depth(tile, MIN_DEPTH * steps)
-        task.launch(entry, (source, target), tile, TEMPORAL_THREADS, depth, shared_bytes=shared_bytes)
+        task.launch(entry, (source, target), tile, TEMPORAL_THREADS, depth, shared_bytes=_shared_bytes(steps))
 
     return launch
 
@@ -135,31 +142,28 @@ _LAUNCHES: Mapping[int, Callable[[Task, Any, Any], None]] = MappingProxyType(
 
 
 def _one_by_one(entry: str, *, along_z: bool) -> Callable[[Task], None]:
-    """A run of one pass a step, of a kernel whose threads have a point or a column."""
+    """A run with one pass per step, of a kernel with one thread per point or column."""
 
-    def run(task: Task) -> None:
-        import cupy
-
+    def launch(task: Task, source: Any, target: Any) -> None:
         depth = task.depth(POINT_TILE) if along_z else 1
-        other = cupy.empty_like(task.out) if task.steps > 1 else task.out
-        source = task.field
-        for left in range(task.steps, 0, -1):
-            target = task.out if left % 2 else other
-            task.launch(entry, (source, target), POINT_TILE, POINT_THREADS, depth)
-            source = target
+        task.launch(entry, (source, target), POINT_TILE, POINT_THREADS, depth)
 
-    return run
+    return lambda task: task.passes([launch] * task.steps)
+
+
+def split_steps(steps: int, sizes: Iterable[int], shared_bytes: int) -> list[int]:
+    """The steps of each pass, largest first: of `sizes`, those whose blocks fit the shared memory."""
+    passes = []
+    for size in sizes:
+        if _shared_bytes(size) <= shared_bytes:
+            passes += [size] * (steps // size)
+            steps %= size
+    return passes
 
 
 def _passes_of(*sizes: int) -> Callable[[Task], None]:
-    """A run of passes of at most so many steps each, largest first."""
-
     def run(task: Task) -> None:
-        left, passes = task.steps, []
-        for size in sizes:
-            passes += [size] * (left // size)
-            left %= size
-        task.passes(tuple(passes))
+        task.passes(_LAUNCHES[size] for size in split_steps(task.steps, sizes, shared_bytes_a_block()))
 
     return run
 
@@ -172,27 +176,27 @@ def _both(*kernels: str) -> tuple[str, ...]:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "naive": Variant(
-            summary="a thread a point: seven reads, six of them from caches if all goes well",
+            summary="one thread per point: seven reads, six of them from caches at best",
             entries=("naive",),
             run=_one_by_one("naive", along_z=False),
         ),
         "pencil": Variant(
-            summary="a thread a column along z: indices once, the next plane's points still in the cache",
+            summary="one thread per column along z: indices computed once, the next plane's points still in the cache",
             entries=("pencil",),
             run=_one_by_one("pencil", along_z=True),
         ),
         "register_queue": Variant(
-            summary="below, here and above pass through registers: five reads a point",
+            summary="below, here and above pass through registers: five reads per point",
             entries=("register_queue",),
             run=_one_by_one("register_queue", along_z=True),
         ),
         "shared_plane": Variant(
-            summary="the plane's neighbours from shared memory: one read a point and the tile's rim, a barrier a plane",
+            summary="the plane's neighbours from shared memory: one read per point and rim, a barrier per plane",
             entries=("shared_plane",),
             run=_one_by_one("shared_plane", along_z=True),
         ),
         "vectors": Variant(
-            summary="16 bytes a read, neighbours along x by shuffles, no barrier: in production for one step",
+            summary="16 bytes per read, neighbours along x by shuffles, no barrier: in production for one step",
             entries=_both("vectors<{}>"),
             run=_passes_of(1),
         ),
@@ -202,7 +206,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_passes_of(2, 1),
         ),
         "temporal_4": Variant(
-            summary="four steps in one pass over memory: in production for several",
+            summary="four steps in one pass over memory (two where shared memory is small): in production for several",
             entries=(*_both("temporal<{}, 4>", "temporal<{}, 2>"), *_both("vectors<{}>")),
             run=_passes_of(4, 2, 1),
         ),
@@ -211,7 +215,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """One step, and several, of a field far larger than L2."""
+    """One step and several steps on a field far larger than L2."""
     shape, several = LADDER_SHAPE, LADDER_STEPS
     points = math.prod(shape)
     return tuple(

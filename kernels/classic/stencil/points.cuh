@@ -1,20 +1,20 @@
-// The first steps: a thread a point, or a column of points along z. Floor: 8 bytes a point over the device's bandwidth.
+// The first steps: one thread per point, or per column along z. Floor: 8 bytes per point over the device's bandwidth.
 #pragma once
 
 struct Field {
     int nx, ny, nz;
-    int depth;  // planes that a block takes; blocks are numbered by columns, then rows, then stretches of planes
+    int depth;  // planes of a block; blocks are numbered along x, then y, then by slabs of planes
     float centre, neighbour;
 };
 
-// The one order in which every kernel adds; nothing is contracted.
+// The order of additions in every kernel, without FMA.
 __device__ inline float stepped(const Field& field, float here, float west, float east, float south, float north, float below,
                                 float above) {
     const float sum = __fadd_rn(__fadd_rn(__fadd_rn(west, east), __fadd_rn(south, north)), __fadd_rn(below, above));
     return __fadd_rn(__fmul_rn(field.centre, here), __fmul_rn(field.neighbour, sum));
 }
 
-// A block's first point and its stretch of planes.
+// A block's first point and its slab of planes.
 struct Block {
     int x, y, z_first, z_end;
 
@@ -31,7 +31,7 @@ constexpr int TILE_X = 32, TILE_Y = 8;
 
 struct Column {
     int x, y;
-    long long row, plane, first;  // numbers from a row and a plane to the next; the place of (x, y) in the first plane
+    long long row, plane, first;  // strides of rows and planes; index of (x, y) in the first plane
     bool exists, inside;
 
     __device__ Column(const Field& field, const Block& block) {
@@ -45,7 +45,7 @@ struct Column {
     }
 };
 
-// naive: a thread a point. Each is read seven times, five of them from caches, if the caches are large enough.
+// naive: one thread per point. Each point is read seven times, six of them from caches if these are large enough.
 __global__ void __launch_bounds__(256) naive(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, TILE_X, TILE_Y);
     const Column column(field, block);
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(256) naive(const float* __restrict__ from, flo
     to[i] = value;
 }
 
-// pencil: a thread a column. Indices are worked out once, and what a plane needs of the next one is still in the cache
-// when its turn comes.
+// pencil: one thread per column. Indices are computed once, and the points of the next plane are still in the cache when
+// they are needed again.
 __global__ void __launch_bounds__(256) pencil(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, TILE_X, TILE_Y);
     const Column column(field, block);
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(256) pencil(const float* __restrict__ from, fl
     }
 }
 
-// register_queue: below, here and above pass through three registers, so that a column's points are read once.
+// register_queue: below, here and above move through three registers, so that a column's points are read once.
 __global__ void __launch_bounds__(256) register_queue(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, TILE_X, TILE_Y);
     const Column column(field, block);
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(256) register_queue(const float* __restrict__ 
     }
 }
 
-// shared_plane: the plane in hand lies in shared memory too, so that global memory is read once a point, and once more for
-// the points around the tile. Two buffers: one barrier a plane.
+// shared_plane: the current plane is also in shared memory, so that global memory is read once per point, plus the points
+// around the tile. Two buffers: one barrier per plane.
 __global__ void __launch_bounds__(256) shared_plane(const float* __restrict__ from, float* __restrict__ to, Field field) {
     __shared__ float tile[2][TILE_Y + 2][TILE_X + 2];
     const Block block(field, TILE_X, TILE_Y);

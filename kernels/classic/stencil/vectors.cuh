@@ -1,13 +1,13 @@
-// A warp has 128 points of a row, a lane four neighbours of them: neighbours along x come from the lane itself or by a
-// shuffle, those along z wait in registers. Floor: 8 bytes a point and pass over the device's bandwidth.
+// A warp has 128 points of a row, a lane four consecutive ones: neighbours along x come from the lane itself or by a
+// shuffle, neighbours along z are in registers. Floor: 8 bytes per point and pass over the device's bandwidth.
 #pragma once
 
 #include "points.cuh"
 
-constexpr int WIDTH = 128;  // of a warp, points
+constexpr int WIDTH = 128;  // points of a warp
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// Four points of a row from x on, a multiple of four, zero beyond the field. ALIGNED: rows are whole vectors of 16 bytes.
+// Four points of a row from x, a multiple of four; zero beyond the field. ALIGNED: rows are whole vectors of 16 bytes.
 template <bool ALIGNED>
 __device__ inline float4 load_four(const float* __restrict__ from, const Field& field, int x, int y, int z) {
     float4 four = make_float4(0, 0, 0, 0);
@@ -26,7 +26,7 @@ __device__ inline void store_four(float* __restrict__ to, const Field& field, in
     if (x >= field.nx || y >= field.ny) return;
     float* at = to + (static_cast<long long>(z) * field.ny + y) * field.nx + x;
     if constexpr (ALIGNED) {
-        __stcs(reinterpret_cast<float4*>(at), four);  // leaves L2 to what is read again
+        __stcs(reinterpret_cast<float4*>(at), four);  // keeps L2 for data that is read again
     } else {
         at[0] = four.x;
         if (x + 1 < field.nx) at[1] = four.y;
@@ -35,10 +35,10 @@ __device__ inline void store_four(float* __restrict__ to, const Field& field, in
     }
 }
 
-// Whether a tile of columns from x on touches the field's first or last: the same for a whole block.
+// Whether a tile of columns from x includes the field's first or last column; the same for a whole block.
 __device__ inline bool touches_sides(const Field& field, int x) { return x <= 0 || x + WIDTH >= field.nx; }
 
-// Four points stepped: those on the border stay as they are. `sides`: whether any of the warp's may be first or last of a row.
+// Steps four points; border points do not change. `sides`: whether the warp may have the first or last point of a row.
 __device__ inline float4 stepped_four(const Field& field, bool sides, int x, int y, int z, const float4& here, float west,
                                       float east, const float4& south, const float4& north, const float4& below,
                                       const float4& above) {
@@ -58,10 +58,10 @@ __device__ inline float4 stepped_four(const Field& field, bool sides, int x, int
     return result;
 }
 
-constexpr int EACH = 2;  // neighbouring rows of a warp
+constexpr int EACH = 2;  // rows of a warp
 
-// What a lane needs of a plane beside its own points: the rows around them, and, in the first and last lane, the points at
-// the rows' ends, which no shuffle can bring.
+// A lane's neighbours in a plane: the rows around its own and, in the first and last lane, the points beyond the rows' ends,
+// which shuffles cannot provide.
 struct Rim {
     float4 south, north;
     float beside[EACH];
@@ -79,8 +79,8 @@ __device__ inline Rim load_rim(const float* __restrict__ from, const Field& fiel
     return rim;
 }
 
-// vectors: 16 bytes a read and write, and no barrier: the rows around a warp's two come from L1 or L2, where other warps
-// have just brought them. A plane is asked for two planes before it is used, so that memory always has work.
+// vectors: 16 bytes per read and write, and no barrier: the rows around a warp's two come from L1 or L2, where other warps
+// have just read them. A plane is loaded two planes before it is used, so that loads are always in flight.
 template <bool ALIGNED>
 __global__ void __launch_bounds__(256, 3) vectors(const float* __restrict__ from, float* __restrict__ to, Field field) {
     const Block block(field, WIDTH, 8 * EACH);
@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(256, 3) vectors(const float* __restrict__ from
     }
 }
 
-// temporal: STEPS steps in one pass. While plane z of the field comes in, plane z - s of step s is worked out, from
-// three planes of step s - 1: the column's points in registers, rows of other warps in shared memory. Each step spoils
-// one more point at the tile's rim (along x no more than the first and last lane), so tiles overlap by so much.
+// temporal: STEPS steps in one pass. While plane z of the field loads, plane z - s of step s is computed from three planes of
+// step s - 1: the column's points in registers, rows of other warps in shared memory. Each step invalidates one more point at
+// the tile's rim (along x at most the first and last lane), so tiles overlap by as many points.
 template <bool ALIGNED, int STEPS>
 __global__ void __launch_bounds__(512) temporal(const float* __restrict__ from, float* __restrict__ to, Field field) {
     constexpr int ROWS = 16 * EACH;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(512) temporal(const float* __restrict__ from, 
 #pragma unroll
         for (int r = 0; r < EACH; ++r) {
             above[r] = ahead[r];
-            ahead[r] = load_four<ALIGNED>(from, field, x, y + r, z + 1);  // on its way while this plane is worked on
+            ahead[r] = load_four<ALIGNED>(from, field, x, y + r, z + 1);  // loads while this plane is computed
         }
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {

@@ -1,12 +1,12 @@
 """Tessellation: quadratic Bezier curves as polylines, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
 Curves    : float32 [n, 3, 2]: a, b, c of a (1−t)² + 2 b t (1−t) + c t², each x, y, all finite.
-Polylines : a curve has the fewest segments, of equal steps of t, that keep it within a tolerance of its chords:
+Polylines : each curve gets the fewest segments, of equal steps of t, that keep it within the tolerance of its chords:
             √(|a − 2b + c| / (4 × tolerance)), rounded up, at least one and at most `max_segments`.
 Result    : `offsets` int64 [n + 1], and `points` float32 [offsets[n], 2]: curve i is points[offsets[i]:offsets[i + 1]],
-            from a to c, which are there to the bit.
+            from a to c, whose coordinates are exact.
 
-The bits are the same on CPU and CUDA: counts are float64 and points float32 arithmetic, in one order, not contracted.
+The bits are the same on CPU and CUDA: counts use float64 and points float32 arithmetic, in one order, without FMA.
 
 Source: the flatness of quadratic curves, e.g. Sederberg, "Computer aided geometric design", ch. 10 (2012).
 """
@@ -29,7 +29,7 @@ MAX_CURVES = (1 << 31) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Polylines:
-    """Points of all curves, one after the other, and where each curve's begin."""
+    """The points of all curves, concatenated, and the offset of each curve."""
 
     offsets: Any  # int64 [n + 1]
     points: Any  # float32 [offsets[n], 2]
@@ -40,12 +40,12 @@ def tessellate(curves: Any, tolerance: float, *, max_segments: int = 256, stream
 
     curves       : NumPy or CuPy array. NumPy arrays are checked for values that are not finite; CuPy arrays are not:
                    such a curve has `max_segments` segments.
-    tolerance    : how far a curve may be from its polyline, in the curves' unit, over 0
-    max_segments : of one curve, up to 65536; beyond it the tolerance is not kept
+    tolerance    : maximum distance between a curve and its polyline, in the curves' unit, above 0
+    max_segments : limit for one curve, up to 65536; a curve at the limit may exceed the tolerance
     stream       : CUDA: the stream to launch on; default CuPy's current one. The call waits for the device once, to
-                   learn how many points there are.
+                   read the number of points.
 
-    Returns the polylines, arrays of the curves' kind. Raises ValueError or TypeError, in one line that names the
+    Returns the polylines, arrays of the curves' library. Raises ValueError or TypeError; the message names the
     parameter.
     """
     _check_curves(curves)

@@ -1,7 +1,7 @@
-"""Test curves and their polylines.
+"""Test inputs for tessellation and their expected results.
 
-The oracle of the counts is exact: the least whole n with 16 n⁴ tolerance² ≥ |a − 2b + c|², in rational arithmetic. That
-of the points is de Casteljau's construction in float64, not the polynomial.
+The oracle of the counts is exact: the smallest integer n with 16 n⁴ tolerance² ≥ |a − 2b + c|², in rational arithmetic.
+The oracle of the points is de Casteljau's construction in float64, not the polynomial.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kernels.classic.tessellation import Polylines, tessellate
 Array = NDArray[Any]
 
 CONTENTS = ("random", "straight", "points", "wide", "tiny", "skewed", "exact")
-POINT_ERROR = 8 * 2.0**-24  # of the largest coordinate: of each point eight roundings
-KNIFE_EDGE = 1e-12  # relative; nearer to a whole number of segments than this, float64 may round either way
+POINT_ERROR = 8 * 2.0**-24  # relative to the largest coordinate: eight roundings per point
+KNIFE_EDGE = 1e-12  # relative; closer to an integer number of segments, float64 may round either way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ class Case:
         np.testing.assert_array_equal(points[offsets[1:] - 1], curves[:, 2] + np.float32(0))
 
     def bytes(self) -> int:
-        """Least traffic: curves read to count and to fill, offsets written, read and written, points written."""
+        """Minimum traffic: curves read to count and to fill, offsets written, read and written, points written."""
         result = self.apply(self.curves())
         return int(self.count * (2 * 24 + 8 * 4) + result.points.nbytes)
 
     def flops(self) -> int:
-        """Of the definition: 14 a point."""
+        """Operations of the definition: 14 per point."""
         return 14 * len(self.apply(self.curves()).points)
 
 
@@ -101,14 +101,14 @@ def made_curves(content: str, count: int) -> Array:
         curves *= 1e-38
     elif content == "skewed":  # a few curves make almost all the points
         curves *= np.where(rng.random((count, 1, 1)) < 0.02, 1000, 0.001)
-    elif content == "exact":  # bends that ask for a whole number of segments exactly
+    elif content == "exact":  # bends that need exactly an integer number of segments
         curves[:] = 0
         curves[:, 1, 0] = 2 * 0.01 * rng.integers(1, 100, count) ** 2
     return curves.astype(np.float32)
 
 
 def cases() -> Iterator[Case]:
-    """Every content; no curve, one, a warp, a block, primes; one segment at most, and very many."""
+    """Every content; no curve, one, a warp, a block, primes; limits of one segment to very many."""
     for content in CONTENTS:
         yield Case(count=509, content=content)
     for count in (0, 1, 2, 31, 32, 33, 256, 257, 1021):

@@ -1,4 +1,4 @@
-"""Tessellation of NumPy arrays: counted, summed up, and filled by one compiled loop."""
+"""Tessellation of NumPy arrays: count, prefix sum, and one compiled loop that fills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tessellate(curves: Array, tolerance: float, max_segments: int) -> dict[str, 
 
 
 def segments(curves: Array, tolerance: float, max_segments: int) -> Array:
-    """How many segments each curve has, int64."""
+    """The number of segments of each curve, int64."""
     a, b, c = (curves[:, k].astype(np.float64) for k in range(3))
     bend = (a - 2.0 * b) + c
     root = np.sqrt(np.sqrt(bend[:, 0] * bend[:, 0] + bend[:, 1] * bend[:, 1]) * (0.25 / tolerance))

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream
 
-OPTIONS = ("--fmad=false",)  # the CPU's bits
+OPTIONS = ("--fmad=false",)  # same bits as on the CPU
 
-THREADS, FIXED_THREADS, FILLED = 256, 32, 2048  # as in the source
+# Tuned on an H200 (sm_90), as in tessellation.cu.
+THREADS, FIXED_THREADS, FILLED = 256, 32, 2048
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,7 @@ class Task:
         return ctypes.c_double(0.25 / self.tolerance), ctypes.c_int(self.max_segments)
 
     def sum_up(self) -> None:
-        """From counts to offsets; and room for the points, of which the host must learn the number."""
+        """Turns counts into offsets and allocates the points; the host reads their number."""
         import cupy
 
         cupy.cumsum(self.offsets, out=self.offsets)
@@ -69,10 +70,6 @@ def tessellate(
         )
         VARIANTS[PRODUCTION if variant is None else variant].run(task)
     return {"offsets": task.offsets, "points": task.points}
-
-
-def blocks_of(count: int, each: int) -> int:
-    return -(-count // each)
 
 
 def _count(task: Task) -> None:
@@ -121,22 +118,22 @@ def _run_balanced(task: Task) -> None:
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "fixed": Variant(
-            summary="a block a curve with room for the most points, packed afterwards: everything is moved twice",
+            summary="one block per curve with room for the maximum, packed afterwards: all points move twice",
             entries=("fill_fixed", "pack"),
             run=_run_fixed,
         ),
         "threads": Variant(
-            summary="counted, summed up, filled by a thread a curve: nothing moves twice, but writes are far apart",
+            summary="count, prefix sum, fill by one thread per curve: nothing moves twice, but writes are scattered",
             entries=("count_points", "fill_threads"),
             run=_filling("fill_threads", THREADS),
         ),
         "warps": Variant(
-            summary="a warp a curve: rows are written, but lanes idle at a curve's end",
+            summary="one warp per curve: coalesced writes, but lanes idle at a curve's end",
             entries=("count_points", "fill_warps"),
             run=_filling("fill_warps", THREADS // 32),
         ),
         "balanced": Variant(
-            summary="a block 2048 points of the result, whose curves mark where they begin: no thread idles",
+            summary="2048 points of the result per block; marks locate the curves' first points: no thread idles",
             entries=("count_points", "find_first_curves", "fill_balanced"),
             run=_run_balanced,
         ),
@@ -146,7 +143,7 @@ PRODUCTION = "balanced"
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Curves all of a size, and such that a few make most of the points."""
+    """Curves of similar size, and curves of which a few make most of the points."""
     return (
         _ladder("2²¹ curves of 8 to 61 points", 2e-3, even=True),
         _ladder("2²¹ curves, a fiftieth of which make most points", 2e-3, even=False),
@@ -158,7 +155,7 @@ def _ladder(name: str, tolerance: float, *, even: bool) -> Ladder:
 
     @cache
     def curves() -> Any:
-        """Bends are set, not drawn, so that the number of points is known without a device."""
+        """Bends are set, not random, so that the number of points is known without a device."""
         import cupy
 
         rng, made = cupy.random.default_rng(1), cupy.zeros((count, 3, 2), np.float32)
@@ -185,11 +182,11 @@ def _ladder(name: str, tolerance: float, *, even: bool) -> Ladder:
 
 
 def _segments(count: int, *, even: bool) -> Any:
-    """How many segments each curve of a ladder has."""
-    place = np.arange(count, dtype=np.uint32) * np.uint32(2654435769) >> np.uint32(8)  # as good as random
-    return 7 + place % 54 if even else np.where(place % 50 == 0, 250, 1 + place % 3)
+    """The number of segments of each curve of a ladder."""
+    mixed = np.arange(count, dtype=np.uint32) * np.uint32(2654435769) >> np.uint32(8)  # pseudo-random
+    return 7 + mixed % 54 if even else np.where(mixed % 50 == 0, 250, 1 + mixed % 3)
 
 
 def _bends(count: int, tolerance: float, *, even: bool) -> Any:
-    """Half of a − 2b + c, for so many segments: a little below where there would be one more."""
+    """Half of a − 2b + c for these segments, slightly below the limit for one more."""
     return ((_segments(count, even=even) - 0.1) ** 2 * 2 * tolerance).astype(np.float32)

@@ -1,19 +1,19 @@
-// Quadratic Bezier curves as polylines, each of as many segments as its curvature asks for; the contract is in
+// Quadratic Bezier curves as polylines, with as many segments as their curvature needs; the contract is in
 // kernels/classic/tessellation/__init__.py.
 //
-// Curves are float32 [n, 3, 2], points float32 [total, 2]; offsets int64 [n + 1] say where each curve's points begin. How
-// much work a curve makes is known only on the device. A kernel that launches a grid for each curve (dynamic parallelism)
-// pays a launch for some dozens of points; two passes pay one more read of the curves: count, sum up, fill.
+// Curves are float32 [n, 3, 2], points float32 [total, 2]; offsets int64 [n + 1] are the starts of the curves' points. The
+// number of points is known only on the device. A kernel that launches a grid for each curve (dynamic parallelism) pays a
+// launch for a few dozen points; two passes (count, prefix sum, fill) pay one more read of the curves.
 //
-// Floors for n curves of p points in all on a device that copies B bytes a second: (24 n + 8 p) / B to fill, 24 n + 8 n
-// more to count, 16 n to sum up.
+// Floors for n curves with p points in total on a device that copies B bytes a second: (24 n + 8 p) / B to fill, 24 n + 8 n
+// more to count, 16 n for the prefix sum.
 //
 // Kernels, naive to fast:
-//   fill_fixed     a block a curve, in an array with room for the most points of any; pack moves what is there
-//   fill_threads   a thread a curve, at its offset: nothing is moved twice, but neighbours write far apart
-//   fill_warps     a warp a curve: a curve's points are a row; lanes idle at its end, and short curves use few
-//   fill_balanced  a block 2048 points of the result, whosever they are; curves mark where theirs begin
-// Built with --fmad=false: the CPU's points have the same bits.
+//   fill_fixed     one block per curve, in an array with room for the maximum; pack removes the gaps
+//   fill_threads   one thread per curve, at its offset: nothing is moved twice, but writes are scattered
+//   fill_warps     one warp per curve: coalesced writes; lanes idle at the end, and short curves use few
+//   fill_balanced  2048 points of the result per block, of any curves; marks locate the curves' first points
+// Built with --fmad=false, so the points have the same bits as on the CPU.
 // Source: the flatness of quadratic curves, e.g. Sederberg, "Computer aided geometric design", ch. 10 (2012).
 
 #include "block_scan.cuh"
@@ -26,8 +26,8 @@ struct Curve {
     float2 a, b, c;
 };
 
-// With n equal steps of its parameter a curve strays |a - 2b + c| / (4 n^2) from its chords. A product that is no number
-// asks for the most segments.
+// With n equal steps of its parameter a curve deviates by |a - 2b + c| / (4 n^2) from its chords. A NaN gives the maximum
+// number of segments.
 __device__ inline int segments_of(const Curve& curve, double per_tolerance, int most) {
     const double x = (static_cast<double>(curve.a.x) - 2.0 * curve.b.x) + curve.c.x;
     const double y = (static_cast<double>(curve.a.y) - 2.0 * curve.b.y) + curve.c.y;
@@ -42,7 +42,7 @@ __device__ inline float2 point_of(const Curve& curve, int i, int segments) {
                        (of_a * curve.a.y + of_b * curve.b.y) + of_c * curve.c.y);
 }
 
-// The first pass: how many points each curve has, one more than its segments. counts[-1] becomes 0, for the sums.
+// The first pass: the number of points of each curve, one more than its segments. counts[-1] becomes 0, for the sums.
 __global__ void __launch_bounds__(THREADS)
     count_points(const Curve* __restrict__ curves, long long count, double per_tolerance, int most, long long* counts) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(THREADS)
     if (i < count) counts[i] = segments_of(curves[i], per_tolerance, most) + 1;
 }
 
-// fill_fixed: one pass, no offsets; but room, and later a copy, for as many points as the curve of the most could have.
+// fill_fixed: one pass without offsets, but each curve takes space for the maximum number of points, and a copy later.
 __global__ void __launch_bounds__(FIXED_THREADS)
     fill_fixed(const Curve* __restrict__ curves, double per_tolerance, int most, float2* slots, long long* counts) {
     const long long curve = blockIdx.x;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(FIXED_THREADS)
     for (int i = threadIdx.x; i < count; i += FIXED_THREADS) points[begin + i] = slots[curve * (most + 1) + i];
 }
 
-// fill_threads: the second pass of two, a thread a curve.
+// fill_threads: the second pass of two, one thread per curve.
 __global__ void __launch_bounds__(THREADS) fill_threads(const Curve* __restrict__ curves, long long count,
                                                         const long long* __restrict__ offsets, float2* points) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(THREADS) fill_threads(const Curve* __restrict_
     for (int k = 0; k <= segments; ++k) points[begin + k] = point_of(curve, k, segments);
 }
 
-// fill_warps: a warp a curve, whose lanes write neighbours.
+// fill_warps: one warp per curve, whose lanes write neighbours.
 __global__ void __launch_bounds__(THREADS) fill_warps(const Curve* __restrict__ curves, long long count,
                                                       const long long* __restrict__ offsets, float2* points) {
     const long long i = (blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x) / 32;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS) fill_warps(const Curve* __restrict__ 
     for (int k = threadIdx.x % 32; k <= segments; k += 32) points[begin + k] = point_of(curve, k, segments);
 }
 
-// Each mark becomes the greatest of those at or before it; a thread EACH in a row.
+// A running maximum of the marks, EACH consecutive ones per thread.
 template <int EACH>
 __device__ inline void fill_forward(unsigned short* marks, int* warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -110,7 +110,7 @@ __device__ inline void fill_forward(unsigned short* marks, int* warps) {
     __syncthreads();
 }
 
-// The curve of each tile's first point, of tiles of FILLED points: found by the curves, each of which knows its tiles.
+// The curve of the first point of each tile of FILLED points: each curve writes the tiles that begin in it.
 __global__ void __launch_bounds__(THREADS)
     find_first_curves(const long long* __restrict__ offsets, long long count, int* first_curves) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(THREADS)
     for (long long tile = (offsets[i] + FILLED - 1) / FILLED; tile < end; ++tile) first_curves[tile] = static_cast<int>(i);
 }
 
-// fill_balanced: every thread writes the same number of points, in rows, however long or short the curves are. The block's
-// curves are staged in shared memory: a curve has two points at least. Each marks its first point; the greatest mark at or
-// before a point names its curve.
+// fill_balanced: every thread writes the same number of points, coalesced, for any lengths of curves. The block's curves are
+// in shared memory, which suffices because a curve has at least two points. Each marks its first point; the largest mark at
+// or before a point is its curve.
 __global__ void __launch_bounds__(THREADS)
     fill_balanced(const Curve* __restrict__ curves, long long count, const long long* __restrict__ offsets,
                   const int* __restrict__ first_curves, float2* points) {

@@ -1,11 +1,11 @@
-"""Transposes of matrices and of batches of them, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+"""Transposes of matrices and batches of matrices, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
     transpose(a)[..., j, i] = a[..., i, j]
 
-Elements : any dtype of 1 to 16 bytes; only bits are moved. (CuPy's own dtypes have 1, 2, 4, 8 or 16.)
-Input    : array [..., rows, columns] of any strides. On CUDA rows may lie apart, as in a part of a larger matrix, and
-           so may matrices; other layouts are copied first.
-Result   : array [..., columns, rows], C-contiguous, of the input's dtype and kind.
+Elements : any dtype of 1 to 16 bytes; bits are copied unchanged. (CuPy's own dtypes have 1, 2, 4, 8 or 16 bytes.)
+Input    : array [..., rows, columns] of any strides. On CUDA there may be gaps between rows and between matrices, as in
+           a slice of a larger array; other layouts are copied first.
+Result   : array [..., columns, rows], C-contiguous, of the input's dtype and library.
 
 Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 """
@@ -24,14 +24,14 @@ MAX_ITEMSIZE = 16
 
 
 def transpose(array: Any, *, out: Any = None, workers: int | None = None, stream: Any = None) -> Any:
-    """The last two axes exchanged, as an array of its own.
+    """The array with its last two axes exchanged, as a new array.
 
     array   : NumPy or CuPy array [..., rows, columns], two axes or more, any strides
-    out     : C-contiguous array [..., columns, rows] of the same kind and dtype, apart from `array` in memory
-    workers : CPU threads; default one a core
-    stream  : CUDA: the stream to launch on; default CuPy's current one. Nothing waits for the device.
+    out     : C-contiguous array [..., columns, rows] of the same library and dtype; must not share memory with `array`
+    workers : CPU threads; default one per core
+    stream  : CUDA: the stream to launch on; default CuPy's current one. The call does not wait for the device.
 
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Raises ValueError or TypeError; the message names the parameter.
     """
     check_array("array", array)
     if array.dtype.hasobject or not 1 <= array.dtype.itemsize <= MAX_ITEMSIZE:

@@ -1,6 +1,6 @@
-"""Test inputs of transposes and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs for transposes and their expected results, for the tests and benchmarks of every device.
 
-The oracle takes each element by its index; results must agree to the bit.
+The oracle copies each element by its index; results must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.classic.transpose import transpose
 Array = NDArray[Any]
 
 DTYPES = ("uint8", "int16", "float32", "float64", "complex128")
-# Every size that a NumPy element can have; CuPy has no dtypes of the others.
+# Every element size from 1 to 16 bytes; CuPy has dtypes of 1, 2, 4, 8 and 16 only.
 VOIDS = tuple(f"V{size}" for size in range(1, 17))
 SHAPES = (
     (1, 1), (1, 37), (41, 1), (2, 3), (31, 33), (32, 32), (64, 64), (67, 129), (128, 256), (257, 64), (61, 512),
@@ -33,21 +33,21 @@ class Case:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
-    layout: str = "C"  # "part": of larger matrices, so that rows and matrices lie apart
+    layout: str = "C"  # "part": slices of larger matrices, with gaps between rows and matrices
 
     @property
     def name(self) -> str:
         return f"{'x'.join(map(str, self.shape))}-{self.dtype}-{self.layout}"
 
     def array(self) -> Array:
-        """The input, C-contiguous; the same for every call. Bits of every kind, NaNs among them."""
+        """The input, C-contiguous, random bits including NaNs; the same for every call."""
         dtype = np.dtype(self.dtype)
         rng = np.random.default_rng(sum(self.shape))
         return rng.integers(0, 256, math.prod(self.shape) * dtype.itemsize, np.uint8).view(dtype).reshape(self.shape)
 
     def laid_out(self, xp: Any = np) -> Any:
-        """The input in the case's layout, in an array of the library `xp`."""
-        if self.layout == "F":  # (CuPy's asfortranarray computes: it does not keep the bits of every NaN)
+        """The input in the case's layout, as an array of the library `xp`."""
+        if self.layout == "F":  # CuPy's asfortranarray does not preserve the bits of every NaN
             return xp.swapaxes(xp.asarray(np.ascontiguousarray(np.swapaxes(self.array(), -1, -2))), -1, -2)
         array = xp.asarray(self.array())
         if self.layout == "part":
@@ -59,14 +59,14 @@ class Case:
         return array
 
     def exact(self) -> Array:
-        """By index arithmetic alone, on bytes."""
+        """The transpose by index arithmetic on bytes."""
         array = self.laid_out()
         rows, columns = array.shape[-2:]
         size = array.dtype.itemsize
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         elements = flat.reshape(math.prod(array.shape[:-2]), rows * columns, size)
-        place = np.arange(rows * columns)
-        source = place % max(rows, 1) * columns + place // max(rows, 1)
+        target = np.arange(rows * columns)
+        source = target % max(rows, 1) * columns + target // max(rows, 1)
         turned: Array = np.ascontiguousarray(elements[:, source])
         return np.asarray(turned.reshape(-1).view(array.dtype).reshape(*array.shape[:-2], columns, rows))
 
@@ -75,7 +75,7 @@ class Case:
         return transpose(array, **options)
 
     def check(self, result: Any) -> None:
-        """AssertionError unless a result, brought to the host, has every bit right."""
+        """AssertionError unless a result, copied to the host, has every bit right."""
         expected = self.exact()
         assert result.shape == expected.shape, f"{self.name}: shape {result.shape}, expected {expected.shape}"
         assert result.dtype == expected.dtype, f"{self.name}: dtype {result.dtype}"
@@ -83,7 +83,7 @@ class Case:
         assert result.tobytes() == expected.tobytes(), f"{self.name}: bits differ"
 
     def bytes(self) -> int:
-        """Least traffic: everything read once and written once."""
+        """Minimum traffic: everything read once and written once."""
         return 2 * math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:

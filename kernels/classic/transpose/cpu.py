@@ -1,4 +1,4 @@
-"""Transposes of NumPy arrays: blocks that fit a core's cache, copied by our own threads."""
+"""Transposes of NumPy arrays: our own threads copy blocks that fit a core's cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-BLOCK_BYTES = 1 << 17  # of the input; with the result's block it stays in a core's second cache
-SMALL_BYTES = 1 << 20  # what is not worth a second thread
+BLOCK_BYTES = 1 << 17  # of the input; together with the result's block it fits a core's L2 cache
+SMALL_BYTES = 1 << 20  # below this a second thread does not pay
 MATRICES_AT_ONCE = 1 << 12
 
 
@@ -28,14 +28,14 @@ def transpose(array: Array, out: Array | None, *, workers: int | None = None) ->
         _small_matrices(turned, out)
         return out
     blocks = [
-        (place, slice(column, column + edge), slice(row, row + edge))
-        for place in np.ndindex(*array.shape[:-2])
+        (batch, slice(column, column + edge), slice(row, row + edge))
+        for batch in np.ndindex(*array.shape[:-2])
         for row, column in itertools.product(range(0, rows, edge), range(0, columns, edge))
     ]
 
     def copy(mine: list[Any]) -> None:
-        for place, across, down in mine:
-            out[(*place, across, down)] = turned[(*place, across, down)]
+        for batch, across, down in mine:
+            out[(*batch, across, down)] = turned[(*batch, across, down)]
 
     workers = 1 if array.nbytes <= SMALL_BYTES else workers or len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(workers) as pool:

@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.ladder import Ladder, Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream
 from kernels.runtime.limits.cuda import random_values
 
 OPTIONS: tuple[str, ...] = ()
 
+# Tuned on an H200 (sm_90), by the bytes of an element. Every tile fits the 48 KiB of shared memory of any device.
 TILE, THREADS = 32, 256
+# Tiles of transpose_coarsened, in elements.
+SHAPES = {1: (64, 64), 2: (64, 64), 4: (64, 64), 8: (32, 64), 16: (32, 32)}
+# 16-byte pieces of a tile of transpose_vectors along a row of the input and of the output, for aligned rows …
+PIECES = {1: (8, 8), 2: (16, 16), 4: (16, 16), 8: (16, 16), 16: (16, 32)}
+# … and for others.
+UNALIGNED_PIECES = {1: (8, 8), 2: (8, 16), 4: (8, 16), 8: (16, 32), 16: (16, 32)}
+
+SECTOR = 32  # spare bytes of an unaligned tile along a row of the output
 MAX_TILES = (1 << 31) - 1  # of one launch
 UNSIGNED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uint2", 16: "uint4"}
-# Tiles of transpose_coarsened: 64 × 64 elements must fit shared memory.
-SHAPES = {1: (64, 64), 2: (64, 64), 4: (64, 64), 8: (32, 64), 16: (32, 32)}
-# 16-byte pieces of a tile of transpose_vectors along a row of the input and of the output, where rows are aligned …
-PIECES = {1: (8, 8), 2: (16, 16), 4: (16, 16), 8: (16, 16), 16: (16, 32)}
-# … and where they are not.
-ANYWHERE = {1: (8, 8), 2: (8, 16), 4: (8, 16), 8: (16, 32), 16: (16, 32)}
-SECTOR = 32  # bytes of a row of the output that such a tile holds to spare
 
 
 class MatricesStruct(ctypes.Structure):
@@ -41,9 +43,9 @@ class MatricesStruct(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One batch of matrices to turn."""
+    """One batch of matrices to transpose."""
 
-    array: Any  # CuPy [batches, rows, columns], columns next to each other
+    array: Any  # CuPy [batches, rows, columns] without gaps within rows
     out: Any  # CuPy [batches, columns, rows], C-contiguous
     stream: Any
 
@@ -66,7 +68,7 @@ def transpose(array: Any, out: Any, *, stream: Any = None, variant: str | None =
         if array.size == 0:
             return out
         if variant is None and (1 in array.shape[-2:] or turned.flags.c_contiguous):
-            cupy.copyto(out, turned)  # elements stay in their order
+            cupy.copyto(out, turned)  # the order of the elements does not change
             return out
         shape = (math.prod(array.shape[:-2]), *array.shape[-2:])
         source = _as_matrices(array, shape)
@@ -76,7 +78,7 @@ def transpose(array: Any, out: Any, *, stream: Any = None, variant: str | None =
 
 
 def _as_matrices(array: Any, shape: tuple[int, ...]) -> Any:
-    """As [batches, rows, columns] without a copy where columns are neighbours and rows a whole pitch apart."""
+    """As [batches, rows, columns], without a copy if rows have no gaps and strides are multiples of an element."""
     import cupy
 
     size = array.dtype.itemsize
@@ -90,7 +92,7 @@ def _as_matrices(array: Any, shape: tuple[int, ...]) -> Any:
 def _launch(task: Task, entry: str, tile: tuple[int, int], threads: tuple[int, ...]) -> None:
     array = task.array
     batches, rows, columns = array.shape
-    down, across = -(-rows // tile[0]), -(-columns // tile[1])
+    down, across = blocks_of(rows, tile[0]), blocks_of(columns, tile[1])
     if down * across > MAX_TILES:
         raise ValueError(
             f"array has matrices of {rows} × {columns}: more than {MAX_TILES} tiles; transpose it in parts"
@@ -109,12 +111,12 @@ def _launch(task: Task, entry: str, tile: tuple[int, int], threads: tuple[int, .
 
 
 def _run_copy(task: Task) -> None:
-    """Moves the bytes as they lie: of gapless matrices."""
+    """Copies the bytes without transposing them."""
     import cupy
 
     array = cupy.ascontiguousarray(task.array)
     count = ctypes.c_longlong(array.nbytes)
-    blocks = max(1, -(-(array.nbytes // 16) // THREADS))
+    blocks = max(1, blocks_of(array.nbytes // 16, THREADS))
     kernel("transpose", "copy_vectors").launch((blocks,), (THREADS,), (array, task.out, count), stream=task.stream)
 
 
@@ -134,19 +136,19 @@ def _square(size: int) -> tuple[int, int]:
 
 
 def _vectors_entry(size: int, aligned: bool) -> str:
-    vectors, quads = (PIECES if aligned else ANYWHERE)[size]
+    vectors, quads = (PIECES if aligned else UNALIGNED_PIECES)[size]
     return f"transpose_vectors<{size}, {vectors}, {quads}, {str(aligned).lower()}>"
 
 
 def _run_vectors(task: Task) -> None:
     size, aligned = task.size, _aligned(task)
-    vectors, quads = (PIECES if aligned else ANYWHERE)[size]
+    vectors, quads = (PIECES if aligned else UNALIGNED_PIECES)[size]
     rows = quads * (16 // size) - (0 if aligned else SECTOR // size)
     _launch(task, _vectors_entry(size, aligned), (rows, vectors * (16 // size)), (THREADS,))
 
 
 def _aligned(task: Task) -> bool:
-    """Whether the input's rows are made of whole pieces, and the output's of whole sectors."""
+    """Whether the input's rows consist of whole 16-byte pieces, and the output's of whole sectors."""
     array, size = task.array, task.size
     pieces = (array.data.ptr, array.strides[0], array.strides[1], array.shape[2] * size)
     return all(at % 16 == 0 for at in pieces) and all(
@@ -162,21 +164,21 @@ def _each(template: str, tile: Callable[[int], tuple[int, int]] = _square) -> tu
     return tuple(template.format(element=element, height=height, width=width) for element, height, width in named)
 
 
-# In the order of the source, naive to fast; "copy" turns nothing: it is the bound.
+# In the order of the source, naive to fast; "copy" does not transpose: it is the bound.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "copy": Variant(
-            summary="no transpose: the same bytes moved as they lie, the upper bound",
+            summary="no transpose: a plain copy of the same bytes, the upper bound",
             entries=("copy_vectors",),
             run=_run_copy,
         ),
         "naive": Variant(
-            summary="a thread an element: whole runs are read, single elements written",
+            summary="one thread per element: coalesced reads, scattered writes",
             entries=_each("transpose_naive<{element}>"),
             run=_runner("transpose_naive<{element}>", _square, (TILE, TILE)),
         ),
         "shared": Variant(
-            summary="turned in a tile in shared memory: whole runs are written too, but a tile's column is one bank",
+            summary="transposed in a tile in shared memory: writes are coalesced too, but a tile's column is one bank",
             entries=_each("transpose_tiled<{element}, 0>"),
             run=_runner("transpose_tiled<{element}, 0>", _square, (TILE, TILE)),
         ),
@@ -186,17 +188,17 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             run=_runner("transpose_tiled<{element}, 1>", _square, (TILE, TILE)),
         ),
         "coarsened": Variant(
-            summary="a thread four elements: more loads on the way, fewer addresses",
+            summary="four elements per thread: more loads in flight, fewer addresses",
             entries=_each(_COARSENED),
             run=_runner(_COARSENED, _square, (TILE, 8)),
         ),
         "shapes": Variant(
-            summary="larger tiles: runs twice as long for memory",
+            summary="larger tiles: memory accesses twice as long",
             entries=_each(_COARSENED, SHAPES.__getitem__),
             run=_runner(_COARSENED, SHAPES.__getitem__, (TILE, 8)),
         ),
         "vectors": Variant(
-            summary="16 bytes a load and a store, whatever the element and wherever rows begin; swizzled tile",
+            summary="16 bytes per load and store, for any element size and row alignment; swizzled tile",
             entries=tuple(_vectors_entry(size, aligned) for size in UNSIGNED for aligned in (True, False)),
             run=_run_vectors,
         ),
@@ -208,7 +210,7 @@ SIDE = 16384
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """Elements of 4 bytes on every rung; the other sizes in production and on the rung that it replaces."""
+    """Elements of 4 bytes on every rung; other sizes in production and on the rungs before it."""
     few = ("copy", "coarsened", "shapes", "vectors")
     sides = {1: (2 * SIDE, SIDE), 2: (SIDE, SIDE), 4: (SIDE, SIDE), 8: (SIDE // 2, SIDE), 16: (SIDE // 2, SIDE // 2)}
     return (

@@ -2,16 +2,16 @@
 //
 // `in` holds batches of rows × columns elements, rows `row_pitch` and matrices `batch_pitch` elements apart; `out` the
 // same matrices transposed, columns × rows each, without gaps. An element is 1, 2, 4, 8 or 16 bytes: T is an unsigned
-// type of that size, for nothing is computed.
+// type of that size, since elements are only copied.
 //
 // Floors: 2 × bytes over the bandwidth of a copy; no arithmetic.
 //
 // Naive to fast:
-//   copy_vectors           no transpose: the same bytes moved without turning them, the upper bound
-//   transpose_naive        a thread an element: reads follow the rows, writes go down a column
+//   copy_vectors           no transpose: a plain copy of the same bytes, the upper bound
+//   transpose_naive        one thread per element: reads follow the rows, writes go down a column
 //   transpose_tiled        a tile of 32 × 32 in shared memory, so that writes follow rows; padded, no bank conflicts
-//   transpose_coarsened    a thread several elements of a tile of any shape
-//   transpose_vectors      16 bytes a load and a store, wherever rows begin; small elements turned in registers, tiles swizzled
+//   transpose_coarsened    several elements per thread, tiles of any shape
+//   transpose_vectors      16 bytes per load and store, any row alignment; small elements turned in registers, swizzled tiles
 // Source: Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (NVIDIA, 2009).
 
 #include "shifted.cuh"
@@ -25,14 +25,14 @@ struct Matrices {
 constexpr int TILE = 32;
 constexpr int THREADS = 256;
 
-struct Place {
+struct Corner {
     long long batch, row, column;  // the tile's first element
 };
 
 // Tiles of HEIGHT × WIDTH elements are numbered down the columns, then across, then by batch: blocks that run together
 // write neighbouring parts of the output's rows (H200: up to 8 % faster than along the input's rows).
 template <int HEIGHT, int WIDTH>
-__device__ inline Place place_of(const Matrices& matrices) {
+__device__ inline Corner corner_of(const Matrices& matrices) {
     const unsigned down = blockIdx.x % matrices.tiles_down, rest = blockIdx.x / matrices.tiles_down;
     const unsigned across = rest % matrices.tiles_across;
     return {matrices.first_batch + rest / matrices.tiles_across, static_cast<long long>(down) * HEIGHT,
@@ -47,7 +47,7 @@ __device__ inline long long to(const Matrices& matrices, long long batch, long l
     return (batch * matrices.columns + column) * matrices.rows + row;
 }
 
-// copy_vectors: what a transpose can reach at best.
+// copy_vectors: the upper bound for a transpose.
 __global__ void __launch_bounds__(THREADS)
 copy_vectors(const uint4* __restrict__ in, uint4* __restrict__ out, long long bytes) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
@@ -57,45 +57,45 @@ copy_vectors(const uint4* __restrict__ in, uint4* __restrict__ out, long long by
         reinterpret_cast<unsigned char*>(out)[rest] = reinterpret_cast<const unsigned char*>(in)[rest];
 }
 
-// transpose_naive: a thread an element. A warp reads one run of a row and writes 32 places a column's length apart,
-// each a sector of 32 bytes of which one element is used.
+// transpose_naive: one thread per element. A warp reads one run of a row and writes to 32 sectors of 32 bytes, a column's
+// length apart, and uses one element of each.
 template <typename T>
 __global__ void __launch_bounds__(TILE * TILE)
 transpose_naive(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
-    const Place place = place_of<TILE, TILE>(matrices);
-    const long long row = place.row + threadIdx.y, column = place.column + threadIdx.x;
+    const Corner corner = corner_of<TILE, TILE>(matrices);
+    const long long row = corner.row + threadIdx.y, column = corner.column + threadIdx.x;
     if (row < matrices.rows && column < matrices.columns)
-        out[to(matrices, place.batch, row, column)] = in[from(matrices, place.batch, row, column)];
+        out[to(matrices, corner.batch, row, column)] = in[from(matrices, corner.batch, row, column)];
 }
 
-// transpose_tiled: the tile is turned in shared memory, so that a warp writes a run of a row as well. With PAD = 0 a
-// column of the tile lies in one bank, and a warp that reads it waits 32 times; a padding of one element spreads it.
+// transpose_tiled: the tile is transposed in shared memory, so that a warp also writes a run of a row. With PAD = 0 a column
+// of the tile is in one bank, and a warp needs 32 accesses to read it; padding of one element spreads it over all banks.
 template <typename T, int PAD>
 __global__ void __launch_bounds__(TILE * TILE)
 transpose_tiled(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
     __shared__ T tile[TILE][TILE + PAD];
-    const Place place = place_of<TILE, TILE>(matrices);
-    long long row = place.row + threadIdx.y, column = place.column + threadIdx.x;
+    const Corner corner = corner_of<TILE, TILE>(matrices);
+    long long row = corner.row + threadIdx.y, column = corner.column + threadIdx.x;
     if (row < matrices.rows && column < matrices.columns)
-        tile[threadIdx.y][threadIdx.x] = in[from(matrices, place.batch, row, column)];
+        tile[threadIdx.y][threadIdx.x] = in[from(matrices, corner.batch, row, column)];
     __syncthreads();
-    row = place.row + threadIdx.x;
-    column = place.column + threadIdx.y;
+    row = corner.row + threadIdx.x;
+    column = corner.column + threadIdx.y;
     if (row < matrices.rows && column < matrices.columns)
-        out[to(matrices, place.batch, row, column)] = tile[threadIdx.x][threadIdx.y];
+        out[to(matrices, corner.batch, row, column)] = tile[threadIdx.x][threadIdx.y];
 }
 
-// transpose_coarsened: 32 × 8 threads go over a tile, so that each has several loads on the way at once and addresses
-// are computed once for all. Tiles of 64 × 64 also make the runs twice as long that memory sees.
+// transpose_coarsened: 32 × 8 threads process a tile, so that each has several loads in flight and computes addresses once.
+// Tiles of 64 × 64 also make memory accesses twice as long.
 template <typename T, int HEIGHT, int WIDTH>
 __global__ void __launch_bounds__(THREADS)
 transpose_coarsened(const T* __restrict__ in, T* __restrict__ out, Matrices matrices) {
     __shared__ T tile[HEIGHT][WIDTH + 1];
-    const Place place = place_of<HEIGHT, WIDTH>(matrices);
+    const Corner corner = corner_of<HEIGHT, WIDTH>(matrices);
     const int x = threadIdx.x, y = threadIdx.y;
-    const T* source = in + from(matrices, place.batch, place.row, place.column);
-    T* target = out + to(matrices, place.batch, place.row, place.column);
-    const long long rows = matrices.rows - place.row, columns = matrices.columns - place.column;
+    const T* source = in + from(matrices, corner.batch, corner.row, corner.column);
+    T* target = out + to(matrices, corner.batch, corner.row, corner.column);
+    const long long rows = matrices.rows - corner.row, columns = matrices.columns - corner.column;
 #pragma unroll
     for (int r = 0; r < HEIGHT; r += 8)
 #pragma unroll
@@ -109,8 +109,8 @@ transpose_coarsened(const T* __restrict__ in, T* __restrict__ out, Matrices matr
             if (r + x < rows && c + y < columns) target[(c + y) * matrices.rows + r + x] = tile[r + x][c + y];
 }
 
-// What a thread of transpose_vectors holds between its loads and shared memory: 16 bytes of each of DEEP rows, turned
-// into cells of DEEP elements of a column. A cell is a word, or one element where that is larger.
+// The registers of a thread of transpose_vectors between global and shared memory: 16 bytes of each of DEEP rows, transposed
+// to cells of DEEP elements of a column. A cell is a word, or one element if that is larger.
 template <int SIZE>
 struct Turned {
     typedef unsigned Element;
@@ -174,14 +174,13 @@ struct Turned<16> {
     static __device__ inline void turn(const uint4 (&rows)[1], uint4 (&cells)[1]) { cells[0] = rows[0]; }
 };
 
-// transpose_vectors: every access to memory is 16 bytes, for elements of SIZE bytes. The tile in shared memory is
-// already turned; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece lies at
-// its place XOR the vector its column came from, so that neither the writing of cells down a piece's column nor the
-// reading of whole pieces meets a bank twice.
-// ALIGNED: whole multiples of 16 bytes in the input, of sectors in the output. Else a row's bytes are put together from the
-// pieces that lie around them (what is in pieces that reach beyond the matrix's ends, by elements), and every row of the
-// output is cut where its own sectors of memory begin: tiles hold up to a sector more than they write, and only a row's
-// ends are written by elements. A sector that two tiles write costs much more.
+// transpose_vectors: every memory access is 16 bytes, for elements of SIZE bytes. The tile in shared memory is already
+// transposed; VECTORS and QUADS are its 16-byte pieces along a row of the input and of the output. A piece is stored at its
+// index XOR the input vector of its column, so that neither writes of cells nor reads of whole pieces have bank conflicts.
+// ALIGNED: rows are multiples of 16 bytes in the input and of sectors in the output. Otherwise a row's bytes are assembled
+// from the aligned pieces around them (element by element at the matrix's ends), and every row of the output is split where
+// its own memory sectors begin: tiles hold up to a sector more than they write, and only a row's ends are written element by
+// element. Sectors written by two tiles would cost much more.
 constexpr int SECTOR = 32;
 
 template <int SIZE, int VECTORS, int QUADS, bool ALIGNED>
@@ -196,24 +195,24 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
     constexpr int SPARE = ALIGNED ? 0 : SECTOR / SIZE, WRITTEN = QUADS - SPARE / ACROSS;  // rows and pieces
     static_assert(UNITS * THREADS * DEEP == VECTORS * ROWS && VECTORS % 8 == 0 && QUADS % 8 == 0, "whole units");
     __shared__ uint4 tile[COLUMNS * QUADS];
-    const Place place = place_of<ROWS - SPARE, COLUMNS>(matrices);
-    const long long rows = matrices.rows - place.row, columns = matrices.columns - place.column;
-    const unsigned char* source = in + from(matrices, place.batch, place.row, place.column) * SIZE;
-    unsigned char* target = out + to(matrices, place.batch, place.row, place.column) * SIZE;
+    const Corner corner = corner_of<ROWS - SPARE, COLUMNS>(matrices);
+    const long long rows = matrices.rows - corner.row, columns = matrices.columns - corner.column;
+    const unsigned char* source = in + from(matrices, corner.batch, corner.row, corner.column) * SIZE;
+    unsigned char* target = out + to(matrices, corner.batch, corner.row, corner.column) * SIZE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    const unsigned char* begin = in + from(matrices, place.batch, 0, 0) * SIZE;
-    const unsigned char* end = in + from(matrices, place.batch, matrices.rows - 1, matrices.columns) * SIZE;
-    const bool at_ends = !ALIGNED && (place.row < 16 || place.row + ROWS + 16 > matrices.rows);
+    const unsigned char* begin = in + from(matrices, corner.batch, 0, 0) * SIZE;
+    const unsigned char* end = in + from(matrices, corner.batch, matrices.rows - 1, matrices.columns) * SIZE;
+    const bool at_ends = !ALIGNED && (corner.row < 16 || corner.row + ROWS + 16 > matrices.rows);
     const auto exists = [&](const uint4* piece) {
         const auto at = reinterpret_cast<const unsigned char*>(piece);
         return !at_ends || (at >= begin && at + 16 <= end);
     };
-    // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is under way before it uses any.
+    // A warp takes 8 vectors of 4 × DEEP rows at a time. All that a thread loads is in flight before it uses any.
     const auto vector_of = [&](int k) { return lane % 8 + (warp + k * (THREADS / 32)) % PANELS * 8; };
     const auto cell_of = [&](int k) { return lane / 8 + (warp + k * (THREADS / 32)) / PANELS * 4; };
     uint4 loaded[UNITS][DEEP], beside[UNITS][DEEP];
-    unsigned past[UNITS][DEEP];  // bytes from the piece's begin
+    unsigned past[UNITS][DEEP];  // offset in the piece, bytes
 #pragma unroll
     for (int k = 0; k < UNITS; ++k) {
         const int vector = vector_of(k), first = cell_of(k) * DEEP;
@@ -254,17 +253,17 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
         return reinterpret_cast<Element*>(&turned(column, row / ACROSS))[row % ACROSS];
     };
     if (at_ends) {
-        // The first elements, and those of the last that are not among them.
+        // The first elements, and the last ones that are not among them.
         const int k = threadIdx.x;
         const long long last = (matrices.rows - 1) * matrices.row_pitch + matrices.columns - 1;
         const long long n = k < ACROSS ? k : last - (k - ACROSS);
         const bool wanted = k < 2 * ACROSS && n >= (k < ACROSS ? 0 : ACROSS) && n <= last;
-        const long long row = n / matrices.row_pitch - place.row, column = n % matrices.row_pitch - place.column;
+        const long long row = n / matrices.row_pitch - corner.row, column = n % matrices.row_pitch - corner.column;
         if (wanted && row >= 0 && row < ROWS && column >= 0 && column < min(columns, 0ll + COLUMNS))
             element(column, row) = reinterpret_cast<const Element*>(begin)[n];
         __syncthreads();
     }
-    // Bytes to where a sector begins in a row of the output.
+    // Bytes to the first sector boundary in a row of the output.
     const auto skipped = [&](int column) {
         return ALIGNED ? 0u : -static_cast<unsigned>(reinterpret_cast<unsigned long long>(target) +
                                                      column * matrices.rows * SIZE) % SECTOR;
@@ -286,7 +285,7 @@ transpose_vectors(const unsigned char* __restrict__ in, unsigned char* __restric
             for (int r = row; r < rows; ++r) write(column, r);
         }
     }
-    if (ALIGNED || place.row != 0) return;
+    if (ALIGNED || corner.row != 0) return;
     for (int unit = threadIdx.x; unit < COLUMNS * SPARE; unit += THREADS) {
         const int column = unit / SPARE, row = unit % SPARE;
         if (column < columns && row < rows && row * SIZE < skipped(column)) write(column, row);

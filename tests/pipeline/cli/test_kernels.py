@@ -1,4 +1,4 @@
-"""`millrace kernels` as its user meets it; without a GPU the measuring is replaced by made results."""
+"""The `millrace kernels` command; measurements are replaced by made-up results."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def made_result(operation: str, **changes: Any) -> LadderResult:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A GPU that measures what we made up; returns the operations it was asked for."""
+    """A fake GPU with made-up measurements; returns the requested operations."""
     asked: list[str] = []
 
     def measure(operations: list[str]) -> Iterator[Any]:
@@ -100,15 +100,15 @@ def test_without_a_gpu_one_line_names_the_way_out(millrace: Millrace, monkeypatc
         assert (code, out) == (2, "")
         assert err == (
             "millrace: kernels bench needs a GPU: no NVIDIA driver answers on this machine (libcuda.so.1); "
-            "millrace devices says what is here\n"
+            "millrace devices lists the devices found\n"
         )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name one operation, or give --all"),
-        (("scan", "--all"), "name one operation, or give --all"),
+        ((), "name one operation, or pass --all"),
+        (("scan", "--all"), "name one operation, or pass --all"),
         (("scans",), "no operation named 'scans'; there are "),
         (("scan", "--plot", "a.png"), "--plot a.png: the file is SVG; name it *.svg"),
         (("scan", "--report", "a"), "--report a: the file is HTML; name it *.html"),
@@ -158,7 +158,7 @@ def test_a_plot_is_a_picture_with_every_rung(millrace: Millrace, measured: list[
 
 
 class Page(HTMLParser):
-    """What a page refers to, and whether its tags nest."""
+    """Collects the references of a page and checks that its tags nest."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every case on the CPU against another method; laws of levels; errors."""
+"""Every case on the CPU against another method; properties of levels; errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breadth-first search on a CUDA device: every variant against another method; large graphs against what levels are."""
+"""Breadth-first search on CUDA: every variant against another method; large graphs by the definition of levels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cupy() -> Any:
 
 
 def _cases() -> list[Case]:
-    """Where races are looked for, without those of hundreds of levels, each of which takes launches."""
+    """The cases for race detection, without those of hundreds of levels, which need too many launches."""
     few = bool(os.environ.get("MILLRACE_TEST_FEWEST_LAUNCHES"))
     return [case for case in cases() if not (few and case.kind in ("chain", "loops") and case.vertices > 100)]
 
@@ -83,7 +83,7 @@ def test_a_wrong_number_of_columns_is_refused(cupy: Any) -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.large
 def test_more_than_two_to_the_31_edges(cupy: Any, symmetric: bool) -> None:
-    """Each vertex leads to its 16411 next and 16411 last in a ring: how far it is, over that, is its level."""
+    """Each vertex leads to the 16411 next and previous ones in a ring, so its level is its distance over 16411."""
     vertices, reach = 70_001, 16_411
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 24 * vertices * reach, "this test needs 28 GiB of device memory"

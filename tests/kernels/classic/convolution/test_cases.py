@@ -1,4 +1,4 @@
-"""Every case on the CPU against float64; laws of convolution; and what the public functions refuse."""
+"""Every case on the CPU against float64; laws of convolution; errors of the public functions."""
 
 from __future__ import annotations
 

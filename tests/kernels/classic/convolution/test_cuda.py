@@ -1,4 +1,4 @@
-"""Convolution on a CUDA device: every variant against float64, whatever the sizes."""
+"""Convolution on a CUDA device: every variant against float64, for all sizes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_variant_gives_the_definition(cupy: Any, case: Case) -> None:
 
 
 def shifted_sum(cupy: Any, samples: Any, mask: Any, first: int, end: int) -> Any:
-    """Rows first … end - 1 of a convolution of whole numbers, one weight at a time."""
+    """Rows first … end - 1 of a convolution of integers, one weight at a time."""
     half = mask.shape[0] // 2, mask.shape[1] // 2
     rows, columns = samples.shape
     total = cupy.zeros((end - first, columns), cupy.float32)

@@ -1,4 +1,4 @@
-"""Every case on the CPU against float64 sums of outer products; and what the public functions refuse."""
+"""Every case on the CPU against float64 sums of outer products; errors of the public functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_check_notices_one_wrong_element(spoil: float) -> None:
 
 
 def test_rounding_to_tf32_is_not_taken_for_float32() -> None:
-    """The bounds tell the precisions apart: what is right for one is wrong for the next finer."""
+    """The bounds separate the precisions: a result of one precision fails the bound of the next finer one."""
     case = Case(m=64, k=64, n=64)
     a, b = case.matrices()
     coarse = [(matrix.view(np.uint32) + 0x1000 & 0xFFFFE000).view(np.float32) for matrix in (a, b)]
@@ -47,7 +47,7 @@ def test_rounding_to_tf32_is_not_taken_for_float32() -> None:
 
 
 def test_two_terms_of_tf32_hold_a_float32() -> None:
-    """The promise of the three-term products, worked out in float64: high·high + high·low + low·high."""
+    """The error bound of the three-term products, computed in float64: high·high + high·low + low·high."""
     case = Case(m=40, k=64, n=40)
 
     def halves(matrix: Any) -> tuple[Any, Any]:

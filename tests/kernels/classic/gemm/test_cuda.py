@@ -1,4 +1,4 @@
-"""Matrix products on a CUDA device: every variant against float64 sums of outer products, whatever the sizes."""
+"""Matrix products on a CUDA device: every variant against float64 sums of outer products, for all sizes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_term_is_worse_and_three_terms_are_as_good_as_float32(cupy: Any) -> 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "cublas" not in name])
 @pytest.mark.large
 def test_more_than_4_gib_of_result(cupy: Any, name: str) -> None:
-    """Whole numbers, so that every element is compared with integer arithmetic, in strips."""
+    """Integers, so that every element is compared with integer arithmetic, in strips."""
     edge, k = 33_013, 2  # 4.06 GiB
     rng = cupy.random.default_rng(1)
     a, b = (rng.integers(-99, 100, shape).astype(cupy.float32) for shape in ((edge, k), (k, edge)))

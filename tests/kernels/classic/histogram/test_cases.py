@@ -1,4 +1,4 @@
-"""Every case on the CPU against counts by comparison; and laws that any histogram obeys."""
+"""Every case on the CPU against counts from sorted values; and laws of histograms."""
 
 from __future__ import annotations
 

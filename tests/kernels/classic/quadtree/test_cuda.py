@@ -1,4 +1,4 @@
-"""Quadtrees on a CUDA device: every variant against a tree split node by node, and the CPU's for many points."""
+"""Quadtrees on a CUDA device: every variant against a tree split node by node; large ones against the CPU's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_points_that_are_no_numbers_are_in_the_first_cell(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_more_than_two_to_the_32_bytes_of_points(cupy: Any) -> None:
-    """Sixty-four cells: how many points each has is counted another way; in each they keep their order."""
+    """Sixty-four cells: their points are counted by another method; within a cell they keep their order."""
     count = (1 << 28) + 3
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 100 * count, "this test needs 25 GiB of device memory"

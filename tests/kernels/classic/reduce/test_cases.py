@@ -1,4 +1,4 @@
-"""Every case on the CPU against exact arithmetic; and laws that any reduction in a fixed order obeys."""
+"""Every case on the CPU against exact arithmetic; and laws of reductions in a fixed order."""
 
 from __future__ import annotations
 

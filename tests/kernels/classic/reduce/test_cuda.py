@@ -1,4 +1,4 @@
-"""Reductions on a CUDA device: every rung against exact arithmetic, and the CPU's own bits."""
+"""Reductions on a CUDA device: every rung against exact arithmetic, and production against the CPU's bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every case on the CPU against sums in extended precision; and laws that any scan obeys."""
+"""Every case on the CPU against sums in extended precision; and laws of scans."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_mistakes_are_named(call: Any, error: type[Exception], message: str) -> 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1.1])
 def test_roundings_that_all_go_one_way_stay_within_the_bound(value):
-    """Equal values lose the same at each addition, where random ones make up for one another."""
+    """Equal values have the same rounding error at each addition; those of random values would cancel."""
     size = 1 << 20
     values, heads = np.full(size, value), np.zeros(size, np.uint8)
     heads[5000] = 1

@@ -60,8 +60,8 @@ def test_many_keys_on_all_cores() -> None:
 
 def test_the_check_notices_what_is_wrong() -> None:
     keys = made_keys("few", 1000, "uint32")
-    places = argsort(keys)
-    swapped, doubled = places.copy(), places.copy()
+    indices = argsort(keys)
+    swapped, doubled = indices.copy(), indices.copy()
     swapped[[3, 4]] = swapped[[4, 3]]
     doubled[5] = doubled[6]
     for wrong in (swapped, doubled):

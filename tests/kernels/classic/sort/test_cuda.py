@@ -1,4 +1,4 @@
-"""Sorting on a CUDA device: every variant against the order of values; large arrays against what sorting means."""
+"""Sorting on a CUDA device: every variant against the order of values; large arrays by the definition of sorting."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_many_keys(cupy: Any, dtype: str, content: str) -> None:
     order = order_of(keys)
     right = keys[order].tobytes()
     device = cupy.asarray(keys)
-    places = cupy.arange(keys.size, dtype=cupy.uint32)
+    indices = cupy.arange(keys.size, dtype=cupy.uint32)
     for name in VARIANTS:
         if name not in MERGES:
             assert sort_on_cuda(device, variant=name).get().tobytes() == right, name
         if name in WITH_VALUES:
-            np.testing.assert_array_equal(sort_on_cuda(device, places, variant=name)[1].get(), order, name)
+            np.testing.assert_array_equal(sort_on_cuda(device, indices, variant=name)[1].get(), order, name)
 
 
 def test_every_run_gives_the_same_bits(cupy: Any) -> None:
@@ -97,7 +97,7 @@ def test_variants_refuse_what_they_cannot_do(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_more_than_two_to_the_32_bytes(cupy: Any) -> None:
-    """2³⁰ + 2²⁹ + 3 keys: radix sort in three portions, places beyond 2³²; what is sorted must be all there was."""
+    """2³⁰ + 2²⁹ + 3 keys: radix sort in three portions, offsets beyond 2³²; the result must contain all keys."""
     count = (3 << 29) + 3
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 24 * count, "this test needs 36 GiB of device memory"

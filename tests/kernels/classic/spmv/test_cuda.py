@@ -1,4 +1,4 @@
-"""Sparse products on a CUDA device: every variant against long sums; conversions on the device; bits that stay."""
+"""Sparse products on CUDA: every variant against sums in extended precision; conversions; reproducible bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cupy() -> Any:
 
 
 def moved(matrix: Any, to: Any) -> Any:
-    """A matrix with all its arrays on the other side."""
+    """A matrix with all its arrays converted to the other library."""
     arrays = {}
     for field in fields(matrix):
         value = getattr(matrix, field.name)
@@ -77,7 +77,7 @@ def test_every_run_gives_the_same_bits(cupy: Any, name: str) -> None:
 
 
 def whole_numbers(cupy: Any, rows: int, each: int, columns: int) -> Csr:
-    """A matrix of small whole numbers with as many nonzeros in every row."""
+    """A matrix of small integers with as many nonzeros in every row."""
     rng = cupy.random.default_rng(1)
     values = rng.integers(-9, 10, rows * each, dtype=np.int32).astype(cupy.float32)
     places = rng.integers(0, columns, rows * each, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Every case on the CPU against float64; laws of the stencil; and what the public function refuses."""
+"""Every case on the CPU against float64; laws of the stencil; errors of the public function."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from kernels.classic.stencil import stencil
 from kernels.classic.stencil.cases import Case, cases
+from kernels.classic.stencil.cuda import split_steps
 
 FIELD = np.zeros((4, 5, 6), np.float32)
 LARGE = Case(shape=(48, 61, 67), steps=3)
@@ -32,6 +33,14 @@ def test_the_check_notices_one_wrong_point(spoil: float) -> None:
     result[3, 4, 1] += spoil
     with pytest.raises(AssertionError, match=r"at \(3, 4, 1\)"):
         case.check(result)
+
+
+@pytest.mark.parametrize(
+    ("shared_kib", "passes"),
+    [(227, [4, 4, 2, 1]), (128, [4, 4, 2, 1]), (99, [2] * 5 + [1]), (64, [2] * 5 + [1]), (48, [1] * 11)],
+)
+def test_passes_take_as_many_steps_as_shared_memory_holds(shared_kib: int, passes: list[int]) -> None:
+    assert split_steps(11, (4, 2, 1), shared_kib * 1024) == passes
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

@@ -1,4 +1,4 @@
-"""Stencil steps on a CUDA device: every variant against float64, and all with the bits of the CPU."""
+"""Stencil steps on a CUDA device: every variant against float64 and, bit by bit, against the CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_variant_has_the_bits_of_the_cpu(cupy: Any, case: Case) -> None:
 @pytest.mark.parametrize("shape", [(1025, 1021, 1031), (1040, 1020, 1024)])
 @pytest.mark.large
 def test_more_than_4_gib(cupy: Any, name: str, shape: tuple[int, int, int]) -> None:
-    """Whole numbers, so that every point is compared with shifted arrays, some planes at a time."""
+    """Integers, so that every point is compared with shifted arrays, some planes at a time."""
     field = cupy.random.default_rng(1).integers(-9, 10, shape).astype(cupy.float32)
     assert field.nbytes > 1 << 32
     out = cupy.full(shape, cupy.nan, cupy.float32)

@@ -64,7 +64,7 @@ def test_curves_that_are_no_numbers_have_the_most_segments(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_more_than_two_to_the_32_bytes_of_points(cupy: Any) -> None:
-    """Points beyond 2³²: the last curve's are those that it has alone."""
+    """Points beyond 2³²: the last curve has the same points as in a call of its own."""
     free, _total = cupy.cuda.runtime.memGetInfo()
     assert free > 8 << 30, "this test needs 8 GiB of device memory"
     curves = np.repeat(made_curves("wide", 1), 9001, axis=0)

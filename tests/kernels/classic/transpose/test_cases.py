@@ -1,4 +1,4 @@
-"""Every case on the CPU, to the bit; and laws that any transpose obeys."""
+"""Every case on the CPU, bit by bit; and laws of transposes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transposes on a CUDA device: every rung on every case, to the bit."""
+"""Transposes on a CUDA device: every rung on every case, bit by bit."""
 
 from __future__ import annotations
 
