@@ -9,32 +9,35 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import math
 import os
 import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
+from pydantic import TypeAdapter, ValidationError
 
-from pipeline.client_answers import (
-    OF_A_JOB,
-    OF_AN_EVENT,
-    Event,
-    MalformedEvent,
-    an_object,
-    as_json,
-    checked,
-    json_of,
-    lines_of,
-    objects,
-    parsed,
-    without_password,
+from pipeline.api_models import (
+    TERMINAL,
+    Accepted,
+    EventView,
+    JobPage,
+    JobView,
+    ProgressView,
+    State,
+    WorkerView,
+    WorkloadView,
 )
 from pipeline.errors import (
     DISK_FAULTS,
@@ -48,8 +51,7 @@ from pipeline.errors import (
 from pipeline.storage import archive
 
 DEFAULT_URL = "http://127.0.0.1:8765"
-OVER = ("succeeded", "failed", "cancelled")
-RETRIED = ("failed", "cancelled")
+RETRIED = (State.FAILED, State.CANCELLED)
 # A request that got no answer is sent again: each carries a key, so that no job comes twice of it.
 TRIES = 4
 FIRST_PAUSE_S = 0.25
@@ -64,6 +66,22 @@ MOST_OUTAGE_S = 120.0
 _LOOPBACKS = ("127.0.0.1", "[::1]", "localhost")
 # Where httpx looks for a proxy and for certificates.
 _ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+_PROBLEM = "application/problem+json"
+# What each kind of event carries; a newer service may send further kinds.
+_EVENT_DATA: Mapping[str, Any] = {"state": EventView, "log": EventView, "progress": ProgressView}
+
+
+class MalformedEvent(ServiceError):
+    """The answer is not an event stream of a Millrace service: asking again would not help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to a job. kind: state, log or progress; data: an `EventView` or `ProgressView`."""
+
+    kind: str
+    data: Mapping[str, Any]
+    number: int | None
 
 
 class Client:
@@ -151,8 +169,8 @@ class Client:
             "after": [getattr(each, "id", each) for each in after], "array": array,
         }  # fmt: skip
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
-        answer = self.request("POST", "/v1/jobs", json=body, headers=headers)
-        return [Job(self, found) for found in objects(an_object(answer, {"jobs"})["jobs"])]
+        answer = expected(Accepted, self.request("POST", "/v1/jobs", json=body, headers=headers))
+        return [Job(self, found) for found in answer["jobs"]]
 
     def job(self, job: str) -> Job:
         """The job of that id. ServiceRefused where there is none."""
@@ -169,19 +187,21 @@ class Client:
         while left is None or left > 0:
             size = MOST_LISTED if left is None else min(left, MOST_LISTED)
             params = asked | {"limit": size} | ({"before": before} if before else {})
-            page = an_object(self.request("GET", "/v1/jobs", params=params), {"jobs", "next"})
-            yield from (Job(self, found) for found in objects(page["jobs"]))
+            page = expected(JobPage, self.request("GET", "/v1/jobs", params=params))
+            yield from (Job(self, found) for found in page["jobs"])
             before, left = page["next"], None if left is None else left - size
             if before is None:
                 return
 
     def workloads(self) -> list[dict[str, Any]]:
         """What can be submitted, with the schema of each one's parameters."""
-        return objects(self.request("GET", "/v1/workloads"), {"name"})
+        found: list[dict[str, Any]] = expected(list[WorkloadView], self.request("GET", "/v1/workloads"))
+        return found
 
     def workers(self) -> list[dict[str, Any]]:
         """What jobs run on."""
-        return objects(self.request("GET", "/v1/workers"), {"name"})
+        found: list[dict[str, Any]] = expected(list[WorkerView], self.request("GET", "/v1/workers"))
+        return found
 
     def request(self, method: str, path: str, *, done: Callable[[], Any] = lambda: None, **options: Any) -> Any:
         """The answer's JSON. Where none comes, the request is sent again, a few times.
@@ -225,11 +245,13 @@ class Client:
 
 
 class Job:
-    """A job of a service, as it was when last asked for."""
+    """A job of a service, as it was when last asked for. `view` holds the fields of `JobView`."""
+
+    view: dict[str, Any]
 
     def __init__(self, client: Client, view: Any) -> None:
         self._client = client
-        self.view = an_object(view, OF_A_JOB)
+        self._seen(view)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.state}: {self.view['workload']} {self.view['input']} → {self.view['output']}>"
@@ -251,13 +273,14 @@ class Job:
     @property
     def receipt(self) -> dict[str, Any]:
         """What was made, how fast and how right. ServiceRefused where the job has not succeeded."""
-        return an_object(self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        found: dict[str, Any] = expected(dict[str, Any], self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        return found
 
     def refresh(self) -> Self:
         return self._seen(self._client.request("GET", f"/v1/jobs/{self.id}"))
 
     def _seen(self, view: Any) -> Self:
-        self.view = an_object(view, OF_A_JOB)
+        self.view = expected(JobView, view)
         return self
 
     def cancel(self) -> Self:
@@ -269,7 +292,7 @@ class Job:
 
         def queued_again() -> Any:
             """The job, where it is no more as it was seen: nothing but a retry does that to one that is over."""
-            view = an_object(self._client.request("GET", f"/v1/jobs/{self.id}"), OF_A_JOB)
+            view = expected(JobView, self._client.request("GET", f"/v1/jobs/{self.id}"))
             return view if self.state in RETRIED and view["state"] not in RETRIED else None
 
         return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry", done=queued_again))
@@ -278,7 +301,7 @@ class Job:
         """What has happened so far."""
         found: list[dict[str, Any]] = []
         path = f"/v1/jobs/{self.id}/log"
-        while page := objects(self._client.request("GET", path, params={"after": after}), OF_AN_EVENT):
+        while page := expected(list[EventView], self._client.request("GET", path, params={"after": after})):
             found.extend(page)
             after = page[-1]["number"]
         return found
@@ -300,9 +323,9 @@ class Job:
                     for event in parsed(lines_of(response.iter_bytes())):
                         after, lost_at = event.number or after, None
                         yield event
-                        if event.data.get("state") not in OVER:
+                        if event.data.get("state") not in TERMINAL:
                             self._is_over_late(end, timeout_s)  # what has happened until then is told all the same
-                if self.refresh().state in OVER:
+                if self.refresh().state in TERMINAL:
                     return
                 if self._is_over_late(end, timeout_s):  # a proxy may end the stream though the job is not over
                     return
@@ -322,7 +345,7 @@ class Job:
         if end is None or time.monotonic() <= end:
             return False
         with suppress(MillraceError):
-            if self.refresh().state in OVER:
+            if self.refresh().state in TERMINAL:
                 return True
         raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
@@ -373,6 +396,95 @@ class Job:
             with suppress(OSError):
                 shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         return target
+
+
+def without_password(url: object) -> str:
+    """An address as messages may show it, whatever is wrong with it: less the user and password before its host."""
+    return re.sub(r"(?s)^(.*?://)?.*@", r"\1", str(url))
+
+
+def checked(response: Any) -> Any:
+    """The answer, where it is a success."""
+    if response.is_success:
+        return response
+    response.read()
+    url = without_password(response.url)
+    try:
+        if response.headers.get("content-type") != _PROBLEM:
+            raise ValueError
+        detail = str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = f"status {response.status_code} from {url}: is that a Millrace service?"
+        if response.has_redirect_location:
+            detail = f"{url}: leads on to {response.headers['location']}; set MILLRACE_URL to the place there"
+    if response.status_code == 401:
+        detail = f"{detail}: set MILLRACE_TOKEN to what whoever runs the service has given you"
+    kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
+    raise kind(detail)
+
+
+def json_of(response: Any) -> Any:
+    """ServiceError where it has none."""
+    try:
+        return response.json()
+    except ValueError as error:
+        raise ServiceError(f"{without_password(response.url)}: answers no JSON: is that a Millrace service?") from error
+
+
+def expected(kind: Any, answer: Any) -> Any:
+    """The answer, unchanged, if it is valid for this model or type. Raises ServiceError if another program answered."""
+    try:
+        TypeAdapter(kind).validate_python(answer)
+    except ValidationError as error:
+        raise ServiceError(
+            f"the answer is none that this version knows ({answer!r:.80}): is MILLRACE_URL that of a service?"
+        ) from error
+    return answer
+
+
+def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as they are sent: NaN and infinities, which are no JSON, as text. ServiceRefused where one is none."""
+    sent = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in parameters.items()
+    }
+    for name, value in sent.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ServiceRefused(f"parameters.{name}: {error}; give a number, a text or a list of them") from error
+    return sent
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The lines of an event stream, which end at CR LF, LF or CR and nowhere else: a message may hold U+2028."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    begun = ""
+    for piece in pieces:
+        *whole, begun = (begun + decoder.decode(piece)).split("\n")
+        yield from whole
+
+
+def parsed(lines: Iterable[str]) -> Iterator[Event]:
+    """Server-sent events. MalformedEvent where one cannot be read."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif not line and "data" in fields:
+            yield _event(fields)
+            fields.clear()
+
+
+def _event(fields: Mapping[str, str]) -> Event:
+    kind = fields.get("event", "message")
+    try:
+        number = int(fields["id"]) if "id" in fields else None
+        data = expected(_EVENT_DATA.get(kind, dict[str, Any]), json.loads(fields["data"]))
+    except (ValueError, ServiceError) as error:
+        raise MalformedEvent(f"an event that is none: {dict(fields)!r:.200}: is that a Millrace service?") from error
+    return Event(kind=kind, data=data, number=number)
 
 
 @contextmanager

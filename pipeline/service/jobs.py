@@ -14,12 +14,12 @@ to say is not heard, so that it can neither publish nor fail a job that another 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from pipeline.api_models import State
 
 __all__ = [
     "ACTIVE",
     "MOST_ATTEMPTS",
-    "TERMINAL",
     "Action",
     "CancelRequested",
     "Claimed",
@@ -38,7 +38,6 @@ __all__ = [
     "Recut",
     "RetryRequested",
     "Start",
-    "State",
     "Stop",
     "Stopped",
     "TellDependents",
@@ -49,19 +48,7 @@ __all__ = [
 # A run that ends for no fault of the job is followed by another, so many in all.
 MOST_ATTEMPTS = 3
 
-
-class State(StrEnum):
-    QUEUED = "queued"
-    PLANNING = "planning"
-    RUNNING = "running"
-    PUBLISHING = "publishing"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 ACTIVE = frozenset({State.PLANNING, State.RUNNING, State.PUBLISHING})
-TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
 @dataclass(frozen=True, kw_only=True)

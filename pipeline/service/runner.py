@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import metrics
+from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
 from pipeline.service.backoff import Backoff
 from pipeline.service.cleanup import Leftovers
-from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, State, Stop
+from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store

@@ -20,14 +20,14 @@ from click.testing import CliRunner
 
 from kernels.smoothing import box
 from pipeline import Client
+from pipeline.api_models import JobView
 from pipeline.cli import cli
 from pipeline.cli import client as client_commands
-from pipeline.client_answers import OF_A_JOB, lines_of
+from pipeline.client import lines_of
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
 from pipeline.service.http import api
 from pipeline.service.http.tokens import Tokens, token_line
-from pipeline.service.http.views import JobView
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from pipeline.stopping import Stopped
@@ -123,6 +123,16 @@ def test_a_service_that_is_not_there(monkeypatch):
 
 
 HTTP = httpx2.Client
+
+
+def job_view(**changes):
+    """A job that is running, as a service answers."""
+    return {
+        "id": "0123456789ab", "number": 1, "owner": "ada", "workload": "smooth", "input": "i", "output": "o",
+        "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running", "cancelling": False,
+        "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0, "started_at": 2.0,
+        "finished_at": None, "device_seconds": 0.0,
+    } | changes  # fmt: skip
 
 
 def answering(monkeypatch, answer):
@@ -222,7 +232,7 @@ STREAMED = "0123456789ab"
 
 def streaming(monkeypatch, sent):
     """Clients see a job that is running, and of its events these bytes."""
-    view = dict.fromkeys(JobView.model_fields) | {"id": STREAMED, "state": "running", "output": "o", "cancelling": 0}
+    view = job_view(id=STREAMED)
 
     def answer(request):
         is_stream = request.url.path.endswith("/events")
@@ -264,7 +274,7 @@ def test_messages_with_unusual_ends_of_lines(service):
 
 
 def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "output": "o", "state": "running"}
+    view = job_view()
     answers = iter([view, "", view | {"state": "succeeded"}])
 
     def answer(request):
@@ -286,7 +296,7 @@ def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
     ],
 )  # fmt: skip
 def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after, is_done):
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth", "state": before}
+    view = job_view(state=before)
     sent = []
 
     def answer(request):
@@ -309,7 +319,7 @@ def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after,
 
 def test_a_retry_that_is_refused_at_once_stays_refused(monkeypatch):
     """The service did not act on it, whatever another client has made of the job meanwhile."""
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth"}
+    view = job_view()
     states = iter(["failed", "running"])
 
     def answer(request):
@@ -331,8 +341,19 @@ def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
         assert job.cancel().state == "cancelled"
 
 
-def test_every_job_has_what_clients_ask_for():
-    assert set(JobView.model_fields) >= OF_A_JOB
+def test_a_newer_service_may_answer_with_further_fields(monkeypatch):
+    answering(monkeypatch, httpx2.Response(200, json=job_view(colour="red")))
+    with Client() as client:
+        assert client.job("0123456789ab").state == "running"
+
+
+@pytest.mark.parametrize("field", JobView.model_fields)
+def test_an_answer_without_a_field_of_a_job_is_another_programs(monkeypatch, field):
+    view = job_view()
+    del view[field]
+    answering(monkeypatch, httpx2.Response(200, json=view))
+    with Client() as client, pytest.raises(ServiceError, match="is MILLRACE_URL that of a service"):
+        client.job("0123456789ab")
 
 
 @pytest.mark.parametrize(

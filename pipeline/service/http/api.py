@@ -22,21 +22,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
 from pipeline.errors import OutputError
 from pipeline.service.http.access import Owner, is_let_in, owner_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
-from pipeline.service.http.views import (
-    Accepted,
-    EventView,
-    JobPage,
-    JobView,
-    ProgressView,
-    Submission,
-    WorkerView,
-    WorkloadView,
-)
-from pipeline.service.jobs import TERMINAL, CancelRequested, State
+from pipeline.service.http.views import Submission, event_view, job_view, progress_view
+from pipeline.service.jobs import CancelRequested
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
@@ -74,7 +66,7 @@ def submit(
         most_of_an_owner=service.settings.jobs_waiting_of_an_owner,
     )  # fmt: skip
     service.runner.wake()
-    views = [JobView.of(service.store.job(each)) for each in ids]
+    views = [job_view(service.store.job(each)) for each in ids]
     accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
     return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
@@ -98,7 +90,7 @@ def list_jobs(
 @v1.get("/v1/jobs/{job}", tags=["jobs"])
 def show(service: ThisService, job: str) -> JobView:
     """One job."""
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
@@ -107,7 +99,7 @@ def cancel(service: ThisService, owner: Owner, job: str) -> JobView:
     _refuse_others(service.store.job(job), owner)
     _, actions = service.store.apply(job, CancelRequested(), now=time.time())
     service.runner.act(job, actions)
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
@@ -116,7 +108,7 @@ def retry(service: ThisService, owner: Owner, job: str) -> JobView:
     _refuse_others(service.store.job(job), owner)
     _, actions = service.store.retry(job, now=time.time())
     service.runner.act(job, actions)
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.get("/v1/jobs/{job}/log", tags=["jobs"])
@@ -128,7 +120,7 @@ def log(
 ) -> list[EventView]:
     """What happened to a job since the event numbered `after`."""
     service.store.job(job)
-    return [EventView.of(each) for each in service.store.events(job, after=after, limit=limit)]
+    return [event_view(each) for each in service.store.events(job, after=after, limit=limit)]
 
 
 @v1.get(
@@ -231,8 +223,8 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
             page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
             for event in page:
                 after, quiet = event.number, time.monotonic()
-                yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
-            progress = ProgressView.of(stored, service.runner.under_way(job))
+                yield f"id: {after}\nevent: {event.kind}\ndata: {event_view(event).model_dump_json()}\n\n"
+            progress = progress_view(stored, service.runner.under_way(job))
             if progress != said:
                 said, quiet = progress, time.monotonic()
                 yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"

@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 
 from pipeline import metrics
+from pipeline.api_models import TERMINAL
 from pipeline.cluster.dask.worker_states import begin_counts
 from pipeline.errors import MillraceError
 from pipeline.metrics.families import gauge_family
-from pipeline.service.jobs import TERMINAL
 from pipeline.service.store import Store
 from pipeline.workloads import workloads
 

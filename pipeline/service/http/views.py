@@ -1,4 +1,4 @@
-"""What the service takes and tells over HTTP, as models: the schema that OpenAPI shows."""
+"""What the service takes over HTTP, and how its answers (`pipeline.api_models`) are built."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.config import format_bytes
+from pipeline.api_models import EventView, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
-from pipeline.service.jobs import ACTIVE, State
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.run import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
@@ -101,138 +101,39 @@ class Submission(BaseModel):
         )  # fmt: skip
 
 
-class JobView(BaseModel):
-    """A job as everybody sees it. Times are seconds since 1970, UTC."""
-
-    id: str
-    number: int
-    owner: str
-    workload: str
-    input: str
-    output: str
-    parameters: dict[str, Any]
-    priority: int
-    array: str | None
-    index: int | None
-    state: State
-    cancelling: bool
-    attempts: int
-    chunks: int | None
-    chunks_done: int
-    error: str | None
-    submitted_at: float
-    started_at: float | None
-    finished_at: float | None
-    device_seconds: float
-
-    @classmethod
-    def of(cls, stored: StoredJob) -> Self:
-        asked, job = stored.asked, stored.job
-        return cls(
-            id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
-            output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
-            index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
-            chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
-            started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
-        )  # fmt: skip
+def job_view(stored: StoredJob) -> JobView:
+    asked, job = stored.asked, stored.job
+    return JobView(
+        id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
+        output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
+        index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
+        chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
+        started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+    )  # fmt: skip
 
 
-class StageView(BaseModel):
-    """What one stage of a run has done: `busy` is its share of the run's time, `rate` in bytes per second."""
-
-    name: str
-    bytes: int
-    busy: float
-    rate: float
-
-    @classmethod
-    def all_of(cls, stages: Mapping[str, StageTotals], wall_seconds: float) -> list[Self]:
-        """Every stage, in order; none where no time has gone by."""
-        if wall_seconds <= 0:
-            return []
-        return [
-            cls(
-                name=name, bytes=stages[name].nbytes, rate=stages[name].nbytes / wall_seconds,
-                busy=min(stages[name].seconds / stages[name].lanes / wall_seconds, 1.0),
-            )
-            for name in STAGES
-            if name in stages
-        ]  # fmt: skip
+def stage_views(stages: Mapping[str, StageTotals], wall_seconds: float) -> list[StageView]:
+    """Every stage, in order; none where no time has gone by."""
+    if wall_seconds <= 0:
+        return []
+    return [
+        StageView(
+            name=name, bytes=stages[name].nbytes, rate=stages[name].nbytes / wall_seconds,
+            busy=min(stages[name].seconds / stages[name].lanes / wall_seconds, 1.0),
+        )
+        for name in STAGES
+        if name in stages
+    ]  # fmt: skip
 
 
-class ProgressView(BaseModel):
-    """How far a job has come. `seconds` and `stages` are of the run under way; null and empty where there is none."""
-
-    state: State
-    chunks: int | None
-    chunks_done: int
-    seconds: float | None
-    stages: list[StageView]
-
-    @classmethod
-    def of(cls, stored: StoredJob, run: UnderWay | None) -> Self:
-        job = stored.job
-        if run is None or job.state not in ACTIVE:
-            return cls(state=job.state, chunks=job.chunks, chunks_done=job.chunks_done, seconds=None, stages=[])
-        done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
-        stages = StageView.all_of(run.stages, run.seconds)
-        return cls(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
+def progress_view(stored: StoredJob, run: UnderWay | None) -> ProgressView:
+    job = stored.job
+    if run is None or job.state not in ACTIVE:
+        return ProgressView(state=job.state, chunks=job.chunks, chunks_done=job.chunks_done, seconds=None, stages=[])
+    done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
+    stages = stage_views(run.stages, run.seconds)
+    return ProgressView(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
 
 
-class JobPage(BaseModel):
-    """Jobs, the newest first. `next`: what `before` of the following page is; null on the last."""
-
-    jobs: list[JobView]
-    next: int | None
-
-
-class Accepted(BaseModel):
-    """Jobs that are on disk now. `array`: what they have in common, if they were one."""
-
-    array: str | None
-    jobs: list[JobView]
-
-
-class EventView(BaseModel):
-    """Something that happened to a job: it changed its `state`, or a `log` line was written."""
-
-    number: int
-    at: float
-    kind: str
-    message: str
-
-    @classmethod
-    def of(cls, event: StoredEvent) -> Self:
-        return cls(**vars(event))
-
-
-class WorkerView(BaseModel):
-    """What jobs run on: a device and the process that owns it. What is not known is null; there may be more."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-    model: str | None = None
-    host: str | None = None
-    load: float | None = Field(None, description="how busy it is, 0 to 1")
-    memory_used_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the worker's process")
-    memory_total_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the host")
-
-    def more(self) -> dict[str, str]:
-        """Whatever else is known, as people read it."""
-        units = {"power_watts": " W", "temperature_celsius": " °C"}
-        return {
-            name.removesuffix("_bytes").removesuffix("_watts").removesuffix("_celsius").replace("_", " "): (
-                format_bytes(value) if name.endswith("_bytes") else f"{value}{units.get(name, '')}"
-            )
-            for name, value in (self.model_extra or {}).items()
-            if value is not None
-        }
-
-
-class WorkloadView(BaseModel):
-    """A kind of job, with the JSON schema of its parameters."""
-
-    name: str
-    summary: str
-    parameters: dict[str, Any]
+def event_view(event: StoredEvent) -> EventView:
+    return EventView(**vars(event))

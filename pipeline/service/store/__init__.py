@@ -13,9 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import metrics
+from pipeline.api_models import TERMINAL, State
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, StorageError, counted
-from pipeline.service.jobs import ACTIVE, TERMINAL, Claimed, DependencyFailed, Event, Outcome, RetryRequested, State
+from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import News
 from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored

@@ -121,7 +121,7 @@ SELECT number, id, owner, workload, input, output, written, parameters, priority
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
--- What views.JobView shows of each, in one JSON list: ten times as fast as row by row.
+-- What api_models.JobView shows of each, in one JSON list: ten times as fast as row by row.
 SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
     'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
     'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,

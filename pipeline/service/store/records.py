@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import metrics
-from pipeline.service.jobs import Job, State
+from pipeline.api_models import State
+from pipeline.service.jobs import Job
 
 
 @dataclass(frozen=True, kw_only=True)

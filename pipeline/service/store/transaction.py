@@ -14,16 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.api_models import TERMINAL, State
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.jobs import (
     ACTIVE,
-    TERMINAL,
     DependencyFailed,
     DependencySucceeded,
     Event,
     Job,
     Outcome,
-    State,
     TellDependents,
     handle,
     submitted,

@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from pipeline import __version__
+from pipeline.api_models import TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
 from pipeline.service.http.access import COOKIE, LOCAL_OWNER, owner_of
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.views import ProgressView, WorkerView
-from pipeline.service.jobs import ACTIVE, TERMINAL, State
+from pipeline.service.http.views import progress_view
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
 from pipeline.workloads import workloads
@@ -108,7 +109,7 @@ def queue(
 def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
     stored = service.store.job(job)
     receipt: Mapping[str, Any] = stored.receipt or {}
-    progress = ProgressView.of(stored, service.runner.under_way(job))
+    progress = progress_view(stored, service.runner.under_way(job))
     stages = {stage.name: stage for stage in progress.stages or stages_of(receipt)}
     has_preview = (service.previews / f"{stored.job.id}.png").is_file()
     drawing = stored.job.state is State.SUCCEEDED and time.time() - (stored.finished_at or 0.0) < DRAWING_S

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from pipeline.api_models import StageView, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
-from pipeline.service.http.views import StageView
-from pipeline.service.jobs import State
+from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
 
@@ -22,7 +22,7 @@ def stages_of(receipt: Mapping[str, Any]) -> list[StageView]:
         name: StageTotals(seconds=stage["seconds"], nbytes=stage["bytes"], lanes=stage["lanes"])
         for name, stage in receipt.get("stages", {}).items()
     }
-    return StageView.all_of(totals, receipt.get("wall_seconds") or 0.0)
+    return stage_views(totals, receipt.get("wall_seconds") or 0.0)
 
 
 def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
@@ -46,6 +46,18 @@ def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
 
 def percent(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def further_facts(worker: WorkerView) -> dict[str, str]:
+    """The fields beyond those of the model, formatted for people."""
+    units = {"power_watts": " W", "temperature_celsius": " °C"}
+    return {
+        name.removesuffix("_bytes").removesuffix("_watts").removesuffix("_celsius").replace("_", " "): (
+            format_bytes(value) if name.endswith("_bytes") else f"{value}{units.get(name, '')}"
+        )
+        for name, value in (worker.model_extra or {}).items()
+        if value is not None
+    }
 
 
 def fields_of(workload: str) -> list[dict[str, Any]]:
@@ -101,5 +113,5 @@ def share(stored: StoredJob) -> float:
 
 FILTERS = {
     "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed,
-    "printable": printable,
+    "printable": printable, "further_facts": further_facts,
 }  # fmt: skip

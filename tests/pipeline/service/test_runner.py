@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
+from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
@@ -19,7 +20,7 @@ from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
 from pipeline.service import backoff, cleanup, run
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.api_models import State
 from pipeline.errors import ParameterError, StorageError
 from pipeline.service.http import api
 from pipeline.service.http.access import MOST_BODY_BYTES
 from pipeline.service.http.tokens import Tokens, new_token, token_line
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
 
