@@ -47,11 +47,11 @@ def config() -> None:
 @_options
 def check(config: Path | None, **flags: Any) -> None:
     """Print the service's settings in force and where each comes from, and what is wrong with the places they name."""
-    from pipeline.service.preflight import faults_of_places
+    from pipeline.service.preflight import unusable_paths
 
     in_force = load_service_settings(flags, file=config)
     say("\n".join(in_force.lines()))
-    faults = list(faults_of_places(in_force.settings))
+    faults = list(unusable_paths(in_force.settings))
     for fault in faults:
         click.echo(f"millrace: {printable(fault)}", err=True)
     if faults:

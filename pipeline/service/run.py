@@ -15,7 +15,7 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
-from pipeline.service.cleanup import Leftovers
+from pipeline.service.cleanup import Cleanup
 from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
@@ -45,9 +45,9 @@ class Run:
     """Between the claim of a job and what became of it; any thread may ask it to stop, or how far it has come."""
 
     claimed: StoredJob
-    place: Executor
+    executor: Executor
     roots: DataRoots
-    leftovers: Leftovers
+    cleanup: Cleanup
     memory_bytes: int  # of its rings
     tell: Callable[[Event], Job]  # the store, which gives the job after the event
     log: Callable[[str], None]  # into the job's log
@@ -77,7 +77,7 @@ class Run:
         epoch = self.epoch
         try:
             output = self.roots.writable(self.claimed.asked.output)
-            self.leftovers.wait_until_removed(output)
+            self.cleanup.wait_until_removed(output)
             self._check()
             receipt = self._finished_before(output) or self._carry_out()
             return Published(epoch), Facts(receipt=receipt)
@@ -98,7 +98,7 @@ class Run:
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)
-        planned = plan_job(self._spec(), self.place.device, options)
+        planned = plan_job(self._spec(), self.executor.device, options)
         self._workload = planned.workload
         try:
             self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)))
@@ -113,7 +113,7 @@ class Run:
             on_kept=lambda kept, chunks: self.log(f"{kept} of {counted(chunks, 'chunk')} kept"),
             check=self._check,
         )
-        return run_job(planned, options, events=events, stream=self.place.stream)
+        return run_job(planned, options, events=events, stream=self.executor.stream)
 
     def _finished_before(self, output: Path) -> Mapping[str, Any] | None:
         """The receipt of an earlier run of this job that was killed after it had published."""

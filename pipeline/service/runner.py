@@ -1,4 +1,4 @@
-"""Takes jobs from the store, runs them on the workers of one place, and tells the store what became of them."""
+"""Takes jobs from the store, runs them on the workers of an executor, and tells the store what became of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
-from pipeline.service.backoff import Backoff
-from pipeline.service.cleanup import Leftovers
+from pipeline.service.cleanup import Cleanup
 from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
@@ -33,6 +32,8 @@ POLL_S = 1.0
 PRUNE_S = 600.0
 # Before a server was killed: of jobs cancelled in this time it may not have removed everything.
 LATELY_S = 600.0
+# Until the next claim after one failure that is not a job's fault, and after many in a row.
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +46,39 @@ class Limits:
     keep_s: float = float("inf")  # jobs that are over are forgotten after so long
 
 
+class Backoff:
+    """A pause in claiming after each failure that is not a job's fault, doubled until a job succeeds.
+
+    Otherwise all waiting jobs would use up their attempts while a disk is full or a server is down. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0  # since a job succeeded
+        self._until = 0.0  # on the monotonic clock
+        self._lock = threading.Lock()
+
+    def failed(self) -> None:
+        with self._lock:
+            self._until = time.monotonic() + min(FIRST_PAUSE_S * 2 ** min(self._failures, 16), MOST_PAUSE_S)
+            self._failures += 1
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self._failures, self._until = 0, 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a job may be claimed."""
+        return time.monotonic() >= self._until
+
+
 class Runner:
     """Runs jobs, some at a time, between `start` and `drain`."""
 
     def __init__(
         self,
         store: Store,
-        place: Executor,
+        executor: Executor,
         roots: DataRoots,
         limits: Limits,
         *,
@@ -63,16 +90,16 @@ class Runner:
         """
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = store
-        self._place = place
+        self._executor = executor
         self._roots = roots
         self._limits = limits
         self._previews = previews
         self._has_workers = has_workers
-        self._leftovers = Leftovers(store, roots)
+        self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
         self._runs: dict[str, Run] = {}
         self._lock = threading.Lock()
-        self._news = threading.Event()
+        self._woken = threading.Event()
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
 
@@ -97,7 +124,7 @@ class Runner:
 
     def wake(self) -> None:
         """Something may have become claimable."""
-        self._news.set()
+        self._woken.set()
 
     def act(self, job: str, actions: tuple[Action, ...]) -> None:
         """Does what the state machine asks of a runner."""
@@ -109,7 +136,7 @@ class Runner:
                     run.stopping.set()
             elif isinstance(action, Discard):
                 with suppress(MillraceError):
-                    self._leftovers.remove(job)
+                    self._cleanup.remove(job)
         self.wake()
 
     def drain(self, timeout_s: float) -> bool:
@@ -147,7 +174,7 @@ class Runner:
     def _dispatch(self) -> None:
         renewed = pruned = float("-inf")  # on the monotonic clock: the other one may be set back
         while not self._draining.is_set():
-            self._news.clear()
+            self._woken.clear()
             try:
                 now, tick = time.time(), time.monotonic()
                 if tick - renewed > LEASE_S / 3:
@@ -166,7 +193,7 @@ class Runner:
                 metrics.count_error(error)
             except Exception:
                 LOG.exception("the dispatcher goes on")
-            self._news.wait(POLL_S)
+            self._woken.wait(POLL_S)
 
     def _prune(self, now: float) -> bool:
         """Forgets some jobs that have been over for long; whether there may be more."""
@@ -196,9 +223,9 @@ class Runner:
         job = claimed.job.id
         run = Run(
             claimed=claimed,
-            place=self._place,
+            executor=self._executor,
             roots=self._roots,
-            leftovers=self._leftovers,
+            cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             tell=partial(self._tell, job),
             log=partial(self._log, job),

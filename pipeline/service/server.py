@@ -23,7 +23,7 @@ from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
-from pipeline.service import notify
+from pipeline.service import systemd
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.connections import TimedRequests
@@ -63,8 +63,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         store = Store(settings.state_dir / JOBS)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
-        place = stack.enter_context(_open_workers(_place_settings(settings)))
-        workers = stack.enter_context(watched(place.device))
+        executor = stack.enter_context(_open_workers(_executor_settings(settings)))
+        workers = stack.enter_context(watched(executor.device))
         threading.Thread(target=_settle, name="settle").start()
         limits = Limits(
             jobs_at_once=settings.jobs_at_once,
@@ -72,7 +72,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             memory_bytes=settings.memory,
             keep_s=settings.keep_days * 86_400.0,
         )
-        runner = Runner(store, place, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
+        runner = Runner(store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
         stopping, closing = threading.Event(), threading.Event()
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
@@ -86,7 +86,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
-        server.stopping, server.closing, server.heartbeat = stopping, closing, notify.Heartbeat()
+        server.stopping, server.closing, server.watchdog = stopping, closing, systemd.Watchdog()
         runner.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
     on_started: Callable[[], None]
     on_stop: Callable[[], None]
     status: Callable[[], str]
-    heartbeat: notify.Heartbeat
+    watchdog: systemd.Watchdog
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -122,10 +122,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_started()
-        notify.tell(READY="1", STATUS=self.status())
+        systemd.notify(READY="1", STATUS=self.status())
 
     async def on_tick(self, counter: int) -> bool:
-        self.heartbeat.beat(self.status())
+        self.watchdog.beat(self.status())
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -133,7 +133,7 @@ class _Server(uvicorn.Server):
             super().handle_exit(sig, frame)  # a second signal: at once
             return
         self.stopping.set()
-        notify.tell(STOPPING="1", STATUS="finishes the chunks in hand")
+        systemd.notify(STOPPING="1", STATUS="finishes the chunks in hand")
         threading.Thread(target=self._stop, name="drain", daemon=True).start()
 
     def _stop(self) -> None:
@@ -162,8 +162,8 @@ def _open_workers(settings: Settings) -> Iterator[Executor]:
     """As `open_executor`, but where that would compute in this process, with its one GPU, a worker does: a fault of the
     driver or of a kernel takes a worker with it, which is started again, and not the service."""
     if settings.scheduler is not None or settings.workers is not None:
-        with open_executor(settings) as place:
-            yield place
+        with open_executor(settings) as executor:
+            yield executor
         return
     fork_server.begin()  # before Dask is imported here, too
     from pipeline.cluster.dask.worker_processes import local_workers
@@ -172,7 +172,7 @@ def _open_workers(settings: Settings) -> Iterator[Executor]:
         yield Executor(device=workers, stream=workers.stream)
 
 
-def _place_settings(settings: ServiceSettings) -> Settings:
+def _executor_settings(settings: ServiceSettings) -> Settings:
     """Every GPU unless a device is named, or a process on the CPU of a machine that has none. What contradicts itself,
     or names a GPU that is not here, is left for `open_executor` to refuse."""
     device, workers = settings.device, settings.workers

@@ -216,9 +216,9 @@ def targets(service: ThisService) -> list[TargetGroup]:
 
 async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
     store, said, quiet = service.store, None, time.monotonic()
-    with store.news.of(job) as news:
+    with store.job_events.of(job) as changed:
         while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
-            news.clear()
+            changed.clear()
             stored = await run_in_threadpool(store.job, job)
             page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
             for event in page:
@@ -236,7 +236,7 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
                 quiet = time.monotonic()
                 yield ": still there\n\n"
             with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), EVENTS_POLL_S)
+                await asyncio.wait_for(changed.wait(), EVENTS_POLL_S)
 
 
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:

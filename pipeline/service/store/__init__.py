@@ -18,7 +18,7 @@ from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
-from pipeline.service.store.job_events import News
+from pipeline.service.store.job_events import JobEvents
 from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
@@ -56,7 +56,7 @@ class Store:
         Raises StorageError where that fails, and ParameterError where a newer Millrace wrote it.
         """
         self.path = path
-        self.news = News()
+        self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
         try:
             with storing(path):
@@ -292,13 +292,13 @@ class Store:
 
     @contextmanager
     def _write(self, now: float) -> Iterator[Transaction]:
-        """All of it or nothing; once it is on disk, those who wait for news of its jobs are told."""
+        """All of it or nothing; once it is on disk, listeners of the changed jobs are woken."""
         with storing(self.path), self._database.writing() as connection:
             transaction = Transaction(connection, self.path, now)
             yield transaction
         for each in transaction.ended:
             each.count()
-        self.news.tell(transaction.changed)
+        self.job_events.notify(transaction.changed)
 
 
 def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:

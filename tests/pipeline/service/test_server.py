@@ -37,7 +37,7 @@ def settings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("gpus", [[], [0], [0, 1]])
-def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
+def test_the_executor_is_what_was_asked_for(settings, monkeypatch, gpus):
     monkeypatch.setattr(server, "usable_gpus", lambda: gpus)
     asked = {
         (): ("all", None) if gpus else ("cpu", 1),
@@ -49,8 +49,8 @@ def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
         (("scheduler", "tcp://host:1"), ("workers", 2)): ("auto", 2),
     }
     for given, expected in asked.items():
-        place = server._place_settings(settings(**dict(given)))
-        assert (place.device, place.workers) == expected
+        executor = server._executor_settings(settings(**dict(given)))
+        assert (executor.device, executor.workers) == expected
 
 
 def test_a_gpu_that_is_not_here_is_not_replaced_by_the_cpu(settings, monkeypatch):
@@ -175,6 +175,6 @@ def test_a_single_gpu_has_a_worker_of_its_own(monkeypatch, device):
     monkeypatch.setattr(server.fork_server, "begin", lambda: begun.append("fork server"))
     monkeypatch.setattr(server, "worker_specs", lambda settings: [settings.device])
     monkeypatch.setattr(worker_processes, "local_workers", local_workers)
-    with server._open_workers(Settings(device=device)) as place:
-        assert (place.device, place.stream) == (workers, workers.stream)
+    with server._open_workers(Settings(device=device)) as executor:
+        assert (executor.device, executor.stream) == (workers, workers.stream)
     assert begun == ["fork server", [device]]

@@ -13,7 +13,7 @@ import time
 LOG = logging.getLogger("millrace.service")
 
 
-def tell(**states: str) -> None:
+def notify(**states: str) -> None:
     """Names as sd_notify has them: READY="1", STOPPING="1", WATCHDOG="1", STATUS="a line for people"."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -28,7 +28,7 @@ def tell(**states: str) -> None:
         LOG.warning("NOTIFY_SOCKET: %s", error.strerror)
 
 
-class Heartbeat:
+class Watchdog:
     """Tells systemd's watchdog (`WatchdogSec=`) that the service is alive, twice in each period."""
 
     def __init__(self) -> None:
@@ -43,4 +43,4 @@ class Heartbeat:
         now = time.monotonic()
         if self._every_s is not None and now - self._told >= self._every_s:
             self._told = now
-            tell(WATCHDOG="1", STATUS=status)
+            notify(WATCHDOG="1", STATUS=status)
