@@ -18,7 +18,7 @@ def main() -> NoReturn:
 
         cli.main()
     except Stopped as stop:
-        sys.stderr.write(f"millrace: stopped by {stop.signal.name}\n")
+        sys.stderr.write(f"millrace: {stop}\n")
         sys.exit(128 + stop.signal)
     finally:
         no_more()

@@ -17,10 +17,14 @@ _AGAIN_S = 0.01
 
 
 class Stopped(BaseException):
-    """One of `SIGNALS` came."""
+    """One of `SIGNALS` came. Its cause is the error, if any, of the step that held the signal."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
+
+    def __str__(self) -> str:
+        error = f"; {self.__cause__}" if self.__cause__ is not None else ""
+        return f"stopped by {self.signal.name}{error}"
 
 
 class _State:
@@ -46,10 +50,17 @@ def held() -> Iterator[None]:
     _State.holding += 1
     try:
         yield
-    finally:
-        _State.holding -= 1
-        if not _State.holding and _State.waiting is not None:
-            raise Stopped(_State.waiting)
+    except BaseException as error:
+        _release(error)
+        raise
+    _release(None)
+
+
+def _release(error: BaseException | None) -> None:
+    """Raises the signal that waits, if any; an error of the held step becomes its cause."""
+    _State.holding -= 1
+    if not _State.holding and _State.waiting is not None:
+        raise Stopped(_State.waiting) from error
 
 
 def no_more() -> None:

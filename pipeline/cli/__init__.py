@@ -142,7 +142,7 @@ def main() -> NoReturn:
     except MillraceError as error:
         _fail("; ".join([str(error), *local_commands.kept]), error.exit_code)
     except Stopped as stop:
-        _fail("; ".join([f"stopped by {stop.signal.name}", *local_commands.left_behind()]), 128 + stop.signal)
+        _fail("; ".join([str(stop), *local_commands.left_behind()]), 128 + stop.signal)
     except Exception as error:
         if not _working_folder_is_there():
             _fail("the folder that this was started in is gone: change to another, and run again", 2)

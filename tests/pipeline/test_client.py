@@ -552,7 +552,7 @@ def millrace_process(*arguments, **options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_ctrl_c_leaves_the_job_running(service, gate, monkeypatch):
+def test_ctrl_c_leaves_the_job_running(foreground, service, gate, monkeypatch):
     waits, events = threading.Event(), api._events
 
     def noticed(*args):
