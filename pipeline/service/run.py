@@ -56,6 +56,7 @@ class Run:
     _workload: Workload | None = field(default=None, init=False)  # once planned
     _record: StageRecord | None = field(default=None, init=False)  # once chunks move
     _began: float = field(default=0.0, init=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _written: int = field(default=0, init=False)
     _told_at: float = field(default=0.0, init=False)
 
@@ -139,15 +140,19 @@ class Run:
         self._record, self._began = record, time.monotonic()
 
     def _count(self, chunk: Chunk) -> None:
-        self._written += 1
         now = time.monotonic()
-        if now - self._told_at >= PROGRESS_S:
-            self._told_at = now
-            self.tell(Progressed(self.epoch, self._written))
+        with self._counting:  # several threads write
+            self._written += 1
+            written, is_due = self._written, now - self._told_at >= PROGRESS_S
+            if is_due:
+                self._told_at = now
+        if is_due:
+            self.tell(Progressed(self.epoch, written))
 
     def _begin_anew(self, plan: Plan) -> None:
         """What was written in larger chunks counts no more."""
-        self._written, self._record = 0, None
+        with self._counting:
+            self._written, self._record = 0, None
         self._go_on_after(Recut(self.epoch, len(plan.chunks)))
 
     def _check(self) -> None:

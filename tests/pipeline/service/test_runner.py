@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -663,3 +664,34 @@ class TestDataRoots:
             DataRoots([])
         with pytest.raises(ParameterError, match="is no folder"):
             DataRoots([Path(tmp_path / "absent")])
+
+
+class SlowCount(run.Run):
+    """A run whose count is read some time before it is written."""
+
+    @property
+    def _written(self):
+        found = vars(self).get("count", 0)
+        time.sleep(0.005)
+        return found
+
+    @_written.setter
+    def _written(self, count):
+        vars(self)["count"] = count
+
+
+def test_chunks_that_several_threads_write_are_all_counted():
+    told = []
+    counted = SlowCount(
+        claimed=SimpleNamespace(job=SimpleNamespace(epoch=1)), executor=None, roots=None, cleanup=None, memory_bytes=0,
+        tell=told.append, log=print,
+    )  # fmt: skip
+    threads = [
+        threading.Thread(target=lambda: [counted._count(SimpleNamespace(index=n)) for n in range(10)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted._written == 40
+    assert [event.chunks_done for event in told] == [1]
