@@ -28,7 +28,7 @@ from pipeline.service.http.access import Owner, is_let_in, owner_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view
-from pipeline.service.jobs import CancelRequested
+from pipeline.service.jobs import ACTIVE, CancelRequested
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
@@ -36,7 +36,9 @@ from pipeline.storage import archive
 from pipeline.workloads import workloads
 from pipeline.workloads.base import refuse_long_name
 
-EVENTS_POLL_S = 0.25
+# How often a stream looks at the progress of a run, which is in memory, and at the connection.
+RUNNING_POLL_S, IDLE_POLL_S = 0.25, 1.0
+# A stream is not silent for longer, and reads the store at least so often.
 HEARTBEAT_S = 15.0
 MOST_LISTED = 10_000
 MOST_EVENTS = 1000
@@ -216,27 +218,33 @@ def targets(service: ThisService) -> list[TargetGroup]:
 
 async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
     store, said, quiet = service.store, None, time.monotonic()
+    stored: StoredJob | None = None
+    read_at = quiet
     with store.job_events.of(job) as changed:
         while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
-            changed.clear()
-            stored = await run_in_threadpool(store.job, job)
-            page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
-            for event in page:
-                after, quiet = event.number, time.monotonic()
-                yield f"id: {after}\nevent: {event.kind}\ndata: {event_view(event).model_dump_json()}\n\n"
+            if stored is None or changed.is_set() or time.monotonic() - read_at > HEARTBEAT_S:
+                changed.clear()
+                read_at = time.monotonic()
+                stored = await run_in_threadpool(store.job, job)
+                page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
+                for event in page:
+                    after, quiet = event.number, time.monotonic()
+                    yield f"id: {after}\nevent: {event.kind}\ndata: {event_view(event).model_dump_json()}\n\n"
+                if len(page) == MOST_EVENTS:
+                    changed.set()  # there may be more
+                    continue
             progress = progress_view(stored, service.runner.under_way(job))
             if progress != said:
                 said, quiet = progress, time.monotonic()
                 yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"
-            if len(page) == MOST_EVENTS:
-                continue
             if stored.job.state in TERMINAL:
                 return
             if time.monotonic() - quiet > HEARTBEAT_S:
                 quiet = time.monotonic()
                 yield ": still there\n\n"
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), EVENTS_POLL_S)
+                wait_s = RUNNING_POLL_S if stored.job.state in ACTIVE else IDLE_POLL_S
+                await asyncio.wait_for(changed.wait(), wait_s)
 
 
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from pipeline.service.http import api
 from pipeline.service.http.access import MOST_BODY_BYTES
 from pipeline.service.http.tokens import Tokens, new_token, token_line
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published
+from pipeline.service.store.transaction import Reading
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
 
@@ -517,6 +519,33 @@ def test_events_end_with_the_service(world):
     assert [kind for kind, _, _ in read_events(client, job)][:1] == ["state"]
 
 
+def test_the_stream_of_a_waiting_job_leaves_the_store_alone(world, monkeypatch):
+    execute, executed = Reading.execute, []
+
+    def noted(self, *what, **values):
+        executed.append(time.monotonic())
+        return execute(self, *what, **values)
+
+    client = world.http()
+    job = accepted(client)
+    monkeypatch.setattr(Reading, "execute", noted)
+    seconds = 3.0
+    threading.Timer(seconds, world.closing.set).start()
+    read_events(client, job)
+    idle = [at for at in executed if at > executed[0] + 0.5]
+    assert len(idle) / (seconds - 0.5) < 0.1, "statements per second"
+
+
+def test_a_change_is_sent_at_once(world, monkeypatch):
+    for name in ("IDLE_POLL_S", "HEARTBEAT_S"):
+        monkeypatch.setattr(api, name, 3600.0)
+    client = world.http()
+    job = accepted(client)
+    cancel = partial(world.store.apply, job, CancelRequested(), now=9.0)
+    threading.Timer(0.5, cancel).start()
+    assert read_events(client, job)[-1][1]["state"] == "cancelled"
+
+
 def test_events_until_the_end(world):
     client = world.http()
     job = accepted(client)
@@ -584,6 +613,7 @@ def test_a_store_that_fails_while_events_are_told_breaks_the_answer_off(world, m
         raise StorageError("jobs.sqlite: disk I/O error")
 
     monkeypatch.setattr(world.store, "events", failing)
+    monkeypatch.setattr(api, "HEARTBEAT_S", 0.1)
     assert "broken off: jobs.sqlite: disk I/O error" in broken_off(client, f"/v1/jobs/{job}/events", caplog)
 
 
