@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
+from pipeline.stopping import SIGNALS
 
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
@@ -43,6 +45,8 @@ BACKLOG = 2048
 UNREAD_S = 900
 # Each client that waits for a job keeps a connection open; the usual limit of 1,024 files would not last.
 MOST_FILES = 65_536
+# How long readiness holds for: the check writes to the disk, and anyone may ask for it.
+READY_S = 5.0
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
@@ -74,9 +78,10 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         )
         runner = Runner(store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
         stopping, closing = threading.Event(), threading.Event()
+        store_fault = _StoreFault(store)
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
-            workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=tokens,
+            workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
             stopping=stopping, closing=closing,
         )  # fmt: skip
         # Without a lifespan, of which nothing here makes use: a second signal would leave its traceback in the log.
@@ -107,17 +112,18 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGHUP too, of a terminal that is closed: raised in the event loop, it would be swallowed there."""
+        """SIGHUP of a closed terminal too. A signal that was ignored before stays ignored, as under nohup."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         with super().capture_signals():
-            earlier = signal.getsignal(signal.SIGHUP)
-            if threading.current_thread() is not threading.main_thread() or earlier is signal.SIG_IGN:  # as under nohup
+            if threading.current_thread() is not threading.main_thread():
                 yield
                 return
-            signal.signal(signal.SIGHUP, self.handle_exit)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else self.handle_exit)
             try:
                 yield
             finally:
-                signal.signal(signal.SIGHUP, earlier)
+                signal.signal(signal.SIGHUP, before[signal.SIGHUP])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -191,13 +197,35 @@ def _executor_settings(settings: ServiceSettings) -> Settings:
     )
 
 
-def _missing(store: Store, workers: Callable[[], list[dict[str, Any]]], stopping: threading.Event) -> str | None:
+class _StoreFault:
+    """Why the store cannot take jobs, if it cannot; checked at most once in READY_S."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._checked_at = float("-inf")
+        self._fault: str | None = None
+
+    def __call__(self) -> str | None:
+        with self._lock:
+            if time.monotonic() - self._checked_at > READY_S:
+                try:
+                    self._store.check()
+                    self._fault = None
+                except StorageError as error:
+                    self._fault = str(error)
+                self._checked_at = time.monotonic()
+            return self._fault
+
+
+def _missing(
+    store_fault: Callable[[], str | None], workers: Callable[[], list[dict[str, Any]]], stopping: threading.Event
+) -> str | None:
     """Why no job can be taken now."""
     if stopping.is_set():
         return "the service is stopping"
     try:
-        store.check()
-        return None if workers() else "there is no worker"
+        return store_fault() or (None if workers() else "there is no worker")
     except MillraceError as error:
         return str(error)
 

@@ -21,6 +21,7 @@ from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.http.tokens import TokensFile, token_line
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
 
 
 @pytest.fixture
@@ -141,7 +142,43 @@ def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
     assert "No such file" in caplog.records[-1].getMessage()
 
 
-def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(monkeypatch):
+def test_readiness_is_checked_without_writing_each_time(tmp_path):
+    store = Store(tmp_path / "jobs.sqlite")
+    fault, log = server._StoreFault(store), tmp_path / "jobs.sqlite-wal"
+    assert fault() is None
+    written = log.stat().st_size, log.stat().st_mtime_ns
+    for _ in range(100):
+        assert server._missing(fault, lambda: [{"name": "cpu"}], threading.Event()) is None
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == written
+    store.close()
+
+
+def test_readiness_is_checked_again_after_a_while(tmp_path, monkeypatch):
+    store = Store(tmp_path / "jobs.sqlite")
+    fault = server._StoreFault(store)
+    assert fault() is None
+    (tmp_path / "jobs.sqlite").rename(tmp_path / "moved")
+    assert fault() is None
+    monkeypatch.setattr(server, "READY_S", 0.0)
+    assert "is gone since the service opened it" in fault()
+    (tmp_path / "moved").rename(tmp_path / "jobs.sqlite")
+    assert fault() is None
+    store.close()
+
+
+def test_a_server_goes_on_ignoring_what_is_ignored_from_the_start(foreground):
+    """As a background job of a shell without job control: Ctrl-C is meant for what is in the foreground."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serving = server._Server(uvicorn.Config(lambda *_: None))
+    serving.stopping = threading.Event()
+    with serving.capture_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert not serving.stopping.is_set()
+
+
+def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(foreground, monkeypatch):
     stopped, earlier = threading.Event(), signal.getsignal(signal.SIGHUP)
     serving = server._Server(uvicorn.Config(lambda *_: None))
     serving.stopping, serving.closing, serving.on_stop = threading.Event(), threading.Event(), stopped.set
