@@ -1,6 +1,6 @@
-"""Answers of the HTTP API: the server builds them, the client checks what it receives with them, OpenAPI shows them.
+"""Answers of the HTTP API: the server builds them, the client validates them, OpenAPI describes them.
 
-A client ignores fields that it does not know, so that a newer service may add some.
+A client ignores unknown fields, so that a newer service can add some.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
 class JobView(BaseModel):
-    """A job as everybody sees it. Times are seconds since 1970, UTC."""
+    """A job. Times are seconds since 1970, UTC."""
 
     id: str
     number: int
@@ -59,7 +59,7 @@ class StageView(BaseModel):
 
 
 class ProgressView(BaseModel):
-    """How far a job has come. `seconds` and `stages` are of the run under way; null and empty where there is none."""
+    """How far a job has come. `seconds` and `stages` describe the current run; null and empty without one."""
 
     state: State
     chunks: int | None
@@ -69,14 +69,14 @@ class ProgressView(BaseModel):
 
 
 class JobPage(BaseModel):
-    """Jobs, the newest first. `next`: what `before` of the following page is; null on the last."""
+    """Jobs, the newest first. Pass `next` as `before` to get the following page; null on the last."""
 
     jobs: list[JobView]
     next: int | None
 
 
 class Accepted(BaseModel):
-    """Jobs that are on disk now. `array`: what they have in common, if they were one."""
+    """Jobs that are on disk now. `array`: the id of the array, if they are one."""
 
     array: str | None
     jobs: list[JobView]
@@ -92,7 +92,7 @@ class EventView(BaseModel):
 
 
 class WorkerView(BaseModel):
-    """What jobs run on: a device and the process that owns it. What is not known is null; there may be more."""
+    """What jobs run on: a device and the process that owns it. Unknown values are null; there may be further fields."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""The service from Python: `Client().submit(...)`, `job.wait(progress=True)`, `job.receipt`.
+"""The Python client of a service.
 
 from pipeline import Client
 
@@ -52,19 +52,19 @@ from pipeline.storage import archive
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 RETRIED = (State.FAILED, State.CANCELLED)
-# A request that got no answer is sent again: each carries a key, so that no job comes twice of it.
+# A request without an answer is sent again: each carries a key, so that it cannot create two jobs.
 TRIES = 4
 FIRST_PAUSE_S = 0.25
 PIECE_BYTES = 1 << 20
-# So many jobs come in one answer: a list of that many takes a seventh of a second.
+# Jobs in one answer: listing that many takes a seventh of a second.
 MOST_LISTED = 10_000
-# The service says something every 15 s, if only that it is still there.
+# The service sends at least a comment every 15 s.
 MOST_SILENCE_S = 60.0
-# Who waits for a job stays through a restart of the service, but not for ever.
+# Waiting for a job survives a restart of the service, but not a longer outage.
 MOST_OUTAGE_S = 120.0
-# No proxy leads to this machine: one that is asked for it looks at itself.
+# Never reached through a proxy, which would connect to itself.
 _LOOPBACKS = ("127.0.0.1", "[::1]", "localhost")
-# Where httpx looks for a proxy and for certificates.
+# Where httpx finds proxies and certificates.
 _ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
 _PROBLEM = "application/problem+json"
 # What each kind of event carries; a newer service may send further kinds.
@@ -72,7 +72,7 @@ _EVENT_DATA: Mapping[str, Any] = {"state": EventView, "log": EventView, "progres
 
 
 class MalformedEvent(ServiceError):
-    """The answer is not an event stream of a Millrace service: asking again would not help."""
+    """The answer is not an event stream of a Millrace service: a retry would not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Event:
 
 
 class Client:
-    """A service, for as long as its context lasts, or until `close`."""
+    """A connection to a service; use it as a context manager, or call `close`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0) -> None:
         """url   : default MILLRACE_URL, or this machine's service
@@ -95,22 +95,20 @@ class Client:
         self._address = without_password(self.url)
         token = token or os.environ.get("MILLRACE_TOKEN")
         if token is not None and not re.fullmatch("[!-~]*", token):
-            raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
+            raise ServiceRefused("MILLRACE_TOKEN: is not a token; `millrace token NAME` creates one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             if not re.fullmatch(r"(?i:https?)://[^\s/?#]+(/[^\s?#]*)?", self.url):
                 raise ValueError(self.url)
-            if (httpx2.URL(self.url).port or 0) > 65_535:  # of which a socket would take the rest
+            if (httpx2.URL(self.url).port or 0) > 65_535:  # a socket would take it modulo 65,536
                 raise ValueError(self.url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise ServiceRefused(f"{self._address}: is no URL of a service; write it like {DEFAULT_URL}") from error
+            raise ServiceRefused(f"{self._address}: is not a service's URL; write it like {DEFAULT_URL}") from error
         try:
             itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
             self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
-            raise ServiceRefused(
-                f"the environment leads to no service ({error}); correct or unset {_ENVIRONMENT}"
-            ) from error
+            raise ServiceRefused(f"the environment is wrong ({error}); correct or unset {_ENVIRONMENT}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +122,7 @@ class Client:
     def submit(
         self,
         workload: str,
-        input: str | os.PathLike[str],  # noqa: A002 - what the API calls it
+        input: str | os.PathLike[str],  # noqa: A002 - the API's name
         output: str | os.PathLike[str],
         *,
         priority: int = 0,
@@ -132,13 +130,13 @@ class Client:
         key: str | None = None,
         **parameters: Any,
     ) -> Job:
-        """Accept a job: it is on the service's disk when this returns.
+        """Submit a job: it is on the service's disk when this returns.
 
         after      : jobs that have to succeed first
-        key        : an idempotency key; default a new one, so that only this call's own repetitions are one job
-        parameters : the workload's own
+        key        : an idempotency key; by default a new one, which covers only this call's own repetitions
+        parameters : of the workload
 
-        Raises ServiceRefused where the service says no, ServiceError where it does not answer.
+        Raises ServiceRefused if the service refuses the job, ServiceError if it does not answer.
         """
         return self._submit(workload, input, output, priority, after, key, parameters, None)[0]
 
@@ -154,7 +152,7 @@ class Client:
         key: str | None = None,
         **parameters: Any,
     ) -> list[Job]:
-        """As many jobs as the range `array`, such as "0-99", has numbers; {index} in paths stands for the number."""
+        """Submit one job for each number of the range `array`, such as "0-99"; {index} in paths is replaced by it."""
         return self._submit(workload, input, output, priority, after, key, parameters, array)
 
     def _submit(
@@ -162,7 +160,7 @@ class Client:
         parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
         if key is not None and not (key and key.isascii() and key.isprintable()):
-            raise ServiceRefused(f"key {key!r}: an idempotency key has printable ASCII characters alone, one at least")
+            raise ServiceRefused(f"key {key!r}: an idempotency key needs one or more characters, all printable ASCII")
         body = {
             "workload": workload, "input": os.fspath(source), "output": os.fspath(output),
             "parameters": as_json(parameters), "priority": priority,
@@ -173,7 +171,7 @@ class Client:
         return [Job(self, found) for found in answer["jobs"]]
 
     def job(self, job: str) -> Job:
-        """The job of that id. ServiceRefused where there is none."""
+        """The job with this id. ServiceRefused if there is none."""
         if re.fullmatch("[0-9a-f]{12}", job) is None:
             raise ServiceRefused(
                 f"there is no job {job}: an id has 12 hexadecimal digits, as `millrace jobs` lists them"
@@ -194,31 +192,31 @@ class Client:
                 return
 
     def workloads(self) -> list[dict[str, Any]]:
-        """What can be submitted, with the schema of each one's parameters."""
+        """The workloads, each with the schema of its parameters."""
         found: list[dict[str, Any]] = expected(list[WorkloadView], self.request("GET", "/v1/workloads"))
         return found
 
     def workers(self) -> list[dict[str, Any]]:
-        """What jobs run on."""
+        """The service's workers."""
         found: list[dict[str, Any]] = expected(list[WorkerView], self.request("GET", "/v1/workers"))
         return found
 
     def request(self, method: str, path: str, *, done: Callable[[], Any] = lambda: None, **options: Any) -> Any:
-        """The answer's JSON. Where none comes, the request is sent again, a few times.
+        """The answer's JSON. A request without an answer is sent again, up to TRIES times.
 
-        done : asked where one that was sent again is refused because of the job's state: an answer in place of the
-               lost one, if the service had acted at the first time, else None
+        done : called if a repeated request is refused because of the job's state: returns an answer in place of the
+               lost one if the service had acted on an earlier try, else None
         """
         pause = FIRST_PAUSE_S
         for left in reversed(range(TRIES)):
             try:
                 response = self._http.request(method, path, **options)
             except UnicodeError as error:
-                # The codec of hosts' names says since Python 3.13 which characters it refused, as others do.
+                # Since Python 3.13 the idna codec raises UnicodeEncodeError too.
                 if not isinstance(error, UnicodeEncodeError) or error.encoding == "idna":
-                    raise ServiceRefused(f"{self._address}: names no host; write it like {DEFAULT_URL}") from error
+                    raise ServiceRefused(f"{self._address}: is not a host name; write it like {DEFAULT_URL}") from error
                 fault = error.object[max(error.start - 40, 0) : error.end + 40]
-                raise ServiceRefused(f"{fault!a}: is no text that can be sent; write it otherwise") from error
+                raise ServiceRefused(f"{fault!a}: cannot be sent as text; write it otherwise") from error
             except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
@@ -232,7 +230,7 @@ class Client:
         raise AssertionError("unreachable")
 
     def stream(self, path: str, *, silence_s: float = MOST_SILENCE_S, **headers: str) -> Any:
-        """A context with the answer's body still to be read; nothing for `silence_s` breaks it off."""
+        """A context with the unread answer; fails if nothing arrives for `silence_s`."""
         return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=silence_s))
 
     def _unreachable(self, error: Exception) -> ServiceError:
@@ -245,7 +243,7 @@ class Client:
 
 
 class Job:
-    """A job of a service, as it was when last asked for. `view` holds the fields of `JobView`."""
+    """A job as of the last request. `view` has the fields of `JobView`."""
 
     view: dict[str, Any]
 
@@ -266,13 +264,13 @@ class Job:
 
     @property
     def error(self) -> str | None:
-        """Why it failed."""
+        """Why the job failed, if it did."""
         error: str | None = self.view["error"]
         return error
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """What was made, how fast and how right. ServiceRefused where the job has not succeeded."""
+        """The receipt. Raises ServiceRefused if the job has not succeeded."""
         found: dict[str, Any] = expected(dict[str, Any], self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
         return found
 
@@ -284,21 +282,21 @@ class Job:
         return self
 
     def cancel(self) -> Self:
-        """Stop it, and remove what it has written so far."""
+        """Cancel the job and remove its partial output."""
         return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/cancel"))
 
     def retry(self) -> Self:
-        """Queue it again, where it failed or was cancelled; finished chunks are kept."""
+        """Queue a failed or cancelled job again; finished chunks are kept."""
 
         def queued_again() -> Any:
-            """The job, where it is no more as it was seen: nothing but a retry does that to one that is over."""
+            """The job, if it is no longer failed or cancelled: only a retry changes that."""
             view = expected(JobView, self._client.request("GET", f"/v1/jobs/{self.id}"))
             return view if self.state in RETRIED and view["state"] not in RETRIED else None
 
         return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry", done=queued_again))
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
-        """What has happened so far."""
+        """The events so far."""
         found: list[dict[str, Any]] = []
         path = f"/v1/jobs/{self.id}/log"
         while page := expected(list[EventView], self._client.request("GET", path, params={"after": after})):
@@ -307,10 +305,10 @@ class Job:
         return found
 
     def events(self, after: int = 0, *, timeout_s: float | None = None) -> Iterator[Event]:
-        """What happens, as it happens, until the job is over. A connection that breaks is made again, for two minutes.
+        """Events as they happen, until the job is over. A broken connection is restored for up to two minutes.
 
-        Raises TimeoutError where the job is not over in time; it goes on. ServiceError where nothing answers for so
-        long, or what is sent are no events.
+        Raises TimeoutError if the job is not over in time; it continues. ServiceError if the service stays away, or
+        another program answers.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         lost_at = None
@@ -324,7 +322,7 @@ class Job:
                         after, lost_at = event.number or after, None
                         yield event
                         if event.data.get("state") not in TERMINAL:
-                            self._is_over_late(end, timeout_s)  # what has happened until then is told all the same
+                            self._is_over_late(end, timeout_s)  # after yielding what has happened so far
                 if self.refresh().state in TERMINAL:
                     return
                 if self._is_over_late(end, timeout_s):  # a proxy may end the stream though the job is not over
@@ -341,7 +339,7 @@ class Job:
                 time.sleep(FIRST_PAUSE_S)
 
     def _is_over_late(self, end: float | None, timeout_s: float | None) -> bool:
-        """Whether time has run out and the job turns out to be over. TimeoutError where it is not, or nobody says."""
+        """Whether time has run out and the job is over. TimeoutError if it is not, or the service does not answer."""
         if end is None or time.monotonic() <= end:
             return False
         with suppress(MillraceError):
@@ -350,37 +348,37 @@ class Job:
         raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
-        """Returns when the job is over, however it ended: look at `state`.
+        """Returns when the job is over, whatever its `state`.
 
-        progress : a bar on stderr
+        progress : show a bar on stderr
 
-        Raises TimeoutError where it is not over in time. The job itself goes on whatever happens here.
+        Raises TimeoutError if it is not over in time. The job continues.
         """
         title = printable(Path(self.view["output"]).name)
         with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
             for event in self.events(timeout_s=timeout_s):
                 if show is not None and event.kind == "progress":
                     show(event.data)
-        return self  # as it was asked for when its events came to their end
+        return self  # refreshed at the end of its events
 
     def result(self, path: str | os.PathLike[str]) -> Path:
-        """Fetch the output to a file or folder of this machine, whole or not at all; an older file gives way.
+        """Download the output to a file or folder, whole or not at all; an older file is replaced.
 
-        Raises OutputError where `path` cannot be written to, or the output is a folder and something stands there,
-        StorageError where the disk here fails.
+        Raises OutputError if `path` cannot be written, or exists and the output is a folder, StorageError if the disk
+        fails.
         """
         target = Path(path)
-        final = Path(os.path.realpath(target))  # a link goes on leading there
-        # A name of its own: OUTPUT.partial may be that of a run which is to go on.
+        final = Path(os.path.realpath(target))  # keep a link
+        # Not OUTPUT.partial: that may belong to a run to be resumed.
         partial = final.with_name(f".millrace-{secrets.token_hex(8)}.partial")
         try:
             if target.exists() and not target.is_file():
-                raise OutputError(f"{target}: is there already, and is no file; name another place")
+                raise OutputError(f"{target}: exists and is not a file; name another place")
             with self._client.stream(f"/v1/jobs/{self.id}/result") as response:
                 checked(response)
                 if response.headers.get("content-type") == archive.MEDIA_TYPE:
                     if target.exists():
-                        raise OutputError(f"{target}: is there already, and the result is a folder; name another place")
+                        raise OutputError(f"{target}: exists, and the result is a folder; name another place")
                     archive.unpack(response.iter_bytes(), partial)
                 else:
                     with partial.open("wb") as file:
@@ -399,12 +397,12 @@ class Job:
 
 
 def without_password(url: object) -> str:
-    """An address as messages may show it, whatever is wrong with it: less the user and password before its host."""
+    """An address for messages, valid or not: without the user and password before its host."""
     return re.sub(r"(?s)^(.*?://)?.*@", r"\1", str(url))
 
 
 def checked(response: Any) -> Any:
-    """The answer, where it is a success."""
+    """The answer, if it is a success. Raises ServiceRefused or ServiceError."""
     if response.is_success:
         return response
     response.read()
@@ -416,19 +414,21 @@ def checked(response: Any) -> Any:
     except (ValueError, KeyError, TypeError):
         detail = f"status {response.status_code} from {url}: is that a Millrace service?"
         if response.has_redirect_location:
-            detail = f"{url}: leads on to {response.headers['location']}; set MILLRACE_URL to the place there"
+            detail = f"{url}: redirects to {response.headers['location']}; set MILLRACE_URL to that address"
     if response.status_code == 401:
-        detail = f"{detail}: set MILLRACE_TOKEN to what whoever runs the service has given you"
+        detail = f"{detail}: set MILLRACE_TOKEN to the token that the service's operator gave you"
     kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
     raise kind(detail)
 
 
 def json_of(response: Any) -> Any:
-    """ServiceError where it has none."""
+    """Raises ServiceError if the answer is not JSON."""
     try:
         return response.json()
     except ValueError as error:
-        raise ServiceError(f"{without_password(response.url)}: answers no JSON: is that a Millrace service?") from error
+        raise ServiceError(
+            f"{without_password(response.url)}: not a JSON answer: is that a Millrace service?"
+        ) from error
 
 
 def expected(kind: Any, answer: Any) -> Any:
@@ -436,14 +436,12 @@ def expected(kind: Any, answer: Any) -> Any:
     try:
         TypeAdapter(kind).validate_python(answer)
     except ValidationError as error:
-        raise ServiceError(
-            f"the answer is none that this version knows ({answer!r:.80}): is MILLRACE_URL that of a service?"
-        ) from error
+        raise ServiceError(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
     return answer
 
 
 def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as they are sent: NaN and infinities, which are no JSON, as text. ServiceRefused where one is none."""
+    """Parameters for a request, NaN and infinities as text. Raises ServiceRefused if one is not JSON."""
     sent = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in parameters.items()
@@ -457,7 +455,7 @@ def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The lines of an event stream, which end at CR LF, LF or CR and nowhere else: a message may hold U+2028."""
+    """Lines of an event stream, which end only at CR LF, LF or CR: a message may contain U+2028."""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
     begun = ""
     for piece in pieces:
@@ -466,7 +464,7 @@ def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
 
 
 def parsed(lines: Iterable[str]) -> Iterator[Event]:
-    """Server-sent events. MalformedEvent where one cannot be read."""
+    """Parses server-sent events. Raises MalformedEvent."""
     fields: dict[str, str] = {}
     for line in lines:
         if line and not line.startswith(":"):
@@ -483,19 +481,19 @@ def _event(fields: Mapping[str, str]) -> Event:
         number = int(fields["id"]) if "id" in fields else None
         data = expected(_EVENT_DATA.get(kind, dict[str, Any]), json.loads(fields["data"]))
     except (ValueError, ServiceError) as error:
-        raise MalformedEvent(f"an event that is none: {dict(fields)!r:.200}: is that a Millrace service?") from error
+        raise MalformedEvent(f"malformed event {dict(fields)!r:.200}: is that a Millrace service?") from error
     return Event(kind=kind, data=data, number=number)
 
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Call what this yields with each `progress` event's data."""
+    """A bar; call what this yields with the data of each `progress` event."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     console = Console(stderr=True)
-    name = Column(no_wrap=True, max_width=console.width // 3)  # a long one would leave no room for the rest
+    name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
     columns = (
         TextColumn("{task.description}", markup=False, table_column=name), BarColumn(), MofNCompleteColumn(),
         TextColumn("chunks,"), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),

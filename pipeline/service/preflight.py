@@ -33,7 +33,9 @@ def _check_state_dir(folder: Path) -> None:
     """The service creates it, with missing parents."""
     existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     if not os.access(f"{existing}/.", os.W_OK | os.X_OK):
-        raise ParameterError(f"state_dir {folder}: {existing} is no folder that this user may write to; choose another")
+        raise ParameterError(
+            f"state_dir {folder}: {existing} is not a folder that this user may write to; choose another"
+        )
     for each in (folder, *(existing / part for part in folder.relative_to(existing).parts)):
         try:
             each.lstat()

@@ -1,4 +1,4 @@
-"""One claim of a job, at work on its thread: what it does, how far it has come, and what became of it."""
+"""One claim of a job, running on its own thread: its progress and its outcome."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.service.store import Facts, StoredJob
 from pipeline.workloads import Chunk, JobSpec, Plan, Workload
 
 LOG = logging.getLogger("millrace.service")
-# How often the store hears of a job's chunks.
+# How often progress is stored.
 PROGRESS_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnderWay:
-    """What a run has done so far: the stages' totals of its seconds, and the chunks that it or an earlier one wrote."""
+    """Progress of a run: its seconds with the stages' totals, and the chunks that it or an earlier run wrote."""
 
     seconds: float
     stages: Mapping[str, StageTotals]
@@ -37,19 +37,19 @@ class UnderWay:
 
 
 class _StopRequested(Exception):
-    """The run was asked to stop, or its job is not its own any more."""
+    """The run was asked to stop, or no longer owns its job."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """Between the claim of a job and what became of it; any thread may ask it to stop, or how far it has come."""
+    """From the claim of a job to its outcome; any thread may ask it to stop, or for its progress."""
 
     claimed: StoredJob
     executor: Executor
     roots: DataRoots
     cleanup: Cleanup
     memory_bytes: int  # of its rings
-    tell: Callable[[Event], Job]  # the store, which gives the job after the event
+    tell: Callable[[Event], Job]  # stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
     stopping: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class Run:
         return self.claimed.job.epoch
 
     def under_way(self) -> UnderWay | None:
-        """None where its chunks do not move yet."""
+        """Progress; None before the first chunk."""
         record = self._record
         if record is None:
             return None
@@ -74,7 +74,7 @@ class Run:
         return UnderWay(seconds=time.monotonic() - self._began, stages=stages, chunks_done=written)
 
     def outcome(self) -> tuple[Event, Facts]:
-        """Runs the job, and says what became of it; never raises but for the store."""
+        """Runs the job and returns how it ended; raises only if the store fails."""
         epoch = self.epoch
         try:
             output = self.roots.writable(self.claimed.asked.output)
@@ -117,7 +117,7 @@ class Run:
         return run_job(planned, options, events=events, stream=self.executor.stream)
 
     def _finished_before(self, output: Path) -> Mapping[str, Any] | None:
-        """The receipt of an earlier run of this job that was killed after it had published."""
+        """The receipt, if an earlier run of this job was killed after publishing."""
         if self.epoch == 1:
             return None
         receipt = finished_before(output, self.claimed.job.id)
@@ -127,7 +127,7 @@ class Run:
         return receipt
 
     def _spec(self) -> JobSpec:
-        """Checked again: folders and links may have changed since the job was accepted."""
+        """The spec, checked again: folders and symlinks may have changed since submission."""
         asked = self.claimed.asked
         return JobSpec(
             workload=asked.workload,
@@ -150,7 +150,7 @@ class Run:
             self.tell(Progressed(self.epoch, written))
 
     def _begin_anew(self, plan: Plan) -> None:
-        """What was written in larger chunks counts no more."""
+        """Starts counting again: the larger chunks are void."""
         with self._counting:
             self._written, self._record = 0, None
         self._go_on_after(Recut(self.epoch, len(plan.chunks)))
@@ -160,14 +160,14 @@ class Run:
             raise _StopRequested
 
     def _go_on_after(self, event: Event) -> None:
-        """Tells the store, and stops where the job is another run's by now, or nobody's."""
+        """Stores the event, and stops if this run no longer owns the job."""
         job = self.tell(event)
         if job.epoch != self.epoch or job.state not in ACTIVE or job.cancelling:
             raise _StopRequested
 
     def draw_preview(self, preview: Path) -> None:
-        """A picture that cannot be drawn is no reason to fail: the result is there."""
-        if self._workload is None:  # an earlier run had published
+        """Draws a preview; failing to do so does not fail the job."""
+        if self._workload is None:  # published by an earlier run
             return
         try:
             self._workload.write_preview(preview)

@@ -115,10 +115,10 @@ def test_a_service_that_is_not_there(monkeypatch):
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
         client.job("0123456789ab")
     for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port", "http://gpu-node:65537"):
-        with pytest.raises(ServiceRefused, match="is no URL"):
+        with pytest.raises(ServiceRefused, match="is not a service's URL"):
             Client(wrong)
     for wrong in ("tökn", " ", "two words", "line\n"):
-        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
+        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is not a token"):
             Client("http://gpu-node", token=wrong)
 
 
@@ -150,7 +150,7 @@ def answering(monkeypatch, answer):
     ],
 )  # fmt: skip
 def test_no_message_shows_the_password_of_an_address_that_is_none(url):
-    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is no URL") as caught:
+    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is not a service's URL") as caught:
         Client(url)
     assert "s3cr" not in str(caught.value)
 
@@ -215,7 +215,7 @@ def test_another_program_answers(monkeypatch, command, said):
         (httpx2.Response(502, text="<html>"), ServiceError, "status 502"),
         (
             httpx2.Response(308, headers={"location": "https://mill.example/"}), ServiceRefused,
-            "leads on to https://mill.example/; set MILLRACE_URL to the place there",
+            "redirects to https://mill.example/; set MILLRACE_URL to that address",
         ),
     ],
 )  # fmt: skip
@@ -252,7 +252,7 @@ def test_what_is_no_event_is_no_outage(monkeypatch, sent):
     """Another program sends it, and would go on to."""
     streaming(monkeypatch, f"event: state\n{sent}\n\n".encode())
     monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
-    with pytest.raises(ServiceError, match=r"^an event that is none: .* is that a Millrace service\?"):
+    with pytest.raises(ServiceError, match=r"^malformed event .* is that a Millrace service\?"):
         list(Client().job(STREAMED).events())
 
 
@@ -362,7 +362,7 @@ def test_an_answer_without_a_field_of_a_job_is_another_programs(monkeypatch, fie
 )
 def test_a_wrong_environment_is_named(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ServiceRefused, match=f"the environment leads to no service .* correct or unset .*{variable}"):
+    with pytest.raises(ServiceRefused, match=f"the environment is wrong .* correct or unset .*{variable}"):
         Client("http://127.0.0.1:9")
 
 
@@ -381,7 +381,7 @@ def test_no_proxy_is_asked_for_this_machine(service, monkeypatch, host):
 
 
 def test_a_host_that_can_have_no_such_name():
-    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="names no host"):
+    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="is not a host name"):
         client.workers()
 
 
@@ -423,7 +423,7 @@ def test_exit_codes(service, gate):
     job = run("submit", "smooth", "in.npy", "out3.npy").output.strip()
     assert gate.reached.wait(WAIT_S)
     late = run("wait", job, "--timeout", 0)
-    assert (late.exit_code, "it goes on" in late.output) == (5, True)
+    assert (late.exit_code, "it continues" in late.output) == (5, True)
     assert "running" in run("cancel", job).output
     gate.open.set()
     assert run("wait", job).exit_code == 4
@@ -459,12 +459,12 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
     code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
     assert (code, len(out.splitlines())) == (2, 15)
-    way_out = "mend that, or name another"
+    way_out = "correct that, or choose another"
     assert err.replace(str(tmp_path), "T").splitlines() == [
-        f"millrace: data_roots: T/none is no folder that can be used (No such file or directory); {way_out}",
-        f"millrace: data_roots: T/file is no folder that can be used (Not a directory); {way_out}",
-        "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
-        "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
+        f"millrace: data_roots: T/none cannot be used as a folder (No such file or directory); {way_out}",
+        f"millrace: data_roots: T/file cannot be used as a folder (Not a directory); {way_out}",
+        "millrace: tokens_file T/none: No such file or directory; choose one that this user may read",
+        "millrace: state_dir T/file/state: T/file is not a folder that this user may write to; choose another",
     ]
 
 
@@ -532,7 +532,7 @@ def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, mon
     first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
     second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
     late = run("wait", second, "--timeout", 0.3)
-    assert (late.exit_code, f"job {second} is queued after 0.3 s; it goes on" in late.output) == (5, True)
+    assert (late.exit_code, f"job {second} is queued after 0.3 s; it continues" in late.output) == (5, True)
 
 
 def test_a_job_that_is_over_is_so_however_little_time_there_was(service, gate, monkeypatch):
@@ -597,7 +597,7 @@ def test_a_result_that_is_a_folder(service, gate):
     assert not (target / "link").exists()
     again = run("result", job, target)
     assert isinstance(again.exception, OutputError)
-    assert "is there already" in str(again.exception)
+    assert "exists and is not a file" in str(again.exception)
     assert sorted(path.name for path in service.parent.glob("mine*")) == ["mine.zarr"]
 
 
@@ -634,8 +634,8 @@ def test_a_result_disturbs_nothing_beside_it(service, gate):
     assert (here / "other.npy").read_bytes() == (service / "out.npy").read_bytes()
     os.mkfifo(here / "pipe")
     for wrong, said in (
-        ("pipe", "is no file"),
-        (".", "is no file"),
+        ("pipe", "is not a file"),
+        (".", "is not a file"),
         ("none/x", "No such file"),
         ("other.npy/x", "Not a"),
         ("x" * 300, "File name too long; choose another place"),
@@ -686,16 +686,16 @@ def test_who_is_stopped_while_waiting_learns_how_to_wait_again(service, gate, mi
     code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--wait")
     with Client() as client:
         (job,) = client.jobs()
-    assert (code, err) == (130, f"millrace: stopped by SIGINT; what was submitted goes on: millrace wait {job.id}\n")
+    assert (code, err) == (130, f"millrace: stopped by SIGINT; the submitted jobs continue: millrace wait {job.id}\n")
     gate.open.set()
 
 
 def test_options_that_would_change_nothing_are_refused(millrace):
     code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--timeout", "5")
-    assert (code, err) == (2, "millrace: --timeout is how long --wait waits: give both, or neither\n")
+    assert (code, err) == (2, "millrace: --timeout limits --wait: pass both, or neither\n")
     code, _, err = millrace("result", "0123456789ab", "here.npy", "--receipt")
     assert code == 2
-    assert err.startswith("millrace: --receipt prints the receipt, and fetches nothing to here.npy: ")
+    assert err.startswith("millrace: --receipt only prints the receipt; PATH here.npy is not used: ")
 
 
 def test_no_result_is_written_to_a_file_named_like_standard_output(millrace):

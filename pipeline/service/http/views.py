@@ -1,4 +1,4 @@
-"""What the service takes over HTTP, and how its answers (`pipeline.api_models`) are built."""
+"""The body of a submission, and functions that build the answers of `pipeline.api_models`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.service.run import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
 MOST_OF_AN_ARRAY = 10_000
-# Of all jobs of a request together: while they are put on disk, which takes a second, nobody else's can be.
+# Of all jobs of one request: storing them takes a second, in which no other job can be stored.
 MOST_DEPENDENCIES = 100_000
 INDEX = "{index}"
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -24,41 +24,40 @@ JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"
 Path_ = Annotated[str, Field(pattern=r"\S", max_length=4096, examples=["scan.tif"])]
 
 
-def _no_truth(value: Any) -> Any:
-    """true is no number, though Python says that it is 1."""
+def _reject_bool(value: Any) -> Any:
+    """Refuses true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a whole number")
     return value
 
 
 def _true_json(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Python's parser takes NaN, Infinity and halves of letters, which JSON in UTF-8 has not: whoever reads the job
-    would stumble over them."""
+    """Refuses NaN, Infinity and lone surrogates: Python's parser accepts them, other readers of the job do not."""
     try:
         json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"holds {error.object[error.start]!a}, which is half a letter") from error
+        raise ValueError(f"holds {error.object[error.start]!a}, which is a lone surrogate") from error
     except ValueError as error:
-        raise ValueError('holds NaN or Infinity, which are no JSON; write them as text, such as "nan"') from error
+        raise ValueError('holds NaN or Infinity, which are not JSON; write them as text, such as "nan"') from error
     except RecursionError as error:
-        raise ValueError("are nested too deep") from error
+        raise ValueError("are nested too deeply") from error
     return parameters
 
 
 class Submission(BaseModel):
-    """A job, or with `array` as many jobs as its range has numbers."""
+    """A job, or with `array` one job for each number of the range."""
 
     model_config = ConfigDict(extra="forbid")
 
     workload: str = Field(max_length=64, examples=["smooth"])
-    input: Path_ = Field(description="a path under the data roots; in an array {index} stands for the number")
+    input: Path_ = Field(description="a path under the data roots; in an array {index} becomes the number")
     output: Path_ = Field(
-        description="a path under the data roots; in an array with {index} in it", examples=["smooth-{index}.tif"]
+        description="a path under the data roots; must contain {index} in an array", examples=["smooth-{index}.tif"]
     )
     parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"
     )
-    priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")
+    priority: Annotated[int, BeforeValidator(_reject_bool)] = Field(0, ge=-100, le=100, description="higher runs first")
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
     array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
 
@@ -73,7 +72,7 @@ class Submission(BaseModel):
                 "dependencies; submit smaller arrays"
             )
         if numbers is not None and INDEX not in self.output:
-            raise ValueError(f"output has to hold {INDEX}: else all jobs of the array write one file")
+            raise ValueError(f"output must contain {INDEX}: otherwise all jobs of the array would write one file")
         return self
 
     def numbers(self) -> range | None:
@@ -84,7 +83,7 @@ class Submission(BaseModel):
         return range(int(found[1]), int(found[2]) + 1)
 
     def jobs(self, owner: str, array_id: str) -> list[NewJob]:
-        """The jobs that it asks for."""
+        """The jobs to create."""
         numbers = self.numbers()
         if numbers is None:
             return [self._job(owner, None, None)]
@@ -113,7 +112,7 @@ def job_view(stored: StoredJob) -> JobView:
 
 
 def stage_views(stages: Mapping[str, StageTotals], wall_seconds: float) -> list[StageView]:
-    """Every stage, in order; none where no time has gone by."""
+    """Every stage, in order; empty if no time has passed."""
     if wall_seconds <= 0:
         return []
     return [

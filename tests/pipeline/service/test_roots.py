@@ -41,7 +41,7 @@ def moved(path, elsewhere):
 
 def refused(path):
     return pytest.raises(
-        InputError, match=rf"^{re.escape(str(path))}: is a link that leads out of .*data roots \(.*\); "
+        InputError, match=rf"^{re.escape(str(path))}: is a symlink that leaves .*data roots \(.*\); "
     )
 
 

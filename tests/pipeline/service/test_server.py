@@ -75,21 +75,21 @@ def test_a_state_folder_that_cannot_be_one_is_a_mistake(settings, tmp_path):
             server.serve(settings(state_dir=wrong))
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "previews").touch()
-    with pytest.raises(ParameterError, match=r"previews: is no folder; remove it"):
+    with pytest.raises(ParameterError, match=r"previews: is not a folder; remove it"):
         server.serve(settings())
 
 
 def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff")
     for name, said in (
-        ("none", "No such file or directory; name one"),
-        (".", "Is a directory; name"),
-        ("binary", "is no text"),
+        ("none", "No such file or directory; choose one"),
+        (".", "Is a directory; choose"),
+        ("binary", "is not a text"),
     ):
         with pytest.raises(ParameterError, match=said) as caught:
             server.serve(settings(tokens_file=tmp_path / name))
         assert "Errno" not in str(caught.value)
-    with pytest.raises(ParameterError, match="is no folder"):
+    with pytest.raises(ParameterError, match="cannot be used as a folder"):
         server.serve(settings(data_roots=[tmp_path / "none"]))
     assert not os.path.lexists(tmp_path / "state")
 
@@ -116,7 +116,7 @@ def test_a_port_is_one_servers_from_the_start(settings):
 @pytest.mark.parametrize("host", ["a..b", "a" * 70, "\udcff"])
 def test_a_host_that_can_have_no_such_name_is_a_mistake(settings, tmp_path, host):
     with (
-        pytest.raises(ParameterError, match="is no name of a host; choose another"),
+        pytest.raises(ParameterError, match="is not a host name; choose another"),
         server._listening(settings(host=host)),
     ):
         pass
@@ -132,7 +132,7 @@ def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
         assert tokens().owner("a") == "ada"
     (record,) = caplog.records
     assert record.getMessage().startswith(f"tokens_file {path}, line 1: is not NAME sha256:HEX")
-    assert record.getMessage().endswith("; the tokens read before stay in force")
+    assert record.getMessage().endswith("; the tokens read before stay valid")
     path.write_text("")  # the last line was removed: its owner is out at once
     assert tokens().owner("a") is None
     path.write_text(token_line("bob", "b"))
