@@ -656,13 +656,13 @@ class TestDataRoots:
     def test_a_root_whose_name_is_no_text(self, tmp_path):
         root = tmp_path / "\udcff"
         root.mkdir()
-        with pytest.raises(ParameterError, match=r"data_roots: the name '.*\\udcff' is no UTF-8"):
+        with pytest.raises(ParameterError, match=r"data_roots: the name '.*\\udcff' is not UTF-8"):
             DataRoots([root])
 
     def test_roots_that_are_none(self, tmp_path):
         with pytest.raises(ParameterError, match="at least one folder"):
             DataRoots([])
-        with pytest.raises(ParameterError, match="is no folder"):
+        with pytest.raises(ParameterError, match="cannot be used as a folder"):
             DataRoots([Path(tmp_path / "absent")])
 
 
