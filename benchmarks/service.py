@@ -33,10 +33,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
+from pipeline.api_models import TERMINAL, State
 from pipeline.client import Client
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
-from pipeline.service.jobs import TERMINAL, Computed, Planned, Published, State
+from pipeline.service.jobs import Computed, Planned, Published
 from pipeline.service.store import Facts, NewJob, Store
 from pipeline.workloads import JobSpec, workloads
 

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`from pipeline import Client`, and nothing of it loaded before."""
+    """Loads `Client` on first use."""
     if name == "Client":
         from pipeline.client import Client
 

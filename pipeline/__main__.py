@@ -1,4 +1,4 @@
-"""The way in: Ctrl-C and its kin are told in one line from the first moment on, while the command is loaded too."""
+"""The entry point: Ctrl-C prints one line even while the command is still loading."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.stopping import Stopped, held, no_more, raise_on_signals
 
 
 def main() -> NoReturn:
-    """`pipeline.cli.main`, which says what ends it; this takes what comes before it listens."""
+    """Runs `pipeline.cli.main`; handles only the signals that arrive before it does so itself."""
     raise_on_signals()
     try:
         with held():
@@ -18,11 +18,11 @@ def main() -> NoReturn:
 
         cli.main()
     except Stopped as stop:
-        sys.stderr.write(f"millrace: stopped by {stop.signal.name}\n")
+        sys.stderr.write(f"millrace: {stop}\n")
         sys.exit(128 + stop.signal)
     finally:
         no_more()
-        gc.freeze()  # all there is goes with the process: it need not be searched for garbage first
+        gc.freeze()  # the process is ending: skip the final garbage collection
 
 
 if __name__ == "__main__":

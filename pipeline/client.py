@@ -1,4 +1,4 @@
-"""The service from Python: `Client().submit(...)`, `job.wait(progress=True)`, `job.receipt`.
+"""The Python client of a service.
 
 from pipeline import Client
 
@@ -9,32 +9,35 @@ print(job.receipt["wall_seconds"])
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import math
 import os
 import re
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import httpx2
+from pydantic import TypeAdapter, ValidationError
 
-from pipeline.client_answers import (
-    OF_A_JOB,
-    OF_AN_EVENT,
-    Event,
-    MalformedEvent,
-    an_object,
-    as_json,
-    checked,
-    json_of,
-    lines_of,
-    objects,
-    parsed,
-    without_password,
+from pipeline.api_models import (
+    TERMINAL,
+    Accepted,
+    EventView,
+    JobPage,
+    JobView,
+    ProgressView,
+    State,
+    WorkerView,
+    WorkloadView,
 )
 from pipeline.errors import (
     DISK_FAULTS,
@@ -48,26 +51,41 @@ from pipeline.errors import (
 from pipeline.storage import archive
 
 DEFAULT_URL = "http://127.0.0.1:8765"
-OVER = ("succeeded", "failed", "cancelled")
-RETRIED = ("failed", "cancelled")
-# A request that got no answer is sent again: each carries a key, so that no job comes twice of it.
+RETRIED = (State.FAILED, State.CANCELLED)
+# A request without an answer is sent again: each carries a key, so that it cannot create two jobs.
 TRIES = 4
 FIRST_PAUSE_S = 0.25
 PIECE_BYTES = 1 << 20
-# So many jobs come in one answer: a list of that many takes a seventh of a second.
+# Jobs in one answer: listing that many takes a seventh of a second.
 MOST_LISTED = 10_000
-# The service says something every 15 s, if only that it is still there.
+# The service sends at least a comment every 15 s.
 MOST_SILENCE_S = 60.0
-# Who waits for a job stays through a restart of the service, but not for ever.
+# Waiting for a job survives a restart of the service, but not a longer outage.
 MOST_OUTAGE_S = 120.0
-# No proxy leads to this machine: one that is asked for it looks at itself.
+# Never reached through a proxy, which would connect to itself.
 _LOOPBACKS = ("127.0.0.1", "[::1]", "localhost")
-# Where httpx looks for a proxy and for certificates.
+# Where httpx finds proxies and certificates.
 _ENVIRONMENT = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and SSL_CERT_DIR"
+_PROBLEM = "application/problem+json"
+# What each kind of event carries; a newer service may send further kinds.
+_EVENT_DATA: Mapping[str, Any] = {"state": EventView, "log": EventView, "progress": ProgressView}
+
+
+class MalformedEvent(ServiceError):
+    """The answer is not an event stream of a Millrace service: a retry would not help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened to a job. kind: state, log or progress; data: an `EventView` or `ProgressView`."""
+
+    kind: str
+    data: Mapping[str, Any]
+    number: int | None
 
 
 class Client:
-    """A service, for as long as its context lasts, or until `close`."""
+    """A connection to a service; use it as a context manager, or call `close`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0) -> None:
         """url   : default MILLRACE_URL, or this machine's service
@@ -77,22 +95,20 @@ class Client:
         self._address = without_password(self.url)
         token = token or os.environ.get("MILLRACE_TOKEN")
         if token is not None and not re.fullmatch("[!-~]*", token):
-            raise ServiceRefused("MILLRACE_TOKEN: is no token; `millrace token NAME` makes one")
+            raise ServiceRefused("MILLRACE_TOKEN: is not a token; `millrace token NAME` creates one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             if not re.fullmatch(r"(?i:https?)://[^\s/?#]+(/[^\s?#]*)?", self.url):
                 raise ValueError(self.url)
-            if (httpx2.URL(self.url).port or 0) > 65_535:  # of which a socket would take the rest
+            if (httpx2.URL(self.url).port or 0) > 65_535:  # a socket would take it modulo 65,536
                 raise ValueError(self.url)
         except (httpx2.InvalidURL, ValueError) as error:
-            raise ServiceRefused(f"{self._address}: is no URL of a service; write it like {DEFAULT_URL}") from error
+            raise ServiceRefused(f"{self._address}: is not a service's URL; write it like {DEFAULT_URL}") from error
         try:
             itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
             self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
-            raise ServiceRefused(
-                f"the environment leads to no service ({error}); correct or unset {_ENVIRONMENT}"
-            ) from error
+            raise ServiceRefused(f"the environment is wrong ({error}); correct or unset {_ENVIRONMENT}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +122,7 @@ class Client:
     def submit(
         self,
         workload: str,
-        input: str | os.PathLike[str],  # noqa: A002 - what the API calls it
+        input: str | os.PathLike[str],  # noqa: A002 - the API's name
         output: str | os.PathLike[str],
         *,
         priority: int = 0,
@@ -114,13 +130,13 @@ class Client:
         key: str | None = None,
         **parameters: Any,
     ) -> Job:
-        """Accept a job: it is on the service's disk when this returns.
+        """Submit a job: it is on the service's disk when this returns.
 
         after      : jobs that have to succeed first
-        key        : an idempotency key; default a new one, so that only this call's own repetitions are one job
-        parameters : the workload's own
+        key        : an idempotency key; by default a new one, which covers only this call's own repetitions
+        parameters : of the workload
 
-        Raises ServiceRefused where the service says no, ServiceError where it does not answer.
+        Raises ServiceRefused if the service refuses the job, ServiceError if it does not answer.
         """
         return self._submit(workload, input, output, priority, after, key, parameters, None)[0]
 
@@ -136,7 +152,7 @@ class Client:
         key: str | None = None,
         **parameters: Any,
     ) -> list[Job]:
-        """As many jobs as the range `array`, such as "0-99", has numbers; {index} in paths stands for the number."""
+        """Submit one job for each number of the range `array`, such as "0-99"; {index} in paths is replaced by it."""
         return self._submit(workload, input, output, priority, after, key, parameters, array)
 
     def _submit(
@@ -144,18 +160,18 @@ class Client:
         parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
         if key is not None and not (key and key.isascii() and key.isprintable()):
-            raise ServiceRefused(f"key {key!r}: an idempotency key has printable ASCII characters alone, one at least")
+            raise ServiceRefused(f"key {key!r}: an idempotency key needs one or more characters, all printable ASCII")
         body = {
             "workload": workload, "input": os.fspath(source), "output": os.fspath(output),
             "parameters": as_json(parameters), "priority": priority,
             "after": [getattr(each, "id", each) for each in after], "array": array,
         }  # fmt: skip
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
-        answer = self.request("POST", "/v1/jobs", json=body, headers=headers)
-        return [Job(self, found) for found in objects(an_object(answer, {"jobs"})["jobs"])]
+        answer = expected(Accepted, self.request("POST", "/v1/jobs", json=body, headers=headers))
+        return [Job(self, found) for found in answer["jobs"]]
 
     def job(self, job: str) -> Job:
-        """The job of that id. ServiceRefused where there is none."""
+        """The job with this id. ServiceRefused if there is none."""
         if re.fullmatch("[0-9a-f]{12}", job) is None:
             raise ServiceRefused(
                 f"there is no job {job}: an id has 12 hexadecimal digits, as `millrace jobs` lists them"
@@ -169,36 +185,38 @@ class Client:
         while left is None or left > 0:
             size = MOST_LISTED if left is None else min(left, MOST_LISTED)
             params = asked | {"limit": size} | ({"before": before} if before else {})
-            page = an_object(self.request("GET", "/v1/jobs", params=params), {"jobs", "next"})
-            yield from (Job(self, found) for found in objects(page["jobs"]))
+            page = expected(JobPage, self.request("GET", "/v1/jobs", params=params))
+            yield from (Job(self, found) for found in page["jobs"])
             before, left = page["next"], None if left is None else left - size
             if before is None:
                 return
 
     def workloads(self) -> list[dict[str, Any]]:
-        """What can be submitted, with the schema of each one's parameters."""
-        return objects(self.request("GET", "/v1/workloads"), {"name"})
+        """The workloads, each with the schema of its parameters."""
+        found: list[dict[str, Any]] = expected(list[WorkloadView], self.request("GET", "/v1/workloads"))
+        return found
 
     def workers(self) -> list[dict[str, Any]]:
-        """What jobs run on."""
-        return objects(self.request("GET", "/v1/workers"), {"name"})
+        """The service's workers."""
+        found: list[dict[str, Any]] = expected(list[WorkerView], self.request("GET", "/v1/workers"))
+        return found
 
     def request(self, method: str, path: str, *, done: Callable[[], Any] = lambda: None, **options: Any) -> Any:
-        """The answer's JSON. Where none comes, the request is sent again, a few times.
+        """The answer's JSON. A request without an answer is sent again, up to TRIES times.
 
-        done : asked where one that was sent again is refused because of the job's state: an answer in place of the
-               lost one, if the service had acted at the first time, else None
+        done : called if a repeated request is refused because of the job's state: returns an answer in place of the
+               lost one if the service had acted on an earlier try, else None
         """
         pause = FIRST_PAUSE_S
         for left in reversed(range(TRIES)):
             try:
                 response = self._http.request(method, path, **options)
             except UnicodeError as error:
-                # The codec of hosts' names says since Python 3.13 which characters it refused, as others do.
+                # Since Python 3.13 the idna codec raises UnicodeEncodeError too.
                 if not isinstance(error, UnicodeEncodeError) or error.encoding == "idna":
-                    raise ServiceRefused(f"{self._address}: names no host; write it like {DEFAULT_URL}") from error
+                    raise ServiceRefused(f"{self._address}: is not a host name; write it like {DEFAULT_URL}") from error
                 fault = error.object[max(error.start - 40, 0) : error.end + 40]
-                raise ServiceRefused(f"{fault!a}: is no text that can be sent; write it otherwise") from error
+                raise ServiceRefused(f"{fault!a}: cannot be sent as text; write it otherwise") from error
             except httpx2.RequestError as error:
                 if left == 0:
                     raise self._unreachable(error) from error
@@ -212,7 +230,7 @@ class Client:
         raise AssertionError("unreachable")
 
     def stream(self, path: str, *, silence_s: float = MOST_SILENCE_S, **headers: str) -> Any:
-        """A context with the answer's body still to be read; nothing for `silence_s` breaks it off."""
+        """A context with the unread answer; fails if nothing arrives for `silence_s`."""
         return self._http.stream("GET", path, headers=headers, timeout=httpx2.Timeout(30.0, read=silence_s))
 
     def _unreachable(self, error: Exception) -> ServiceError:
@@ -225,11 +243,13 @@ class Client:
 
 
 class Job:
-    """A job of a service, as it was when last asked for."""
+    """A job as of the last request. `view` has the fields of `JobView`."""
+
+    view: dict[str, Any]
 
     def __init__(self, client: Client, view: Any) -> None:
         self._client = client
-        self.view = an_object(view, OF_A_JOB)
+        self._seen(view)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.state}: {self.view['workload']} {self.view['input']} → {self.view['output']}>"
@@ -244,50 +264,51 @@ class Job:
 
     @property
     def error(self) -> str | None:
-        """Why it failed."""
+        """Why the job failed, if it did."""
         error: str | None = self.view["error"]
         return error
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """What was made, how fast and how right. ServiceRefused where the job has not succeeded."""
-        return an_object(self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        """The receipt. Raises ServiceRefused if the job has not succeeded."""
+        found: dict[str, Any] = expected(dict[str, Any], self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        return found
 
     def refresh(self) -> Self:
         return self._seen(self._client.request("GET", f"/v1/jobs/{self.id}"))
 
     def _seen(self, view: Any) -> Self:
-        self.view = an_object(view, OF_A_JOB)
+        self.view = expected(JobView, view)
         return self
 
     def cancel(self) -> Self:
-        """Stop it, and remove what it has written so far."""
+        """Cancel the job and remove its partial output."""
         return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/cancel"))
 
     def retry(self) -> Self:
-        """Queue it again, where it failed or was cancelled; finished chunks are kept."""
+        """Queue a failed or cancelled job again; finished chunks are kept."""
 
         def queued_again() -> Any:
-            """The job, where it is no more as it was seen: nothing but a retry does that to one that is over."""
-            view = an_object(self._client.request("GET", f"/v1/jobs/{self.id}"), OF_A_JOB)
+            """The job, if it is no longer failed or cancelled: only a retry changes that."""
+            view = expected(JobView, self._client.request("GET", f"/v1/jobs/{self.id}"))
             return view if self.state in RETRIED and view["state"] not in RETRIED else None
 
         return self._seen(self._client.request("POST", f"/v1/jobs/{self.id}/retry", done=queued_again))
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
-        """What has happened so far."""
+        """The events so far."""
         found: list[dict[str, Any]] = []
         path = f"/v1/jobs/{self.id}/log"
-        while page := objects(self._client.request("GET", path, params={"after": after}), OF_AN_EVENT):
+        while page := expected(list[EventView], self._client.request("GET", path, params={"after": after})):
             found.extend(page)
             after = page[-1]["number"]
         return found
 
     def events(self, after: int = 0, *, timeout_s: float | None = None) -> Iterator[Event]:
-        """What happens, as it happens, until the job is over. A connection that breaks is made again, for two minutes.
+        """Events as they happen, until the job is over. A broken connection is restored for up to two minutes.
 
-        Raises TimeoutError where the job is not over in time; it goes on. ServiceError where nothing answers for so
-        long, or what is sent are no events.
+        Raises TimeoutError if the job is not over in time; it continues. ServiceError if the service stays away, or
+        another program answers.
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         lost_at = None
@@ -300,9 +321,9 @@ class Job:
                     for event in parsed(lines_of(response.iter_bytes())):
                         after, lost_at = event.number or after, None
                         yield event
-                        if event.data.get("state") not in OVER:
-                            self._is_over_late(end, timeout_s)  # what has happened until then is told all the same
-                if self.refresh().state in OVER:
+                        if event.data.get("state") not in TERMINAL:
+                            self._is_over_late(end, timeout_s)  # after yielding what has happened so far
+                if self.refresh().state in TERMINAL:
                     return
                 if self._is_over_late(end, timeout_s):  # a proxy may end the stream though the job is not over
                     return
@@ -318,46 +339,46 @@ class Job:
                 time.sleep(FIRST_PAUSE_S)
 
     def _is_over_late(self, end: float | None, timeout_s: float | None) -> bool:
-        """Whether time has run out and the job turns out to be over. TimeoutError where it is not, or nobody says."""
+        """Whether time has run out and the job is over. TimeoutError if it is not, or the service does not answer."""
         if end is None or time.monotonic() <= end:
             return False
         with suppress(MillraceError):
-            if self.refresh().state in OVER:
+            if self.refresh().state in TERMINAL:
                 return True
         raise TimeoutError(f"job {self.id} is {self.state} after {timeout_s:g} s")
 
     def wait(self, *, progress: bool = False, timeout_s: float | None = None) -> Self:
-        """Returns when the job is over, however it ended: look at `state`.
+        """Returns when the job is over, whatever its `state`.
 
-        progress : a bar on stderr
+        progress : show a bar on stderr
 
-        Raises TimeoutError where it is not over in time. The job itself goes on whatever happens here.
+        Raises TimeoutError if it is not over in time. The job continues.
         """
         title = printable(Path(self.view["output"]).name)
         with _bar(title) if progress and sys.stderr.isatty() else nullcontext() as show:
             for event in self.events(timeout_s=timeout_s):
                 if show is not None and event.kind == "progress":
                     show(event.data)
-        return self  # as it was asked for when its events came to their end
+        return self  # refreshed at the end of its events
 
     def result(self, path: str | os.PathLike[str]) -> Path:
-        """Fetch the output to a file or folder of this machine, whole or not at all; an older file gives way.
+        """Download the output to a file or folder, whole or not at all; an older file is replaced.
 
-        Raises OutputError where `path` cannot be written to, or the output is a folder and something stands there,
-        StorageError where the disk here fails.
+        Raises OutputError if `path` cannot be written, or exists and the output is a folder, StorageError if the disk
+        fails.
         """
         target = Path(path)
-        final = Path(os.path.realpath(target))  # a link goes on leading there
-        # A name of its own: OUTPUT.partial may be that of a run which is to go on.
+        final = Path(os.path.realpath(target))  # keep a link
+        # Not OUTPUT.partial: that may belong to a run to be resumed.
         partial = final.with_name(f".millrace-{secrets.token_hex(8)}.partial")
         try:
             if target.exists() and not target.is_file():
-                raise OutputError(f"{target}: is there already, and is no file; name another place")
+                raise OutputError(f"{target}: exists and is not a file; name another place")
             with self._client.stream(f"/v1/jobs/{self.id}/result") as response:
                 checked(response)
                 if response.headers.get("content-type") == archive.MEDIA_TYPE:
                     if target.exists():
-                        raise OutputError(f"{target}: is there already, and the result is a folder; name another place")
+                        raise OutputError(f"{target}: exists, and the result is a folder; name another place")
                     archive.unpack(response.iter_bytes(), partial)
                 else:
                     with partial.open("wb") as file:
@@ -375,15 +396,104 @@ class Job:
         return target
 
 
+def without_password(url: object) -> str:
+    """An address for messages, valid or not: without the user and password before its host."""
+    return re.sub(r"(?s)^(.*?://)?.*@", r"\1", str(url))
+
+
+def checked(response: Any) -> Any:
+    """The answer, if it is a success. Raises ServiceRefused or ServiceError."""
+    if response.is_success:
+        return response
+    response.read()
+    url = without_password(response.url)
+    try:
+        if response.headers.get("content-type") != _PROBLEM:
+            raise ValueError
+        detail = str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = f"status {response.status_code} from {url}: is that a Millrace service?"
+        if response.has_redirect_location:
+            detail = f"{url}: redirects to {response.headers['location']}; set MILLRACE_URL to that address"
+    if response.status_code == 401:
+        detail = f"{detail}: set MILLRACE_TOKEN to the token that the service's operator gave you"
+    kind: type[MillraceError] = ServiceRefused if response.status_code < 500 else ServiceError
+    raise kind(detail)
+
+
+def json_of(response: Any) -> Any:
+    """Raises ServiceError if the answer is not JSON."""
+    try:
+        return response.json()
+    except ValueError as error:
+        raise ServiceError(
+            f"{without_password(response.url)}: not a JSON answer: is that a Millrace service?"
+        ) from error
+
+
+def expected(kind: Any, answer: Any) -> Any:
+    """The answer, unchanged, if it is valid for this model or type. Raises ServiceError if another program answered."""
+    try:
+        TypeAdapter(kind).validate_python(answer)
+    except ValidationError as error:
+        raise ServiceError(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
+    return answer
+
+
+def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters for a request, NaN and infinities as text. Raises ServiceRefused if one is not JSON."""
+    sent = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in parameters.items()
+    }
+    for name, value in sent.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ServiceRefused(f"parameters.{name}: {error}; give a number, a text or a list of them") from error
+    return sent
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Lines of an event stream, which end only at CR LF, LF or CR: a message may contain U+2028."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    begun = ""
+    for piece in pieces:
+        *whole, begun = (begun + decoder.decode(piece)).split("\n")
+        yield from whole
+
+
+def parsed(lines: Iterable[str]) -> Iterator[Event]:
+    """Parses server-sent events. Raises MalformedEvent."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif not line and "data" in fields:
+            yield _event(fields)
+            fields.clear()
+
+
+def _event(fields: Mapping[str, str]) -> Event:
+    kind = fields.get("event", "message")
+    try:
+        number = int(fields["id"]) if "id" in fields else None
+        data = expected(_EVENT_DATA.get(kind, dict[str, Any]), json.loads(fields["data"]))
+    except (ValueError, ServiceError) as error:
+        raise MalformedEvent(f"malformed event {dict(fields)!r:.200}: is that a Millrace service?") from error
+    return Event(kind=kind, data=data, number=number)
+
+
 @contextmanager
 def _bar(title: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Call what this yields with each `progress` event's data."""
+    """A bar; call what this yields with the data of each `progress` event."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
     console = Console(stderr=True)
-    name = Column(no_wrap=True, max_width=console.width // 3)  # a long one would leave no room for the rest
+    name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
     columns = (
         TextColumn("{task.description}", markup=False, table_column=name), BarColumn(), MofNCompleteColumn(),
         TextColumn("chunks,"), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),

@@ -1,4 +1,4 @@
-"""Settings: a TOML file, overruled by MILLRACE_… in the environment, overruled by flags. Read once, then frozen."""
+"""Settings from a TOML file, overridden by MILLRACE_… variables, overridden by flags. Read once, then frozen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MINIMUM_MEMORY_BYTES = 1 << 20
 
 
 def parse_bytes(text: Any) -> Any:
-    """Bytes of memory from 512MiB, 2GB, 1.5 GiB or 1048576; ValueError says which forms there are."""
+    """Bytes of memory from 512MiB, 2GB, 1.5 GiB or 1048576; ValueError lists the accepted forms."""
     if not isinstance(text, str):
         return text
     matched = _BYTES.fullmatch(text.strip())
@@ -33,7 +33,7 @@ def parse_bytes(text: Any) -> Any:
 
 
 def whole(text: Any) -> Any:
-    """A whole number from its digits; anything else as it is."""
+    """Digits as an integer; anything else unchanged."""
     return int(text) if isinstance(text, str) and text.isdecimal() else text
 
 
@@ -47,7 +47,7 @@ def _named(path: Any) -> Any:
     return path
 
 
-# An empty name would be taken for the folder that one is in.
+# An empty name would mean the working directory.
 NamedPath = Annotated[Path, BeforeValidator(_named)]
 
 
@@ -58,7 +58,7 @@ def _enough(count: int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as people read them: 512 MiB, 2.4 GiB."""
+    """Bytes for people: 512 MiB, 2.4 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1024 or unit == "TiB":
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -69,7 +69,7 @@ def format_bytes(count: float) -> str:
 DEVICE = r"^(auto|all|cpu|cuda(:\d+)?)$"
 _PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 SCHEDULER = rf"^(tcp|tls)://.+:{_PORT}$"
-# What the settings, and the fields of a request, that follow a pattern look like.
+# The form of settings and request fields that must match a pattern.
 _FORMS = {
     "device": "must be auto, all, cpu, cuda or cuda:N",
     "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535",
@@ -78,39 +78,39 @@ _FORMS = {
     "array": "must be FROM-TO, such as 0-99",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
-# Pydantic's words, whose input is no file.
+# Pydantic's wording and ours.
 _WORDS = {"Input should be": "must be", "a valid integer": "a whole number", "a valid ": "a "}
 
 
 class Settings(BaseModel):
-    """How this machine runs jobs, whatever they compute."""
+    """How this machine runs jobs, independent of the workload."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: str = Field(
         "auto",
         pattern=DEVICE,
-        description="auto, cpu, cuda, cuda:N, or all: every GPU, each in a process of its own [default: auto]",
+        description="auto, cpu, cuda, cuda:N, or all (every GPU, one process each) [default: auto]",
     )
     memory: Annotated[int, BeforeValidator(parse_bytes), AfterValidator(_enough)] = Field(
-        512 << 20, description="the most that the rings of buffers take on a host, such as 2GiB [default: 512MiB]"
+        512 << 20, description="memory limit for the ring buffers on each host, such as 2GiB [default: 512MiB]"
     )
     chunk_bytes: Annotated[int | None, BeforeValidator(parse_bytes)] = Field(
-        None, ge=1, description="input and output of one chunk, such as 16MiB [default: what suits the device]"
+        None, ge=1, description="input and output bytes of one chunk, such as 16MiB [default: depends on the device]"
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads that compute in each process [default: the cores, shared evenly]"
+        None, ge=1, le=1024, description="compute threads in each process [default: the cores, shared evenly]"
     )
     workers: int | None = Field(
-        None, ge=1, le=1024, description="processes that compute side by side on the CPU [default: this one alone]"
+        None, ge=1, le=1024, description="CPU worker processes [default: none, this process computes]"
     )
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers do the job",
+        description="tcp://HOST:PORT of a Dask scheduler whose workers run the job",
     )
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(
-        5, description="how many of the five stages may be at work at once: 1, 2, 3 or 5 [default: 5]"
+        5, description="number of the five stages that may overlap: 1, 2, 3 or 5 [default: 5]"
     )
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="serve Prometheus metrics on this port of localhost during the run"
@@ -118,15 +118,15 @@ class Settings(BaseModel):
 
 
 def load_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> Settings:
-    """The settings in force; `flags` that are None were not given. ParameterError names the source of a wrong value."""
+    """The settings; `flags` that are None were not given. ParameterError names the source of a wrong value."""
     return merged(Settings, flags, file)[0]
 
 
 def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> tuple[_Model, dict[str, str]]:
-    """The settings of a model, and for each where it comes from: "default", the file, a variable or a flag.
+    """The settings of a model, and the source of each: "default", the file, a variable or a flag.
 
     flags : those that are None were not given
-    file  : None: that which MILLRACE_CONFIG names, if any
+    file  : default: the one in MILLRACE_CONFIG, if set
 
     Raises ParameterError, which names the source of a wrong value.
     """
@@ -142,7 +142,7 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
     try:
         return model(**values), sources
     except ValidationError as error:
-        # A key that nobody knows comes first: what is missing may stand under it.
+        # Unknown keys first: one may be a misspelt required setting.
         fault = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         name = str(fault["loc"][0])
         if fault["type"] == "missing":
@@ -171,13 +171,13 @@ def explain(fault: Mapping[str, Any]) -> str:
 
 
 def brief(text: str, most: int = 200) -> str:
-    """What somebody has sent, as a message may quote it."""
+    """User input shortened for a message."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings of a file. ParameterError where it cannot be read, is no TOML, or has true or false for a value:
-    no setting is either, and Python takes them for numbers."""
+    """The settings of a file. ParameterError if it cannot be read, is not TOML, or contains true or false: no setting
+    is a Boolean, and Python would take them for numbers."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,24 +1,24 @@
-"""Everything Millrace raises on purpose.
+"""The exceptions that Millrace raises on purpose.
 
-MillraceError                 ours to answer for: exit code 1
-├── StorageError              the disk or the network failed under us (full, read-only, vanished)
-├── DeviceError               a GPU failed, or the CUDA toolkit under it
+MillraceError                 not the user's mistake: exit code 1
+├── StorageError              the disk or the network failed (full, read-only, vanished)
+├── DeviceError               a GPU or its CUDA toolkit failed
 │   └── OutOfDeviceMemory     the chunk did not fit; the engine halves it and tries again
 ├── ClusterError              workers died too often, or the scheduler went away
-│   └── CommunicatorError     the ranks of a gang did not come to a collective's end; the communicator is of no more use
+│   └── CommunicatorError     a collective did not finish; the communicator cannot be used any more
 │       ├── RankLost          a rank's process or host is gone
-│       ├── DeadlineExceeded  a rank did not come to the collective, or did not finish it, in time
+│       ├── DeadlineExceeded  a rank did not join or finish the collective in time
 │       └── Aborted           another rank or the service gave up
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
-└── UserError                 the user can mend it: exit code 2
-    ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
+└── UserError                 the user can correct it: exit code 2
+    ├── InputError            a file is missing, truncated, inconsistent or unsupported
     ├── OutputError           the result cannot be written there or in that format
     ├── ParameterError        a parameter is wrong or does not fit the input
     ├── DeviceUnavailable     the device asked for is not on this machine
-    └── ServiceRefused        the service says no: to the request, the token or the job's state
+    └── ServiceRefused        the service refuses the request, the token or the job's state
 
-Every message is one line: what is wrong, where (file, record or parameter), and the way out.
+Every message is one line: what is wrong, where (file, record or parameter), and what to do.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import errno
 import math
 import resource
 
-# What the system says where the disk is at fault, and not whoever named a place on it.
+# Codes that blame the disk, not the path that the user chose.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def printable(text: str) -> str:
-    """Text for a terminal, on which no file's name may act: line breaks, escapes and such as backslash sequences."""
+    """Text that is safe on a terminal: line breaks, escapes and other control characters as backslash sequences."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def too_many_files(error: BaseException) -> str | None:
-    """The way out where an error says that a process, or the system, has as many files open as it may; else None."""
+    """What to do if the error is a limit on open files, of the process or the system; else None."""
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -48,13 +48,13 @@ def too_many_files(error: BaseException) -> str | None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """The line where an error says that the system gives a process no more files or memory; else None."""
+    """A message if the system refused the process files or memory; else None."""
     way_out = too_many_files(error)
     return too_little_memory(error) if way_out is None else f"{error}; {way_out}"
 
 
 def too_little_memory(error: BaseException) -> str | None:
-    """The line where an error, or what it came of, says that the system gives a process no more memory; else None."""
+    """A message if the error, or one of its causes, is a lack of memory; else None."""
     said: BaseException | None = error
     while said is not None:
         if isinstance(said, MemoryError) or getattr(said, "errno", None) == errno.ENOMEM or _says_no_memory(str(said)):
@@ -67,12 +67,12 @@ def too_little_memory(error: BaseException) -> str | None:
 
 
 def _says_no_memory(text: str) -> bool:
-    """What the dynamic linker, the interpreter and libraries say of it in words alone."""
+    """The wording of the dynamic linker, the interpreter and libraries, which raise no specific type."""
     return any(words in text for words in ("failed to map segment", "can't start new thread", "Cannot allocate memory"))
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number of things: 1 chunk, 2,000 chunks; 1 axis, 3 axes (`plural`, where it does not just add an s)."""
+    """A number of things: 1 chunk, 2,000 chunks; 1 axis, 3 axes (`plural`, unless it just adds an s)."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -99,15 +99,15 @@ class ClusterError(MillraceError):
 
 
 class CommunicatorError(ClusterError):
-    """A collective did not come to its end, or its ranks disagree about it."""
+    """A collective did not finish, or its ranks disagree about it."""
 
 
 class RankLost(CommunicatorError):
-    """The process of a rank, or the way to it, is gone."""
+    """The process of a rank, or the connection to it, is gone."""
 
 
 class DeadlineExceeded(CommunicatorError):
-    """A collective was not finished in its time."""
+    """A collective did not finish in time."""
 
 
 class Aborted(CommunicatorError):
@@ -121,8 +121,7 @@ class ServiceError(MillraceError):
 class AuditError(MillraceError):
     """A result was checked and found wrong.
 
-    worst_error, tolerance : what was found and what had been tolerated, in the workload's unit; not finite where the
-                             result was not
+    worst_error, tolerance : in the workload's unit; not finite if the result is not
     """
 
     def __init__(self, message: str, *, worst_error: float = math.inf, tolerance: float = 1.0) -> None:
@@ -132,7 +131,7 @@ class AuditError(MillraceError):
 
 
 class UserError(MillraceError):
-    """The user can mend this."""
+    """The user can correct this."""
 
     exit_code = 2
 
@@ -154,4 +153,4 @@ class DeviceUnavailable(UserError):
 
 
 class ServiceRefused(UserError):
-    """The service refused a request; the message is its own."""
+    """The service refused a request; the message comes from the service."""

@@ -1,6 +1,7 @@
-"""Ctrl-C and its kin: they unwind everything, so that nothing half-written stays, but not in the middle of a step that
-makes something which is not yet known to those who would remove it, nor while a module is loaded: one in C may swallow
-what is raised there, or be left half-loaded."""
+"""Turns SIGINT, SIGTERM and SIGHUP into an exception, so that everything unwinds and nothing half-written stays.
+
+It is not raised inside `held`, which protects steps that create something not yet registered for removal, nor during an
+import: a C module may swallow the exception, or be left half-loaded."""
 
 from __future__ import annotations
 
@@ -12,50 +13,61 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How long until a signal that came while a module was loaded is looked at again.
+# Between two attempts to raise a signal that arrived during an import.
 _AGAIN_S = 0.01
 
 
 class Stopped(BaseException):
-    """One of `SIGNALS` came."""
+    """One of `SIGNALS` arrived. Its cause is the error, if any, of the `held` step."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
 
+    def __str__(self) -> str:
+        error = f"; {self.__cause__}" if self.__cause__ is not None else ""
+        return f"stopped by {self.signal.name}{error}"
+
 
 class _State:
-    """Of the main thread, which is the one that Python stops."""
+    """Of the main thread, where Python runs signal handlers."""
 
     holding = 0
     waiting: int | None = None
 
 
 def raise_on_signals() -> None:
-    """From now on the main thread raises Stopped when the first comes; the others are ignored from then on."""
+    """Makes the first signal raise Stopped in the main thread; later ones are ignored."""
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a shell's background job: leave it so
+        if signal.getsignal(number) != signal.SIG_IGN:  # by nohup, or for a shell's background job
             signal.signal(number, _stop)
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal waits until the end of this, which must not take long. Other threads are not stopped anyway."""
+    """Delays signals until the end of the block, which must be short. No effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _State.holding += 1
     try:
         yield
-    finally:
-        _State.holding -= 1
-        if not _State.holding and _State.waiting is not None:
-            raise Stopped(_State.waiting)
+    except BaseException as error:
+        _release(error)
+        raise
+    _release(None)
+
+
+def _release(error: BaseException | None) -> None:
+    """Raises the delayed signal, if any, with the error of the block as its cause."""
+    _State.holding -= 1
+    if not _State.holding and _State.waiting is not None:
+        raise Stopped(_State.waiting) from error
 
 
 def no_more() -> None:
-    """The program ends anyway: from now on nothing stops it, nor does one that waits for a module to be loaded."""
+    """Ignores all further signals, delayed ones included: the program is ending."""
     signal.setitimer(signal.ITIMER_REAL, 0)
-    # The interpreter takes its own handlers away as it ends: one more signal would kill it.
+    # The interpreter removes its handlers as it ends: another signal would kill it.
     for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -78,12 +90,12 @@ def _raise_when_it_can_be(number: int, frame: FrameType | None) -> None:
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:
-    """A second signal must not interrupt the cleaning up. A function, not SIG_IGN: of one that came at the same moment
-    as the first, and then found itself ignored, Python would print a traceback."""
+    """Ignores a second signal, which must not interrupt the cleanup. Not SIG_IGN: if both arrive at once, Python would
+    print a traceback for the second."""
 
 
 def _loading(frame: FrameType | None) -> bool:
-    """Whether `frame` was called, however indirectly, by an import."""
+    """Whether an import called `frame`, directly or not."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

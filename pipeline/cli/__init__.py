@@ -28,17 +28,17 @@ def cli() -> None:
 
 
 class WorkloadGroup(click.Group, ABC):
-    """One subcommand a workload, with an option for each of its parameters."""
+    """One subcommand for each workload, with an option for each parameter."""
 
     path: Any  # the type of input and output
 
     @abstractmethod
     def further_options(self) -> list[click.Option]:
-        """What every subcommand takes besides."""
+        """Options that every subcommand takes."""
 
     @abstractmethod
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        """Do what the subcommand is for."""
+        """Runs the subcommand."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         from pipeline.workloads import workloads
@@ -78,7 +78,7 @@ class RunGroup(WorkloadGroup):
 
 
 class SubmitGroup(WorkloadGroup):
-    path = str  # of the service's machine
+    path = str  # on the service's machine
 
     def further_options(self) -> list[click.Option]:
         return client_commands.submit_options()
@@ -89,14 +89,14 @@ class SubmitGroup(WorkloadGroup):
 
 @cli.group(name="run", cls=RunGroup)
 def run_group() -> None:
-    """Run one job here and now: millrace run WORKLOAD INPUT OUTPUT."""
+    """Run a job on this machine, without a service: millrace run WORKLOAD INPUT OUTPUT."""
 
 
 @cli.group(name="submit", cls=SubmitGroup)
 def submit_group() -> None:
-    """Hand a job to a service: millrace submit WORKLOAD INPUT OUTPUT, with paths as they are on the service's machine.
+    """Submit a job to a service: millrace submit WORKLOAD INPUT OUTPUT. Paths are on the service's machine.
 
-    MILLRACE_URL says where the service is, MILLRACE_TOKEN who you are.
+    Set MILLRACE_URL to the service's address and MILLRACE_TOKEN to your token.
     """
 
 
@@ -109,7 +109,7 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameter_option(name: str, info: Any) -> click.Option:
-    """A workload parameter as an option; pydantic checks the value, so that the API refuses the same ones."""
+    """A workload parameter as an option; pydantic checks the value, as in the API."""
     if info.annotation is bool:
         return click.Option([f"--{name.replace('_', '-')}", name], is_flag=True, default=None, help=info.description)
     alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
@@ -126,7 +126,7 @@ def _parameter_option(name: str, info: Any) -> click.Option:
 
 
 def main() -> NoReturn:
-    """Run the command; every way out is one line on stderr and a documented exit code."""
+    """Run the command; every failure is one line on stderr and a documented exit code."""
     raise_on_signals()
     open_closed_streams()
     try:
@@ -142,7 +142,7 @@ def main() -> NoReturn:
     except MillraceError as error:
         _fail("; ".join([str(error), *local_commands.kept]), error.exit_code)
     except Stopped as stop:
-        _fail("; ".join([f"stopped by {stop.signal.name}", *local_commands.left_behind()]), 128 + stop.signal)
+        _fail("; ".join([str(stop), *local_commands.left_behind()]), 128 + stop.signal)
     except Exception as error:
         if not _working_folder_is_there():
             _fail("the folder that this was started in is gone: change to another, and run again", 2)
@@ -169,6 +169,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _leave(text: str, code: int) -> NoReturn:
-    with suppress(OSError):  # the code says it too
+    with suppress(OSError):  # the exit code remains
         click.echo(text, err=True)
     sys.exit(code)

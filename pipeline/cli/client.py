@@ -17,7 +17,7 @@ from pipeline.cli.stdout import say
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, ServiceRefused, printable
 
-# What `wait` and `submit --wait` end with, besides 0 for success, 1 for a service that fails and 2 for a mistake.
+# Exit codes of `wait` and `submit --wait`, besides 0 for success, 1 if the service fails and 2 for a user's mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
 _ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
 _STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
@@ -28,28 +28,28 @@ JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
 class _Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):  # which lies in every range
-            self.fail(f"{value} is no number of seconds.", param, ctx)
+        if math.isnan(seconds):  # passes every range check
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
         return seconds
 
 
 def wait_options() -> list[click.Option]:
     return [
-        click.Option(["--timeout"], type=_Seconds(0), help="seconds to wait at most; then exit code 5"),
+        click.Option(["--timeout"], type=_Seconds(0), help="maximum seconds to wait, then exit with code 5"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
 
 
 def submit_options() -> list[click.Option]:
-    """What every `millrace submit WORKLOAD` takes besides the workload's own parameters."""
+    """Options of every `millrace submit WORKLOAD`, besides the workload's parameters."""
     return [
         click.Option(["--priority"], type=click.IntRange(-100, 100), default=0, show_default=True, help="higher first"),
         click.Option(
-            ["--after"], multiple=True, metavar="JOB", help="a job that has to succeed first; may be repeated"
+            ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"
         ),
-        click.Option(["--array"], metavar="FROM-TO", help="a job for each number; {index} in paths stands for it"),
-        click.Option(["--key"], help="an idempotency key: the same command with it is the same job"),
-        click.Option(["--wait"], is_flag=True, help="wait until it is over; Ctrl-C leaves it running"),
+        click.Option(["--array"], metavar="FROM-TO", help="one job for each number; {index} in paths becomes it"),
+        click.Option(["--key"], help="idempotency key: repeating the command with it adds no job"),
+        click.Option(["--wait"], is_flag=True, help="wait until the job is over; Ctrl-C leaves it running"),
         *wait_options(),
         click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
     ]
@@ -59,11 +59,11 @@ def submit(
     workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
     array: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Hand a job to the service."""
+    """Submit a job to the service."""
     from pipeline.client import Client
 
     if timeout is not None and not wait:
-        raise ParameterError("--timeout is how long --wait waits: give both, or neither")
+        raise ParameterError("--timeout limits --wait: pass both, or neither")
     with Client() as client:
         asked = {"priority": priority, "after": after, "key": key, **parameters}
         if array is None:
@@ -77,11 +77,11 @@ def submit(
 
 
 @click.command()
-@click.option("--state", type=click.Choice(_STATES), help="only these")
-@click.option("--owner", help="only this owner's")
-@click.option("--workload", help="only these")
-@click.option("--array", help="only this array's")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="the newest so many")
+@click.option("--state", type=click.Choice(_STATES), help="only jobs in this state")
+@click.option("--owner", help="only jobs of this owner")
+@click.option("--workload", help="only jobs of this workload")
+@click.option("--array", help="only jobs of this array")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="maximum number of jobs")
 @JSON
 def jobs(limit: int, as_json: bool, **filters: str | None) -> None:
     """List jobs, the newest first."""
@@ -105,7 +105,7 @@ def status(job: str, as_json: bool) -> None:
 @click.command(params=[click.Argument(["job_ids"], nargs=-1, required=True, metavar="JOB…"), *wait_options()])
 @JSON
 def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: bool) -> None:
-    """Wait until jobs are over. Exit code 3 where one failed, 4 where one was cancelled, 5 where time ran out."""
+    """Wait until jobs are over. Exit code 3 if one failed, 4 if one was cancelled, 5 on timeout."""
     from pipeline.client import Client
 
     with Client() as client:
@@ -114,7 +114,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, quiet: bool, as_json: 
 
 @click.command()
 @click.argument("job")
-@click.option("--follow", "-f", is_flag=True, help="go on until the job is over")
+@click.option("--follow", "-f", is_flag=True, help="keep printing until the job is over")
 @JSON
 def logs(job: str, follow: bool, as_json: bool) -> None:
     """Print what happened to a job."""
@@ -134,7 +134,7 @@ JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
 @JOBS
 @JSON
 def cancel(job_ids: tuple[str, ...], as_json: bool) -> None:
-    """Stop jobs and remove what they have written so far."""
+    """Cancel jobs and remove their partial outputs."""
     from pipeline.client import Client, Job
 
     with Client() as client:
@@ -158,11 +158,11 @@ def retry(job_ids: tuple[str, ...], as_json: bool) -> None:
 @click.option("--receipt", is_flag=True, help="print the receipt instead")
 @JSON
 def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
-    """Fetch a job's output, a file or a folder, to PATH [default: its own name, here]."""
+    """Download a job's output, a file or a folder, to PATH [default: its name, in the working directory]."""
     from pipeline.client import Client
 
     if receipt and path is not None:
-        raise ParameterError(f"--receipt prints the receipt, and fetches nothing to {path}: leave one of them out")
+        raise ParameterError(f"--receipt only prints the receipt; PATH {path} is not used: leave one of them out")
     if path == Path("-"):
         raise ParameterError("PATH -: a result is not written to standard output; name a file")
     with Client() as client:
@@ -177,7 +177,7 @@ def result(job: str, path: Path | None, receipt: bool, as_json: bool) -> None:
 @click.command()
 @JSON
 def workers(as_json: bool) -> None:
-    """List what the service computes on."""
+    """List the service's workers."""
     from pipeline.client import Client
 
     with Client() as client:
@@ -192,18 +192,18 @@ COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
 
 
 def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
-    """Ends the program with what the jobs came to."""
+    """Waits for the jobs and exits with the code of their outcomes."""
     end = None if timeout is None else time.monotonic() + timeout
     for job in found:
         try:
             job.wait(progress=not quiet, timeout_s=None if end is None else max(end - time.monotonic(), 0.0))
         except TimeoutError as error:
-            click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it goes on", err=True)
+            click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it continues", err=True)
             raise SystemExit(NOT_OVER_IN_TIME) from error
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C
                 left = " ".join(each.id for each in found if each.view["state"] not in _ENDINGS)
-                kept.append(f"what was submitted goes on: millrace wait {left}")
+                kept.append(f"the submitted jobs continue: millrace wait {left}")
             raise
     if as_json or not quiet:
         _show(found, as_json, _line, listed=listed)
@@ -211,7 +211,7 @@ def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *
 
 
 def _change(found: list[Any], change: Callable[[Any], Any], as_json: bool) -> None:
-    """Changes every job. What the service says no to keeps the others from nothing, and is told in the end."""
+    """Changes every job that the service lets change; refusals are reported at the end."""
     changed, refusals = [], []
     for job in found:
         try:
@@ -225,7 +225,7 @@ def _change(found: list[Any], change: Callable[[Any], Any], as_json: bool) -> No
 
 
 def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed: bool = False) -> None:
-    """`listed`: as JSON it is a list however many there are."""
+    """`listed`: JSON is a list even for one job."""
     if as_json:
         views = [job.view for job in found]
         say(json.dumps(views if listed else views[0], indent=2))

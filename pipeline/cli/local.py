@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _FilePath(click.Path):
-    """Who opens the file says what is wrong with it; but an empty name would be taken for the folder that one is in."""
+    """Refuses an empty name, which would mean the working directory; opening the file finds all other errors."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value):
@@ -29,20 +29,20 @@ class _FilePath(click.Path):
 
 
 FILE_PATH = _FilePath(path_type=Path, readable=False)
-# The outputs of this process that stand under their final names.
+# The published outputs of this process.
 _published: list[Path] = []
-# The outputs that this process was told to make.
+# The outputs that this process was asked for.
 _begun: list[Path] = []
-# What a run that failed has kept, or goes on elsewhere, for whoever reads why the command ended.
+# Remarks for the error message: what a failed run kept, or which jobs continue elsewhere.
 kept: list[str] = []
 
 
 @click.command()
 @click.argument("folder", type=FILE_PATH)
 @click.option("--size", type=click.IntRange(1, 1_000_000), default=2048, show_default=True, help="rows and columns")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the same seed makes the same bytes")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="the same seed gives the same bytes")
 def demo(folder: Path, size: int, seed: int) -> None:
-    """Make synthetic inputs of any size in FOLDER."""
+    """Create synthetic inputs of any size in FOLDER."""
     from pipeline.cli.demo import make_demo_inputs
 
     for path in make_demo_inputs(folder, size, seed):
@@ -52,7 +52,7 @@ def demo(folder: Path, size: int, seed: int) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def devices(as_json: bool) -> None:
-    """List what jobs can run on here, and why a GPU cannot be used."""
+    """List the devices of this machine, and why a GPU cannot be used."""
     from pipeline.cli.terminal import device_lines
     from pipeline.engine.discovery import discover
     from pipeline.engine.receipt import to_json
@@ -62,11 +62,11 @@ def devices(as_json: bool) -> None:
 
 
 def _setting_options(*names: str) -> list[click.Option]:
-    """Settings as options. None has a default: what is not given may stand in the environment or the file."""
+    """Settings as options, without defaults: the environment or the file may set those that are not given."""
     options = [(name, Settings.model_fields[name].description) for name in names]
     return [
         *(click.Option([f"--{name.replace('_', '-')}", name], help=text) for name, text in options),
-        click.Option(["--config"], type=FILE_PATH, help="a TOML file that may set the above"),
+        click.Option(["--config"], type=FILE_PATH, help="TOML file with any of the settings above"),
     ]
 
 
@@ -75,21 +75,21 @@ _DRAIN = click.Option(
     type=click.IntRange(0, 86_400),
     default=60,
     show_default=True,
-    help="seconds that SIGTERM and SIGUSR1 leave it to finish the chunks in hand",
+    help="seconds to finish current chunks after SIGTERM or SIGUSR1",
 )
 _METRICS_PORT = click.Option(
     ["--metrics-port"],
-    help="serve the first worker's Prometheus metrics on this port, the second's on the next; default any free ones",
+    help="port for the first worker's Prometheus metrics, the next for the second's, … [default: any free ports]",
 )
 _WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _METRICS_PORT, _DRAIN]
 
 
 @click.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
 def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> None:
-    """Let this machine work for the Dask scheduler at SCHEDULER, tcp://HOST:PORT, until stopped.
+    """Run workers of this machine for the Dask scheduler at SCHEDULER, tcp://HOST:PORT, until stopped.
 
-    One process for each GPU, or on the CPU where there is none, unless the options say otherwise. SIGTERM and SIGUSR1
-    drain: chunks in hand are finished and kept, other workers do the rest.
+    By default one process for each GPU, or one on the CPU if there is no GPU. SIGTERM and SIGUSR1 drain: current
+    chunks are finished and kept, other workers do the rest.
     """
     from pipeline.cluster.dask.worker_processes import serve_workers
     from pipeline.cluster.executor import worker_specs
@@ -102,12 +102,12 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
 
 
 def run_options() -> list[click.Option]:
-    """What every `millrace run WORKLOAD` takes besides the workload's own parameters."""
+    """Options of every `millrace run WORKLOAD`, besides the workload's parameters."""
     return [
         *_setting_options(*Settings.model_fields),
-        click.Option(["--preview"], type=FILE_PATH, help="also write a small PNG of the result here"),
-        click.Option(["--checksum"], is_flag=True, help="SHA-256 of the input in the receipt however large it is"),
-        click.Option(["--resume"], is_flag=True, help="go on where an interrupted run of the same job stopped"),
+        click.Option(["--preview"], type=FILE_PATH, help="also write a small PNG of the result to this path"),
+        click.Option(["--checksum"], is_flag=True, help="put the input's SHA-256 in the receipt, even if it is large"),
+        click.Option(["--resume"], is_flag=True, help="continue an interrupted run of the same job"),
         click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
         click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
@@ -118,7 +118,7 @@ def run(
     workload: str,
     parameters: dict[str, Any],
     *,
-    input: Path,  # noqa: A002 - the argument's name in the command's help
+    input: Path,  # noqa: A002 - shown in the command's help
     output: Path,
     config: Path | None,
     preview: Path | None,
@@ -129,7 +129,7 @@ def run(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Run a job here and now."""
+    """Run a job on this machine."""
     from pipeline.cli.terminal import plan_lines, published_before_line, result_line
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.receipt import to_json
@@ -151,7 +151,7 @@ def run(
         slow.prefetch(spec) if slow else nullcontext(),
         open_executor(settings, slow.modules(spec) if slow else ()) as place,
     ):
-        job = plan_job(spec, place.device, options)
+        job = plan_job(spec, executor.device, options)
         if dry_run:
             job.output.discard()
             plan = job.describe()
@@ -162,7 +162,7 @@ def run(
 
             serve(settings.metrics_port)
         before = published_before(job) if resume else None
-        receipt = before or _carried_out(job, options, place.stream, quiet)
+        receipt = before or _carried_out(job, options, executor.stream, quiet)
     if preview is not None:
         try:
             write_preview(job.job, preview)
@@ -174,7 +174,7 @@ def run(
 
 
 def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool) -> Mapping[str, Any]:
-    """The receipt of a run, with a progress bar where somebody looks on."""
+    """The receipt of a run, with a progress bar on a terminal."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
     from pipeline.workloads.protocol import Progress
@@ -208,7 +208,7 @@ def _parameters(name: str, given: dict[str, Any]) -> Any:
 
 
 def left_behind() -> list[str]:
-    """What there is of the output of a run that was stopped."""
+    """Remarks on what a stopped run left of its output."""
     from pipeline.workloads.paths import ledger_path
 
     if _published:

@@ -1,4 +1,4 @@
-"""What a command says on stdout and stderr: whoever reads it may go away, and a file that it goes to may be full."""
+"""Output of commands: handles a broken pipe (SIGPIPE), a full disk behind stdout, and closed streams."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ READER_WENT_AWAY = 141
 
 
 def say(text: str, *, besides: str = "") -> None:
-    """Print a text.
-
-    besides : what whoever learns that this could not be written has to know too
-    """
+    """Print a text. `besides` is added to the error message if that fails."""
     try:
         click.echo(text)
     except StorageError as error:
@@ -28,9 +25,9 @@ def say(text: str, *, besides: str = "") -> None:
 
 @contextmanager
 def watched_stdout() -> Iterator[None]:
-    """While a command runs, for what Click prints of its own accord too: help and version.
+    """Watches everything that a command prints, Click's help and version too.
 
-    A reader that went away ends the program as it does other filters; StorageError where stdout cannot be written.
+    A broken pipe ends the program, as in other filters. Raises StorageError if stdout cannot be written.
     """
     stream = sys.stdout
     with redirect_stdout(_Watched(stream)):
@@ -41,7 +38,7 @@ def watched_stdout() -> Iterator[None]:
 
 
 class _Watched:
-    """A stream whose writing fails with errors of ours."""
+    """A stream whose write errors are translated to ours."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -69,8 +66,7 @@ def _translated() -> Iterator[None]:
 
 
 def settle(stream: TextIO) -> None:
-    """Lets what a stream could not take go nowhere: else the interpreter would fail of it at its end, with a code of
-    its own."""
+    """Discards what a stream could not take: otherwise the interpreter would fail at exit with its own code."""
     try:
         stream.flush()
     except OSError:
@@ -78,9 +74,9 @@ def settle(stream: TextIO) -> None:
 
 
 def open_closed_streams() -> None:
-    """A stream that the caller has closed leads nowhere: else the next file to be opened would stand in its place."""
+    """Opens /dev/null for streams that the caller closed: otherwise the next file would take their descriptors."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open to the end
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - stays open
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: the progress bar, the plan, the devices, the result."""
+"""Terminal output: the progress bar, the plan, the devices, the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.workloads.protocol import Chunk, Plan
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressBar:
-    """What the line hears of: each written chunk, and the plan that takes the place of the first."""
+    """Callbacks: for each written chunk, and for a plan that replaces the first."""
 
     written: Callable[[Chunk], None] = lambda chunk: None
     recut: Callable[[Plan], None] = lambda plan: None
@@ -23,9 +23,9 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str] = lambda: "") -> Iterator[ProgressBar]:
-    """Tell what this yields how the job goes on: bytes done, bytes per second and the time left, on stderr.
+    """A bar on stderr with bytes done, bytes per second and the time left; call what this yields.
 
-    note : a few words beside them, asked for as the line is drawn
+    note : gives further text whenever the bar is drawn
     """
     if not shown:
         yield ProgressBar()
@@ -49,7 +49,7 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
             return Text(note())
 
     console = Console(stderr=True)
-    name = Column(no_wrap=True, max_width=console.width // 3)  # a long one would leave no room for the rest
+    name = Column(no_wrap=True, max_width=console.width // 3)  # leave room for the other columns
     columns = (
         TextColumn("{task.description}", markup=False, table_column=name),
         BarColumn(),
@@ -67,7 +67,7 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """`--dry-run`: what would run, on what, in which pieces, in how much memory."""
+    """The output of `--dry-run`: input, parameters, device, chunks and memory."""
     image, device = plan["image"], plan["device"]
     shape = " × ".join(map(str, image["shape"]))
     chunk = " × ".join(map(str, plan["chunk_shape"]))
@@ -102,12 +102,12 @@ def result_line(receipt: Mapping[str, Any]) -> str:
 
 
 def published_before_line(receipt: Mapping[str, Any]) -> str:
-    """Instead of `result_line`, where a run that resumes finds nothing left to compute."""
+    """Replaces `result_line` if a resumed run finds nothing left to compute."""
     return f"{receipt['output']}: complete: an earlier run of this job had published it before it was killed"
 
 
 def device_lines(reports: Sequence[DeviceReport]) -> list[str]:
-    """One line a device; the first is what `--device auto` takes."""
+    """One line for each device; `--device auto` takes the first."""
     lines = []
     for number, report in enumerate(reports):
         state = f"not usable: {report.obstacle}" if report.obstacle else "usable"

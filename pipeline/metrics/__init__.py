@@ -1,4 +1,4 @@
-"""What Prometheus is told. The table says every metric; here they are as the rest of the program feeds them."""
+"""Prometheus metrics as the program updates them; `table` lists them all."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _errors = counter("millrace_errors_total")
 _INTERNAL = "internal"
 
 gauge("millrace_build_info").labels(__version__).set(1)
-# Every kind stands there from the start: an increase from nothing is not seen as one.
+# Every kind exists from the start: Prometheus does not see an increase from no series.
 for _kind in (name for name, kind in vars(errors).items() if isinstance(kind, type)):
     _errors.labels(_kind)
 _errors.labels(_INTERNAL)
 
 
 def count_error(error: BaseException) -> None:
-    """An error ended a run, or stopped the service's own work."""
+    """Counts an error that ended a run, or interrupted the service's own work."""
     kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     _errors.labels(next(kinds, _INTERNAL) if isinstance(error, MillraceError) else _INTERNAL).inc()
 
@@ -68,7 +68,7 @@ def serve(port: int) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """ParameterError where metrics cannot be served there."""
+    """Raises ParameterError if metrics cannot be served there."""
     with _port_free(port), socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))

@@ -1,4 +1,4 @@
-"""Rows of the table as prometheus_client knows them: metrics that are told of events, and families read at a scrape."""
+"""Rows of the table as objects of prometheus_client: metrics to update, and families to fill at a scrape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from pipeline.metrics.table import ROWS
 
-# When each series began would be told as a series more, which Prometheus has no use for.
+# Otherwise each series gets a further one with its creation time, which Prometheus does not use.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -38,7 +38,7 @@ def histogram_family(name: str) -> HistogramMetricFamily:
 
 
 def cumulated(name: str, counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Counts of each bucket, the last of all above, as a histogram's family takes them."""
+    """Cumulative counts for a histogram's family from those of each bucket, the last of all above."""
     total, found = 0, []
     for bound, count in zip([*map(float, ROWS[name].buckets), float("inf")], counts, strict=True):
         total += count

@@ -1,7 +1,7 @@
 """The state of the GPUs that this process computes on, from NVML.
 
-A thread of its own asks the driver once a second; a scrape, a heartbeat or a page reads what it found last, so that
-nobody waits for a driver. Without a driver, and for what a GPU does not tell, there is just no value.
+A thread asks the driver once a second; scrapes, heartbeats and pages read the last state, so that they never wait for
+the driver. Without a driver, and for what a GPU does not report, there is no value.
 
 Source: NVIDIA, NVML API reference (device queries, field value queries).
 """
@@ -22,9 +22,9 @@ from prometheus_client.registry import Collector
 from pipeline.metrics.families import counter_family, gauge_family
 
 INTERVAL_S = 1.0
-# A driver that hangs: what it said before is no longer the state.
+# An older state is ignored: the driver hangs.
 STALE_S = 10.0
-# Some drivers count bytes in 32 bits, which a fast link fills in 70 ms: then this is how long a sample takes.
+# Length of a sample if the driver counts bytes in 32 bits, which a fast link fills in 70 ms.
 SAMPLE_S = 0.02
 _WRAP = 1 << 32
 # Bytes per second of one lane, one way, by the generation of PCI Express: transfers × encoding / 8.
@@ -33,7 +33,7 @@ _LANE_BYTES = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969.2e6, 5: 3938.5e6, 6: 7563
 
 @dataclass
 class GpuState:
-    """One GPU as it was a moment ago; None: it does not tell."""
+    """The last state of a GPU; None: not reported."""
 
     uuid: str
     memory_used_bytes: int | None = None
@@ -62,7 +62,7 @@ class _Gpu:
             self.state.pcie_link_bytes_per_second = lanes * _LANE_BYTES[min(generation, max(_LANE_BYTES))]
 
     def read(self) -> None:
-        """Ask for everything anew."""
+        """Reads the whole state."""
         nvml, handle, found = self._nvml, self._handle, GpuState(self.state.uuid)
         found.pcie_link_bytes_per_second = self.state.pcie_link_bytes_per_second
         with self._optional():
@@ -80,7 +80,7 @@ class _Gpu:
         self.state = found
 
     def _count_bytes(self) -> None:
-        """Adds what has gone over the bus since the last call: counted where the counters are wide, else estimated."""
+        """Adds the bytes over the bus since the last call: exact with 64-bit counters, otherwise estimated."""
         counters = self._counters()
         now = time.monotonic()
         if counters is None:
@@ -109,7 +109,7 @@ class _Gpu:
         self._tx += tx * elapsed
 
     def _counters(self) -> tuple[tuple[int, int], bool] | None:
-        """Bytes received and sent, and whether in 64 bits; None where the driver has no such counters."""
+        """Bytes received and sent, and whether in 64 bits; None if the driver has no such counters."""
         nvml = self._nvml
         fields = (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)
         try:
@@ -124,16 +124,16 @@ class _Gpu:
 
     @contextmanager
     def _optional(self) -> Iterator[None]:
-        """What this GPU does not tell, as one in MIG mode its utilization, is left out."""
+        """Skips what this GPU does not report, such as utilization in MIG mode."""
         with suppress(self._nvml.NVMLError):
             yield
 
 
 class GpuMonitor(Collector):
-    """Reads the GPUs that it was told to watch, from the first `watch` on until the process ends."""
+    """Reads the watched GPUs from the first `watch` until the process ends."""
 
     def __init__(self, load: Callable[[], Any], interval_s: float = INTERVAL_S) -> None:
-        """`load` gives NVML's binding, initialised, or None; it is called on the monitor's own thread."""
+        """`load` returns NVML's initialised binding, or None; it is called on the monitor's thread."""
         self._load = load
         self._interval_s = interval_s
         self._wanted: list[str] = []
@@ -144,7 +144,7 @@ class GpuMonitor(Collector):
         self._ended = threading.Event()
 
     def watch(self, uuid: str) -> None:
-        """Read this GPU too, "GPU-…" or "MIG-…". Returns at once."""
+        """Adds a GPU, "GPU-…" or "MIG-…". Returns at once."""
         with self._lock:
             if uuid in self._wanted:
                 return
@@ -154,11 +154,11 @@ class GpuMonitor(Collector):
                 self._thread.start()
 
     def states(self) -> list[dict[str, Any]]:
-        """What was read last, as plain dicts with the names of `GpuState`; nothing where that is long ago."""
+        """The last states as dicts with the names of `GpuState`; none if they are stale."""
         return [asdict(state) for state in self._fresh()]
 
     def end(self) -> None:
-        """Reads no more; for tests."""
+        """Stops reading; for tests."""
         self._ended.set()
         thread = self._thread
         if thread is not None:
@@ -190,16 +190,16 @@ class GpuMonitor(Collector):
             self._ended.wait(self._interval_s)
 
     def _has_more(self, nvml: Any, gpus: dict[str, _Gpu]) -> bool:
-        """Opens what is to be watched and is not open yet; False, and the thread ends, where there is nothing to read.
+        """Opens newly watched GPUs; False, which ends the thread, if there is nothing to read.
 
-        What NVML does not know, a GPU of another machine or one that we may not see, is watched no more.
+        GPUs that NVML does not know, of another machine or hidden from us, are dropped.
         """
         tried = list(self._wanted)
         for uuid in tried if nvml is not None else ():
             if uuid not in gpus:
                 with suppress(nvml.NVMLError):
                     gpus[uuid] = _Gpu(nvml, uuid)
-        with self._lock:  # never while a driver is asked: `watch` takes it too
+        with self._lock:  # not held during calls of the driver: `watch` takes it too
             self._wanted = [uuid for uuid in self._wanted if uuid in gpus or (nvml is not None and uuid not in tried)]
             if not self._wanted or self._ended.is_set():
                 self._thread = None

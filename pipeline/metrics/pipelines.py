@@ -1,7 +1,7 @@
-"""What the pipelines of this process do: chunks, bytes, work, and how busy each stage is.
+"""Counts of this process's pipelines: chunks, bytes, work, and how busy each stage is.
 
-Every chunk passes here a dozen times. So a pass is one short lock and a few additions; what Prometheus wants of it is
-put together at a scrape. Times advance while a pipeline is at work, not only at its end.
+Every chunk is counted a dozen times, so counting is one short lock and a few additions; the metrics are assembled at a
+scrape. Times advance while a pipeline runs, not only at its end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DURATION = "millrace_stage_duration_seconds"
 
 
 class Level:
-    """A number that changes now and then, such as lanes at work, and its integral over time."""
+    """A level that changes at times, such as the number of busy lanes, and its integral over time."""
 
     def __init__(self) -> None:
         self._level = 0
@@ -32,26 +32,26 @@ class Level:
         self._lock = threading.Lock()
 
     def change(self, by: int, now: float) -> None:
-        """`now`: by `time.perf_counter`; levels that change together are given the same."""
+        """`now`: from `time.perf_counter`, the same for levels that change together."""
         with self._lock:
             self._advance(now)
             self._level += by
 
     @property
     def integral(self) -> float:
-        """Until now."""
+        """The integral until now."""
         with self._lock:
             self._advance(time.perf_counter())
             return self._integral
 
     def _advance(self, now: float) -> None:
-        if now > self._since:  # else a scrape came between
+        if now > self._since:  # otherwise a scrape came in between
             self._integral += self._level * (now - self._since)
             self._since = now
 
 
 class StageCount:
-    """What one stage did in all pipelines of this process."""
+    """Totals of one stage in all pipelines of this process."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -61,7 +61,7 @@ class StageCount:
         self._lock = threading.Lock()
 
     def add(self, seconds: float, nbytes: int, chunks: int = 1) -> None:
-        """So many chunks took so long together; where that is all that is known, each a share alike."""
+        """Adds the total of `chunks` chunks; each is assumed to have taken the same time."""
         bucket = bisect_left(STAGE_SECONDS, seconds if chunks == 1 else seconds / max(chunks, 1))
         with self._lock:
             self.seconds += seconds
@@ -74,7 +74,7 @@ class StageCount:
 
 
 class WorkCount:
-    """What became of the chunks of one workload in this process; `unit` is that of their work."""
+    """Totals of one workload's chunks in this process; `unit`: of their work."""
 
     def __init__(self, workload: str, unit: str) -> None:
         self.workload = workload
@@ -96,7 +96,7 @@ class WorkCount:
             self.work += work
 
     def kept(self, chunks: int) -> None:
-        """Found finished by an earlier run."""
+        """Adds chunks that an earlier run finished."""
         with self._lock:
             self.chunks["kept"] += chunks
 
@@ -106,28 +106,25 @@ class WorkCount:
 
 
 stages: Mapping[str, StageCount] = {stage: StageCount() for stage in STAGES}
-_wall = Level()  # 1 while any pipeline is at work
+_wall = Level()  # 1 while any pipeline runs
 _work: dict[tuple[str, str], WorkCount] = {}
 _adding = threading.Lock()
 
 
 def work_of(workload: str, unit: str) -> WorkCount:
-    """The one count of a workload; a second would be told beside it, which Prometheus refuses."""
+    """The count of a workload: one only, since Prometheus refuses duplicate series."""
     with _adding:
         return _work.setdefault((workload, unit), WorkCount(workload, unit))
 
 
 class AtWork(ContextDecorator):
-    """A context, or a decorator of functions, in which chunks are on their way through one pipeline.
-
-    It may be entered again before it is left.
-    """
+    """A reentrant context, or a decorator, in which chunks move through one pipeline."""
 
     _pipelines = 0
     _entering = threading.Lock()
 
     def __init__(self, lanes: Mapping[str, int]) -> None:
-        """`lanes`: how many threads (or streams) each stage has; one where a stage is not named."""
+        """`lanes`: the number of threads or streams of each stage; 1 by default."""
         self._lanes = {stage: lanes.get(stage, 1) for stage in STAGES}
         self._depth = 0
 
@@ -152,7 +149,7 @@ class AtWork(ContextDecorator):
 
 
 class _Pipelines(Collector):
-    """Puts the counts together when Prometheus asks."""
+    """Assembles the metrics at a scrape."""
 
     def collect(self) -> Iterable[Metric]:
         yield from _of_stages()

@@ -1,7 +1,7 @@
-"""Every metric that Millrace serves: name, type, unit, labels, help and who serves it, in one table.
+"""The table of all metrics: name, type, unit, labels, help and who serves each.
 
-Units are base units (seconds, bytes, watts, degrees Celsius, ratios from 0 to 1). No label names a job or a user, so
-that the number of series does not grow with use.
+Units are base units (seconds, bytes, watts, degrees Celsius, ratios from 0 to 1). No label contains a job or a user, so
+that the number of series stays bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
-# The service counts jobs. What computes is a worker: a Dask worker's process, or whichever process has the device.
+# The service counts jobs; a worker is the process that computes: a Dask worker, or the one that owns the device.
 Served = Literal["service", "worker", "service and worker"]
 
 STAGES = ("read", "upload", "compute", "download", "write")
@@ -22,7 +22,7 @@ STAGE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.0
 
 @dataclass(frozen=True)
 class Metric:
-    """One row. `name` is what Prometheus stores; of a histogram it is what `_bucket`, `_sum` and `_count` follow."""
+    """One row. `name` is the name in Prometheus; a histogram appends `_bucket`, `_sum` and `_count`."""
 
     name: str
     kind: Kind
@@ -162,7 +162,7 @@ ROWS = {row.name: row for row in TABLE}
 
 
 def as_markdown() -> str:
-    """The table as docs/metrics.md has it."""
+    """The table in docs/metrics.md."""
     lines = ["| Metric | Type | Unit | Labels | Served by | What it says |", "|---|---|---|---|---|---|"]
     for row in TABLE:
         labels = ", ".join(f"`{label}`" for label in row.labels) or "–"

@@ -1,1 +1,1 @@
-"""The long-running service: jobs that outlive the process that accepted them."""
+"""The long-running service: jobs survive the process that accepted them."""

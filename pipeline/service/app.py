@@ -1,4 +1,4 @@
-"""The ASGI application of a service: the HTTP API and the pages behind one gate."""
+"""The ASGI application of a service: HTTP API and web pages."""
 
 from __future__ import annotations
 

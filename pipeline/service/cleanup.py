@@ -1,4 +1,4 @@
-"""What a cancelled job has left beside its output: removed by one thread at a time, and never from under a run."""
+"""Removes what a cancelled job left beside its output: one thread at a time for each output, never during a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.store import Store
 
 
-class Leftovers:
-    """Partial outputs and ledgers that nobody will go on with."""
+class Cleanup:
+    """Removes partial outputs and ledgers that no job will continue."""
 
     def __init__(self, store: Store, roots: DataRoots) -> None:
         self._store = store
@@ -20,7 +20,7 @@ class Leftovers:
         self._removed = threading.Condition()
 
     def remove(self, job: str) -> None:
-        """Those of a cancelled job, unless by now a retry or another job goes on with them, or may."""
+        """Removes those of a cancelled job, unless a retry or another job continues them, or may."""
         output = self._roots.writable(self._store.job(job).asked.output)
         with self._removed:
             self._removed.wait_for(lambda: output not in self._being_removed)
@@ -34,6 +34,6 @@ class Leftovers:
                 self._removed.notify_all()
 
     def wait_until_removed(self, output: Path) -> None:
-        """For a run that is to write there: since its claim nobody begins to remove anything."""
+        """Called by a run before it writes there: once its job is claimed, no further removal begins."""
         with self._removed:
             self._removed.wait_for(lambda: output not in self._being_removed)

@@ -1,11 +1,11 @@
-"""A job's life as a pure state machine: `handle` takes an event and gives the job after it, and what is now to be done.
+"""The life of a job as a pure state machine: `handle` takes an event and returns the changed job and the actions to do.
 
-No I/O, clock or thread in here. An event of a run carries the epoch of that run's claim: what an earlier run still has
-to say is not heard, so that it can neither publish nor fail a job that another run has taken over.
+No I/O, clock or thread in here. An event of a run carries the epoch of that run's claim: late events of an earlier run
+are ignored, so that it can neither publish nor fail a job that another run has taken over.
 
     queued ─Claimed▶ planning ─Planned▶ running ─Computed▶ publishing ─Published▶ succeeded
        ▲                 │                 │                    │
-       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed where another
+       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed if another
        │                                                        │   attempt may help
        └─RetryRequested─ failed, cancelled ◀──Failed, Stopped───┘   Stopped after CancelRequested
     queued ─CancelRequested▶ cancelled                queued ─DependencyFailed▶ failed
@@ -14,12 +14,12 @@ to say is not heard, so that it can neither publish nor fail a job that another 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from pipeline.api_models import State
 
 __all__ = [
     "ACTIVE",
     "MOST_ATTEMPTS",
-    "TERMINAL",
     "Action",
     "CancelRequested",
     "Claimed",
@@ -38,7 +38,6 @@ __all__ = [
     "Recut",
     "RetryRequested",
     "Start",
-    "State",
     "Stop",
     "Stopped",
     "TellDependents",
@@ -46,38 +45,26 @@ __all__ = [
     "submitted",
 ]
 
-# A run that ends for no fault of the job is followed by another, so many in all.
+# Claims of a job whose runs fail through no fault of its own.
 MOST_ATTEMPTS = 3
 
-
-class State(StrEnum):
-    QUEUED = "queued"
-    PLANNING = "planning"
-    RUNNING = "running"
-    PUBLISHING = "publishing"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
 ACTIVE = frozenset({State.PLANNING, State.RUNNING, State.PUBLISHING})
-TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the machine knows of a job; what the job computes is not its business."""
+    """What the state machine knows of a job."""
 
     id: str
     state: State = State.QUEUED
     epoch: int = 0  # of the newest claim; 0 before the first
-    attempts: int = 0  # claims since it was submitted or retried; those that ended with their server do not count
+    attempts: int = 0  # claims since it was submitted or retried, except those that ended with their server
     waiting_for: frozenset[str] = frozenset()  # jobs that have to succeed first
-    cancelling: bool = False  # the run has been asked to stop for good
+    cancelling: bool = False  # the run has been asked to stop, for a cancellation
     chunks: int | None = None  # once planned
     chunks_done: int = 0
     error: str | None = None  # why it failed
-    story: tuple[str, ...] = ()  # every event that changed its state, with the state that it led to
+    story: tuple[str, ...] = ()  # every event that changed the state, with the new state
 
     @property
     def claimable(self) -> bool:
@@ -96,7 +83,7 @@ class DependencySucceeded:
 
 @dataclass(frozen=True)
 class DependencyFailed:
-    """A job that this one waits for has failed or was cancelled."""
+    """A job that this one waits for has failed or been cancelled."""
 
     job: str
     state: State
@@ -104,19 +91,19 @@ class DependencyFailed:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A runner takes the job, under an epoch above all before."""
+    """A runner takes the job, under an epoch above all earlier ones."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """The user wants it no more."""
+    """The user cancels the job."""
 
 
 @dataclass(frozen=True)
 class RetryRequested:
-    """The user wants it again; finished chunks are kept. `waiting_for`: what it comes after and is not there yet."""
+    """The user wants it again; finished chunks are kept. `waiting_for`: dependencies that have not succeeded yet."""
 
     waiting_for: frozenset[str] = frozenset()
 
@@ -138,7 +125,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Recut:
-    """The chunks did not fit the device: so many smaller ones are computed in their place, from the first."""
+    """The chunks did not fit the device: the run starts again with smaller ones."""
 
     epoch: int
     chunks: int
@@ -146,7 +133,7 @@ class Recut:
 
 @dataclass(frozen=True)
 class Computed:
-    """Every chunk is in, and the audit has passed."""
+    """Every chunk is written, and the audit has passed."""
 
     epoch: int
 
@@ -158,7 +145,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Failed:
-    """`transient`: another attempt may help, since it was not the user's mistake nor a wrong result."""
+    """`transient`: another attempt may help: neither a user's mistake nor a wrong result."""
 
     epoch: int
     error: str
@@ -167,14 +154,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run has ended because it was asked to: for a cancellation, or for a drain of the server."""
+    """The run has ended on request: a cancellation, or a drain of the server."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """The runner has not been heard of for too long, or its process is gone."""
+    """The runner did not renew its lease, or its process is gone."""
 
     epoch: int
 
@@ -204,17 +191,17 @@ class Stop:
 
 @dataclass(frozen=True)
 class Discard:
-    """Remove the partial output and the ledger: nobody will go on with them."""
+    """Remove the partial output and the ledger: no run will continue them."""
 
 
 @dataclass(frozen=True)
 class TellDependents:
-    """Jobs that wait for this one are to be told how it ended."""
+    """Tell the jobs that wait for this one how it ended."""
 
     state: State
 
     def event(self, job: str) -> DependencySucceeded | DependencyFailed:
-        """What they hear; `job`: this one's id."""
+        """The event for them; `job`: this one's id."""
         return DependencySucceeded(job) if self.state is State.SUCCEEDED else DependencyFailed(job, self.state)
 
 
@@ -223,7 +210,7 @@ Outcome = tuple[Job, tuple[Action, ...]]
 
 
 class IllegalTransition(Exception):
-    """An event that cannot happen in the job's state; the message tells the job's story."""
+    """An event that cannot happen in the job's state; the message includes the job's story."""
 
     def __init__(self, job: Job, event: Event) -> None:
         story = "; ".join(job.story) or "nothing yet"
@@ -233,14 +220,14 @@ class IllegalTransition(Exception):
 
 
 def submitted(job: str, *, after: frozenset[str] = frozenset()) -> Job:
-    """A new job, which waits for those `after` which it comes."""
+    """A new job that waits for the jobs in `after`."""
     return Job(id=job, waiting_for=after, story=("submitted → queued",))
 
 
 def handle(job: Job, event: Event) -> Outcome:
-    """The job after the event, and what is to be done now, in order.
+    """The job after the event, and the actions to do now, in order.
 
-    An event of another epoch than the job's changes nothing. Raises IllegalTransition where the event cannot happen.
+    A late event of an earlier epoch changes nothing. Raises IllegalTransition if the event cannot happen.
     """
     match event:
         case DependencySucceeded() | DependencyFailed():
@@ -256,13 +243,13 @@ def handle(job: Job, event: Event) -> Outcome:
 
 
 def _told(job: Job, event: Event, state: State, **changes: object) -> Job:
-    """The job in its new state, with the event in its story."""
+    """The job in its new state, with the event added to its story."""
     return replace(job, state=state, story=(*job.story, f"{event} → {state}"), **changes)  # type: ignore[arg-type]
 
 
 def _dependency(job: Job, event: DependencySucceeded | DependencyFailed) -> Outcome:
     if event.job not in job.waiting_for or job.state is not State.QUEUED:
-        return job, ()  # told twice, or cancelled meanwhile
+        return job, ()  # repeated, or the job was cancelled meanwhile
     if isinstance(event, DependencySucceeded):
         return replace(job, waiting_for=job.waiting_for - {event.job}), ()
     error = f"job {event.job}, which it comes after, was {event.state}" if event.state is State.CANCELLED else (
@@ -300,7 +287,7 @@ def _of_a_run(
 ) -> Outcome:
     if event.epoch != job.epoch or job.state not in ACTIVE:
         if event.epoch <= job.epoch:
-            return job, ()  # an earlier run, or one that has ended, has still something to say
+            return job, ()  # late, from an earlier run or one that has ended
         raise IllegalTransition(job, event)
     match job.state, event:
         case State.PLANNING, Planned(chunks=chunks):
@@ -312,7 +299,7 @@ def _of_a_run(
         case State.RUNNING, Computed():
             return _told(job, event, State.PUBLISHING, chunks_done=job.chunks), ()
         case State.PUBLISHING, Published():
-            # Too late for a cancellation: the result stands under its name.
+            # Too late for a cancellation: the result is published.
             return _told(job, event, State.SUCCEEDED, cancelling=False), (TellDependents(State.SUCCEEDED),)
         case _, Failed(error=error, transient=transient):
             return _failed(job, event, error, transient)

@@ -1,4 +1,4 @@
-"""What a job asks of its workload: looked at when it is submitted, and again when it is run."""
+"""Validates parameters at submission and before running."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.workloads import Parameters, workloads
 
 
 def parameters_of(asked: NewJob, roots: DataRoots) -> Parameters:
-    """A job's parameters. ParameterError where there is no such workload, or one of them is wrong, or names a file that
-    does not lie under the roots."""
+    """A job's parameters. ParameterError if the workload is unknown, a parameter is wrong, or a file that one names
+    lies outside the roots."""
     known = workloads()
     if asked.workload not in known:
         raise ParameterError(f"workload: there is no {asked.workload!r}; there are {', '.join(known)}")

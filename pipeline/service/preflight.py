@@ -1,4 +1,4 @@
-"""Whether the files and folders that a service's settings name can be used, looked at without changing anything."""
+"""Checks that the files and folders in a service's settings can be used, without changing anything."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
 
 
-def faults_of_places(settings: ServiceSettings) -> Iterator[str]:
-    """What is wrong with each, in one line."""
-    looks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in settings.data_roots]
-    if not looks:
-        looks.append(partial(DataRoots, []))
+def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
+    """One line for each that cannot be used, with the reason."""
+    checks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in settings.data_roots]
+    if not checks:
+        checks.append(partial(DataRoots, []))
     if settings.tokens_file is not None:
-        looks.append(partial(Tokens, settings.tokens_file))
-    looks.append(partial(_check_state_dir, settings.state_dir))
-    for look in looks:
+        checks.append(partial(Tokens, settings.tokens_file))
+    checks.append(partial(_check_state_dir, settings.state_dir))
+    for check in checks:
         try:
-            look()
+            check()
         except ParameterError as error:
             yield str(error)
 
 
 def _check_state_dir(folder: Path) -> None:
-    """The service makes it, and what of its parents is missing."""
-    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    if not os.access(f"{there}/.", os.W_OK | os.X_OK):
-        raise ParameterError(f"state_dir {folder}: {there} is no folder that this user may write to; choose another")
-    for each in (folder, *(there / part for part in folder.relative_to(there).parts)):
+    """The service creates it, with missing parents."""
+    existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not os.access(f"{existing}/.", os.W_OK | os.X_OK):
+        raise ParameterError(
+            f"state_dir {folder}: {existing} is not a folder that this user may write to; choose another"
+        )
+    for each in (folder, *(existing / part for part in folder.relative_to(existing).parts)):
         try:
             each.lstat()
         except FileNotFoundError:
             continue
-        except OSError as error:  # a name that is too long
+        except OSError as error:  # such as a name that is too long
             raise ParameterError(f"state_dir {folder}: {error.strerror}; choose another") from error

@@ -1,4 +1,4 @@
-"""Which files jobs may read and write: those under the configured data roots, symbolic links resolved."""
+"""The files that jobs may read and write: those under the configured data roots, symlinks resolved."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ class DataRoots:
     """The folders whose files jobs may read and write."""
 
     def __init__(self, roots: Sequence[Path], *, but: Path | None = None) -> None:
-        """`but`: the service's state folder, whose files jobs leave alone though it may lie under a root, as in a home.
+        """`but`: the service's state folder: jobs may not use its files even if it lies under a root.
 
-        ParameterError where there is no root, or one that is no folder which can be used.
+        Raises ParameterError without a root, or if one cannot be used as a folder.
         """
         self._but = Path(os.path.realpath(but)) if but is not None else None
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
         for root in roots:
             try:
-                os.stat(f"{root}/.")  # noqa: PTH116 - a Path has no such dot: may names be looked up? They need not be listed
+                os.stat(f"{root}/.")  # noqa: PTH116 - Path drops the dot, which needs search permission only
             except OSError as error:
                 raise ParameterError(
-                    f"data_roots: {root} is no folder that can be used ({error.strerror}); mend that, or name another"
+                    f"data_roots: {root} cannot be used as a folder ({error.strerror}); correct that, or choose another"
                 ) from error
         self.roots = tuple(Path(os.path.realpath(root)) for root in roots)
         for root in self.roots:
             if not _is_text(root):
                 raise ParameterError(
-                    f"data_roots: the name {str(root)!a} is no UTF-8, and no answer can tell it; rename it"
+                    f"data_roots: the name {str(root)!a} is not UTF-8 and cannot be sent in an answer; rename it"
                 )
 
     def within(self, name: str) -> Path:
-        """The file or folder of that name. InputError where it lies outside the roots, by any link.
+        """The file or folder of that name. InputError if it lies outside the roots, by any symlink.
 
-        What does not exist is refused later, by whoever opens it; that it lies outside is said first, so that nobody
-        can find out what there is elsewhere.
+        A missing file is refused later, when it is opened: the check of the roots comes first, so that it does not
+        reveal which files exist elsewhere.
         """
         resolved = self._resolved(name)
         if resolved is None:
@@ -49,17 +49,17 @@ class DataRoots:
         return resolved
 
     def readable(self, name: str) -> Path:
-        """The file or folder of an input, for a job that is about to read it: all that belongs to it is looked at.
+        """The file or folder of an input that a job is about to read, checked with all its parts.
 
-        InputError where any of it lies outside the roots: the other file of a pair, or what a link within a Zarr folder
-        leads to. Links may lead to other places under the roots, as git-annex has them.
+        InputError if a part lies outside the roots: the other file of a pair, or the target of a symlink in a Zarr
+        folder. Symlinks may lead elsewhere under the roots, as with git-annex.
         """
         resolved = self.within(name)
         self._check_parts(resolved)
         return resolved
 
     def writable(self, name: str) -> Path:
-        """The file or folder of an output. OutputError where it lies outside the roots, or is one of them."""
+        """The file or folder of an output. OutputError if it lies outside the roots, or is one of them."""
         resolved = self._resolved(name)
         if resolved is None:
             raise OutputError(f"{name}: is outside the service's data roots ({self._listed()}); write under them")
@@ -68,13 +68,13 @@ class DataRoots:
         return resolved
 
     def check_further(self, files: Iterable[Path]) -> None:
-        """InputError where one of a job's further inputs, or what belongs to it, lies outside the roots."""
+        """InputError if one of a job's further inputs, or a part of one, lies outside the roots."""
         for path in files:
             self.within(str(path))
-            self._check_parts(self.roots[0] / path)  # by its own name: a pair's other file is sought beside that
+            self._check_parts(self.roots[0] / path)  # unresolved: the other file of a pair lies beside this name
 
     def _check_parts(self, path: Path) -> None:
-        """InputError where a file outside the roots would be read by way of this one."""
+        """InputError if reading this path would read a file outside the roots."""
         with reading(path):
             if is_zarr(path):
                 self._check_links(path)
@@ -83,7 +83,7 @@ class DataRoots:
                 self.within(str(part))
 
     def _check_links(self, folder: Path) -> None:
-        """Of a folder, and of those under the roots that its links lead to."""
+        """Checks the symlinks of a folder, and of the folders under the roots that they lead to."""
         pending, seen = [folder], {folder}
         while pending:
             folder = pending.pop()
@@ -94,27 +94,27 @@ class DataRoots:
                     found = self._resolved(entry.path)
                     if found is None:
                         raise InputError(
-                            f"{entry.path}: is a link that leads out of the service's data roots ({self._listed()}); "
-                            "put what it stands for under them"
+                            f"{entry.path}: is a symlink that leaves the service's data roots ({self._listed()}); "
+                            "put its target under them"
                         )
                     if found not in seen and found.is_dir():
                         seen.add(found)
                         pending.append(found)
 
     def _resolved(self, name: str) -> Path | None:
-        """Relative names are taken from the first root. None where the path is outside, or is no path."""
+        """The path, relative names from the first root. None if it is outside the roots, or not a valid path."""
         if "\0" in name or not name.strip():
             return None
         try:
             resolved = Path(os.path.realpath(self.roots[0] / name))
-        except (OSError, ValueError):  # a loop of links; letters that no file system can hold
+        except (OSError, ValueError):  # a loop of symlinks; characters that a file system refuses
             return None
         if self._is_state(resolved):
             return None
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
 
     def _is_state(self, path: Path) -> bool:
-        """Whether the service keeps its state there. Beside that, its folder may hold what is the users'."""
+        """Whether the path is the service's state. Its folder may contain users' files too."""
         if self._but is None or not path.is_relative_to(self._but):
             return False
         first = next(iter(path.relative_to(self._but).parts), "")

@@ -1,4 +1,4 @@
-"""One claim of a job, at work on its thread: what it does, how far it has come, and what became of it."""
+"""One claim of a job, running on its own thread: its progress and its outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job, write_preview
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
-from pipeline.service.cleanup import Leftovers
+from pipeline.service.cleanup import Cleanup
 from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
@@ -23,13 +23,13 @@ from pipeline.service.store import Facts, StoredJob
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 
 LOG = logging.getLogger("millrace.service")
-# How often the store hears of a job's chunks.
+# How often progress is stored.
 PROGRESS_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnderWay:
-    """What a run has done so far: the stages' totals of its seconds, and the chunks that it or an earlier one wrote."""
+    """Progress of a run: its seconds with the stages' totals, and the chunks that it or an earlier run wrote."""
 
     seconds: float
     stages: Mapping[str, StageTotals]
@@ -37,25 +37,26 @@ class UnderWay:
 
 
 class _StopRequested(Exception):
-    """The run was asked to stop, or its job is not its own any more."""
+    """The run was asked to stop, or no longer owns its job."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Run:
-    """Between the claim of a job and what became of it; any thread may ask it to stop, or how far it has come."""
+    """From the claim of a job to its outcome; any thread may ask it to stop, or for its progress."""
 
     claimed: StoredJob
-    place: Executor
+    executor: Executor
     roots: DataRoots
-    leftovers: Leftovers
+    cleanup: Cleanup
     memory_bytes: int  # of its rings
-    tell: Callable[[Event], Job]  # the store, which gives the job after the event
+    tell: Callable[[Event], Job]  # stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
     stopping: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     _job: OpenJob | None = field(default=None, init=False)  # once planned
     _record: StageRecord | None = field(default=None, init=False)  # once chunks move
     _began: float = field(default=0.0, init=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _written: int = field(default=0, init=False)
     _told_at: float = field(default=0.0, init=False)
 
@@ -64,7 +65,7 @@ class Run:
         return self.claimed.job.epoch
 
     def under_way(self) -> UnderWay | None:
-        """None where its chunks do not move yet."""
+        """Progress; None before the first chunk."""
         record = self._record
         if record is None:
             return None
@@ -73,11 +74,11 @@ class Run:
         return UnderWay(seconds=time.monotonic() - self._began, stages=stages, chunks_done=written)
 
     def outcome(self) -> tuple[Event, Facts]:
-        """Runs the job, and says what became of it; never raises but for the store."""
+        """Runs the job and returns how it ended; raises only if the store fails."""
         epoch = self.epoch
         try:
             output = self.roots.writable(self.claimed.asked.output)
-            self.leftovers.wait_until_removed(output)
+            self.cleanup.wait_until_removed(output)
             self._check()
             receipt = self._finished_before(output) or self._carry_out()
             return Published(epoch), Facts(receipt=receipt)
@@ -98,7 +99,7 @@ class Run:
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)
-        planned = plan_job(self._spec(), self.place.device, options)
+        planned = plan_job(self._spec(), self.executor.device, options)
         self._job = planned.job
         try:
             self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)))
@@ -113,10 +114,10 @@ class Run:
             on_kept=lambda kept, chunks: self.log(f"{kept} of {counted(chunks, 'chunk')} kept"),
             check=self._check,
         )
-        return run_job(planned, options, events=events, stream=self.place.stream)
+        return run_job(planned, options, events=events, stream=self.executor.stream)
 
     def _finished_before(self, output: Path) -> Mapping[str, Any] | None:
-        """The receipt of an earlier run of this job that was killed after it had published."""
+        """The receipt, if an earlier run of this job was killed after publishing."""
         if self.epoch == 1:
             return None
         receipt = finished_before(output, self.claimed.job.id)
@@ -126,7 +127,7 @@ class Run:
         return receipt
 
     def _spec(self) -> JobSpec:
-        """Checked again: folders and links may have changed since the job was accepted."""
+        """The spec, checked again: folders and symlinks may have changed since submission."""
         asked = self.claimed.asked
         return JobSpec(
             workload=asked.workload,
@@ -139,15 +140,19 @@ class Run:
         self._record, self._began = record, time.monotonic()
 
     def _count(self, chunk: Chunk) -> None:
-        self._written += 1
         now = time.monotonic()
-        if now - self._told_at >= PROGRESS_S:
-            self._told_at = now
-            self.tell(Progressed(self.epoch, self._written))
+        with self._counting:  # several threads write
+            self._written += 1
+            written, is_due = self._written, now - self._told_at >= PROGRESS_S
+            if is_due:
+                self._told_at = now
+        if is_due:
+            self.tell(Progressed(self.epoch, written))
 
     def _begin_anew(self, plan: Plan) -> None:
-        """What was written in larger chunks counts no more."""
-        self._written, self._record = 0, None
+        """Starts counting again: the larger chunks are void."""
+        with self._counting:
+            self._written, self._record = 0, None
         self._go_on_after(Recut(self.epoch, len(plan.chunks)))
 
     def _check(self) -> None:
@@ -155,14 +160,14 @@ class Run:
             raise _StopRequested
 
     def _go_on_after(self, event: Event) -> None:
-        """Tells the store, and stops where the job is another run's by now, or nobody's."""
+        """Stores the event, and stops if this run no longer owns the job."""
         job = self.tell(event)
         if job.epoch != self.epoch or job.state not in ACTIVE or job.cancelling:
             raise _StopRequested
 
     def draw_preview(self, preview: Path) -> None:
-        """A picture that cannot be drawn is no reason to fail: the result is there."""
-        if self._job is None:  # an earlier run had published
+        """Draws a preview; failing to do so does not fail the job."""
+        if self._job is None:  # published by an earlier run
             return
         try:
             write_preview(self._job, preview)

@@ -1,4 +1,4 @@
-"""Takes jobs from the store, runs them on the workers of one place, and tells the store what became of them."""
+"""Takes jobs from the store, runs them on the workers of an executor, and tells the store what became of them."""
 
 from __future__ import annotations
 
@@ -15,72 +15,100 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import metrics
+from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
-from pipeline.service.backoff import Backoff
-from pipeline.service.cleanup import Leftovers
-from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, State, Stop
+from pipeline.service.cleanup import Cleanup
+from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
-# How often jobs that nobody announced are looked for.
+# How often the queue is checked without being woken.
 POLL_S = 1.0
 PRUNE_S = 600.0
-# Before a server was killed: of jobs cancelled in this time it may not have removed everything.
+# Partial outputs of jobs cancelled so shortly before a kill may remain.
 LATELY_S = 600.0
+# Pause in claiming after one failure that is not a job's fault, and after many in a row.
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a service allows at once."""
+    """Limits on what a service runs and keeps."""
 
     jobs_at_once: int = 2
     jobs_at_once_of_an_owner: int = 8
-    memory_bytes: int = 512 << 20  # of the rings of all jobs together
-    keep_s: float = float("inf")  # jobs that are over are forgotten after so long
+    memory_bytes: int = 512 << 20  # ring buffers of all jobs together
+    keep_s: float = float("inf")  # records of finished jobs
+
+
+class Backoff:
+    """A pause in claiming after each failure that is not a job's fault, doubled until a job succeeds.
+
+    Otherwise all waiting jobs would use up their attempts while a disk is full or a server is down. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0  # since a job succeeded
+        self._until = 0.0  # on the monotonic clock
+        self._lock = threading.Lock()
+
+    def failed(self) -> None:
+        with self._lock:
+            self._until = time.monotonic() + min(FIRST_PAUSE_S * 2 ** min(self._failures, 16), MOST_PAUSE_S)
+            self._failures += 1
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self._failures, self._until = 0, 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a job may be claimed."""
+        return time.monotonic() >= self._until
 
 
 class Runner:
-    """Runs jobs, some at a time, between `start` and `drain`."""
+    """Runs jobs, several at a time, between `start` and `drain`."""
 
     def __init__(
         self,
         store: Store,
-        place: Executor,
+        executor: Executor,
         roots: DataRoots,
         limits: Limits,
         *,
         previews: Path | None = None,
         has_workers: Callable[[], bool] = lambda: True,
     ) -> None:
-        """previews    : a folder for small pictures of results, by job; None: none are drawn
-        has_workers : whether a job could run; where none can, none is claimed
+        """previews    : folder for previews of results; None: no previews
+        has_workers : whether jobs can run; if not, none is claimed
         """
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = store
-        self._place = place
+        self._executor = executor
         self._roots = roots
         self._limits = limits
         self._previews = previews
         self._has_workers = has_workers
-        self._leftovers = Leftovers(store, roots)
+        self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
         self._runs: dict[str, Run] = {}
         self._lock = threading.Lock()
-        self._news = threading.Event()
+        self._woken = threading.Event()
         self._draining = threading.Event()
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
 
     def start(self) -> None:
-        """Takes over what a server that was killed had begun. No other runner may be alive on this store."""
+        """Starts, taking over the jobs of a killed server. No other runner may use this store."""
         cancelled = self._store.lately_cancelled(LATELY_S)
         for job, epoch in self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True):
             self._take_over(job, epoch)
-        for job in cancelled:  # it may have been killed before it had removed all
+        for job in cancelled:  # the kill may have interrupted the removal
             self.act(job, (Discard(),))
         self._dispatcher.start()
 
@@ -89,17 +117,17 @@ class Runner:
         if found.job.state is State.PUBLISHING and found.job.cancelling:
             with suppress(MillraceError):
                 receipt = finished_before(self._roots.writable(found.asked.output), job)
-        if receipt is not None:  # too late for the cancellation: the result stands under its name
+        if receipt is not None:  # too late for the cancellation: the result is published
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
             self._tell(job, LeaseLost(epoch))
 
     def wake(self) -> None:
-        """Something may have become claimable."""
-        self._news.set()
+        """Looks for claimable jobs now."""
+        self._woken.set()
 
     def act(self, job: str, actions: tuple[Action, ...]) -> None:
-        """Does what the state machine asks of a runner."""
+        """Performs actions of the state machine."""
         for action in actions:
             if isinstance(action, Stop):
                 with self._lock:
@@ -108,17 +136,17 @@ class Runner:
                     run.stopping.set()
             elif isinstance(action, Discard):
                 with suppress(MillraceError):
-                    self._leftovers.remove(job)
+                    self._cleanup.remove(job)
         self.wake()
 
     def drain(self, timeout_s: float) -> bool:
-        """No more claims; every run stops after the chunks in hand, which are kept. Whether all have ended in time."""
+        """Stops claiming; runs finish and keep their current chunks. Returns whether all ended in time."""
         self._draining.set()
         self.wake()
         deadline = time.monotonic() + timeout_s
         self._stop_all()
         _join([self._dispatcher], deadline)
-        threads = self._stop_all()  # with that of a job which the dispatcher has just been claiming
+        threads = self._stop_all()  # again: the dispatcher may have been claiming a job
         _join(threads, deadline)
         return not any(thread.is_alive() for thread in (self._dispatcher, *threads))
 
@@ -131,7 +159,7 @@ class Runner:
         return [run.thread for run in runs if run.thread is not None]
 
     def under_way(self, job: str) -> UnderWay | None:
-        """How far the run of a job has come; None where none is under way here, or its chunks do not move yet."""
+        """Progress of a job's run; None without a run here, or before its first chunk."""
         with self._lock:
             run = self._runs.get(job)
         return run.under_way() if run is not None else None
@@ -144,9 +172,9 @@ class Runner:
     # The dispatcher
 
     def _dispatch(self) -> None:
-        renewed = pruned = float("-inf")  # on the monotonic clock: the other one may be set back
+        renewed = pruned = float("-inf")  # on the monotonic clock, which is never set back
         while not self._draining.is_set():
-            self._news.clear()
+            self._woken.clear()
             try:
                 now, tick = time.time(), time.monotonic()
                 if tick - renewed > LEASE_S / 3:
@@ -161,20 +189,20 @@ class Runner:
                 if tick - pruned > PRUNE_S and not self._prune(now):
                     pruned = tick
             except MillraceError as error:
-                LOG.error("%s", error)  # the disk may come back; what was accepted stays where it is
+                LOG.error("%s", error)  # the disk may recover; accepted jobs stay in the store
                 metrics.count_error(error)
             except Exception:
-                LOG.exception("the dispatcher goes on")
-            self._news.wait(POLL_S)
+                LOG.exception("dispatcher: unexpected error, continuing")
+            self._woken.wait(POLL_S)
 
     def _prune(self, now: float) -> bool:
-        """Forgets some jobs that have been over for long; whether there may be more."""
+        """Forgets some old jobs; returns whether there may be more."""
         forgotten = self._store.prune(now=now, keep_s=self._limits.keep_s)
         for job in forgotten:
             if self._previews is not None:
                 (self._previews / f"{job}.png").unlink(missing_ok=True)
         if forgotten:
-            self.wake()  # the rest, after whatever is more urgent
+            self.wake()  # for the rest, after more urgent work
         return bool(forgotten)
 
     def _may_claim(self) -> bool:
@@ -186,7 +214,7 @@ class Runner:
         )
 
     def _claim(self) -> bool:
-        """Claims a job and begins to run it; whether there may be another one to claim."""
+        """Claims and starts a job; returns whether there may be another to claim."""
         claimed = self._store.claim(
             self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner
         )
@@ -195,9 +223,9 @@ class Runner:
         job = claimed.job.id
         run = Run(
             claimed=claimed,
-            place=self._place,
+            executor=self._executor,
             roots=self._roots,
-            leftovers=self._leftovers,
+            cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             tell=partial(self._tell, job),
             log=partial(self._log, job),
@@ -205,27 +233,27 @@ class Runner:
         return self._begin(run)
 
     def _begin(self, run: Run) -> bool:
-        """Begins a run on its thread; whether this machine has one more."""
+        """Starts a run on its own thread; returns False if the system refuses a thread."""
         job = run.claimed.job.id
         run.thread = threading.Thread(target=self._run, args=(run,), name=f"job-{job}", daemon=True)
         with self._lock:
             self._runs[job] = run
-        if self._draining.is_set():  # since the claim began
+        if self._draining.is_set():  # since the claim
             run.stopping.set()
         try:
             run.thread.start()
-        except RuntimeError as error:  # it has none left
+        except RuntimeError as error:  # no thread left
             with self._lock:
                 del self._runs[job]
-            LOG.error("job %s waits: %s; see the limits on threads and memory", job, error)
+            LOG.error("job %s waits: %s; check the limits on threads and memory", job, error)
             metrics.count_error(error)
             self._tell(job, LeaseLost(run.epoch))
-            self._draining.wait(POLL_S)  # else the next claim would follow at once
+            self._draining.wait(POLL_S)  # otherwise the next claim would follow at once
             return False
         return True
 
     def _run(self, run: Run) -> None:
-        """On the run's own thread."""
+        """The body of the run's thread."""
         began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = run.outcome()
@@ -237,18 +265,16 @@ class Runner:
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")
         except MillraceError as error:
-            LOG.error("job %s: %s", job, error)  # the store failed: the lease ends, and the job is run again
+            LOG.error("job %s: %s", job, error)  # the store failed: the lease expires, and the job runs again
             metrics.count_error(error)
         except Exception as error:
             LOG.exception("job %s", job)
             metrics.count_error(error)
         finally:
             with self._lock:
-                if self._runs.get(job) is run:  # and not a run that a retry has begun meanwhile
+                if self._runs.get(job) is run:  # not the run of a retry
                     del self._runs[job]
             self.wake()
-
-    # Telling
 
     def _tell(self, job: str, event: Event, facts: Facts | None = None) -> Job:
         after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
@@ -261,7 +287,7 @@ class Runner:
 
 
 def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
-    """Waits for their ends, until that moment of the monotonic clock."""
+    """Waits for threads until `deadline` on the monotonic clock."""
     for thread in threads:
         if thread.is_alive():
             thread.join(max(deadline - time.monotonic(), 0.0))

@@ -1,4 +1,4 @@
-"""`millrace serve`: the store, the workers, the runner and the API, put together and taken apart in order."""
+"""`millrace serve`: starts and stops the store, the workers, the runner and the API in order."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
-from pipeline.service import notify
+from pipeline.service import systemd
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.connections import TimedRequests
@@ -33,25 +34,28 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
+from pipeline.stopping import SIGNALS
 
 LOG = logging.getLogger("millrace.service")
-# What is left of SIGTERM's patience once runs have stopped: for answers under way.
+# Time for open answers to finish once runs have stopped.
 CLOSE_S = 2
-# Connections that wait to be taken, while the service starts too.
+# Connections waiting to be accepted, also while the service starts.
 BACKLOG = 2048
-# A client that has read nothing of its answer for so long is taken for gone.
+# A client that reads nothing of its answer for so long is considered gone.
 UNREAD_S = 900
 # Each client that waits for a job keeps a connection open; the usual limit of 1,024 files would not last.
 MOST_FILES = 65_536
+# How long a check of the store stays valid: it writes to the disk, and anyone may request /readyz.
+READY_S = 5.0
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
     """Serves until SIGTERM, SIGINT or SIGHUP, then drains: no new claims, chunks in hand are finished and kept.
 
-    on_ready : called with the address once jobs are taken
+    on_ready : called with the address once jobs are accepted
 
-    Raises ParameterError for settings that cannot be, DeviceUnavailable for a device that is not here, StorageError
-    where the disk under the state folder fails.
+    Raises ParameterError for invalid settings, DeviceUnavailable for a missing device, StorageError if the disk of the
+    state folder fails.
     """
     roots = DataRoots(settings.data_roots, but=settings.state_dir)
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
@@ -62,9 +66,9 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         listener = stack.enter_context(_listening(settings))
         store = Store(settings.state_dir / JOBS)
         stack.callback(store.close)
-        os.chdir(roots.roots[0])  # where relative paths begin, those among a job's parameters too
-        place = stack.enter_context(_open_workers(_place_settings(settings)))
-        workers = stack.enter_context(watched(place.device))
+        os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
+        executor = stack.enter_context(_open_workers(_executor_settings(settings)))
+        workers = stack.enter_context(watched(executor.device))
         threading.Thread(target=_settle, name="settle").start()
         limits = Limits(
             jobs_at_once=settings.jobs_at_once,
@@ -72,21 +76,22 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             memory_bytes=settings.memory,
             keep_s=settings.keep_days * 86_400.0,
         )
-        runner = Runner(store, place, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
+        runner = Runner(store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
         stopping, closing = threading.Event(), threading.Event()
+        store_fault = _StoreFault(store)
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
-            workers=workers, ready=lambda: _missing(store, workers, stopping), tokens=tokens,
+            workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
             stopping=stopping, closing=closing,
         )  # fmt: skip
-        # Without a lifespan, of which nothing here makes use: a second signal would leave its traceback in the log.
+        # Without the unused lifespan: a second signal would log its traceback.
         server = _Server(
             uvicorn.Config(
                 make_app(service), http=TimedRequests, log_level="warning", lifespan="off",
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
-        server.stopping, server.closing, server.heartbeat = stopping, closing, notify.Heartbeat()
+        server.stopping, server.closing, server.watchdog = stopping, closing, systemd.Watchdog()
         runner.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -96,44 +101,45 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
 
 
 class _Server(uvicorn.Server):
-    """Answers go on while runs are drained: those who wait learn what became of their jobs."""
+    """Keeps answering while runs are drained, so that clients learn how their jobs ended."""
 
     stopping: threading.Event
     closing: threading.Event
     on_started: Callable[[], None]
     on_stop: Callable[[], None]
     status: Callable[[], str]
-    heartbeat: notify.Heartbeat
+    watchdog: systemd.Watchdog
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGHUP too, of a terminal that is closed: raised in the event loop, it would be swallowed there."""
+        """Captures SIGHUP too. Signals ignored at the start stay ignored, as under nohup."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         with super().capture_signals():
-            earlier = signal.getsignal(signal.SIGHUP)
-            if threading.current_thread() is not threading.main_thread() or earlier is signal.SIG_IGN:  # as under nohup
+            if threading.current_thread() is not threading.main_thread():
                 yield
                 return
-            signal.signal(signal.SIGHUP, self.handle_exit)
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else self.handle_exit)
             try:
                 yield
             finally:
-                signal.signal(signal.SIGHUP, earlier)
+                signal.signal(signal.SIGHUP, before[signal.SIGHUP])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.on_started()
-        notify.tell(READY="1", STATUS=self.status())
+        systemd.notify(READY="1", STATUS=self.status())
 
     async def on_tick(self, counter: int) -> bool:
-        self.heartbeat.beat(self.status())
+        self.watchdog.beat(self.status())
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.stopping.is_set():
-            super().handle_exit(sig, frame)  # a second signal: at once
+            super().handle_exit(sig, frame)  # a second signal: stop at once
             return
         self.stopping.set()
-        notify.tell(STOPPING="1", STATUS="finishes the chunks in hand")
+        systemd.notify(STOPPING="1", STATUS="finishing current chunks")
         threading.Thread(target=self._stop, name="drain", daemon=True).start()
 
     def _stop(self) -> None:
@@ -145,8 +151,8 @@ class _Server(uvicorn.Server):
 
 
 def _settle() -> None:
-    """What a service holds from its start to its end is no garbage: a full collection that looked at all of it would
-    keep every request waiting for a tenth of a second, and comes about every 20 jobs."""
+    """Excludes long-lived objects from garbage collection: a full collection would delay every request by a tenth of a
+    second, about every 20 jobs."""
     gc.freeze()
     begin_job_counts()
     gc.freeze()
@@ -159,22 +165,22 @@ def _drain(runner: Runner, seconds: float) -> None:
 
 @contextmanager
 def _open_workers(settings: Settings) -> Iterator[Executor]:
-    """As `open_executor`, but where that would compute in this process, with its one GPU, a worker does: a fault of the
-    driver or of a kernel takes a worker with it, which is started again, and not the service."""
+    """As `open_executor`, but a single GPU gets a worker process too: a crash of the driver or a kernel then ends the
+    worker, which is restarted, not the service."""
     if settings.scheduler is not None or settings.workers is not None:
-        with open_executor(settings) as place:
-            yield place
+        with open_executor(settings) as executor:
+            yield executor
         return
-    fork_server.begin()  # before Dask is imported here, too
+    fork_server.begin()  # before Dask is imported here
     from pipeline.cluster.dask.worker_processes import local_workers
 
     with local_workers(worker_specs(settings)) as workers:
         yield Executor(device=workers, stream=workers.stream)
 
 
-def _place_settings(settings: ServiceSettings) -> Settings:
-    """Every GPU unless a device is named, or a process on the CPU of a machine that has none. What contradicts itself,
-    or names a GPU that is not here, is left for `open_executor` to refuse."""
+def _executor_settings(settings: ServiceSettings) -> Settings:
+    """By default every GPU, or one process on the CPU if there is none. `open_executor` refuses contradictions and
+    missing GPUs."""
     device, workers = settings.device, settings.workers
     if settings.scheduler is None and device in ("auto", "cpu"):
         on_cpu = device == "cpu" or not usable_gpus()
@@ -191,19 +197,41 @@ def _place_settings(settings: ServiceSettings) -> Settings:
     )
 
 
-def _missing(store: Store, workers: Callable[[], list[dict[str, Any]]], stopping: threading.Event) -> str | None:
-    """Why no job can be taken now."""
+class _StoreFault:
+    """Why the store cannot take jobs, if it cannot; checked at most once in READY_S."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._checked_at = float("-inf")
+        self._fault: str | None = None
+
+    def __call__(self) -> str | None:
+        with self._lock:
+            if time.monotonic() - self._checked_at > READY_S:
+                try:
+                    self._store.check()
+                    self._fault = None
+                except StorageError as error:
+                    self._fault = str(error)
+                self._checked_at = time.monotonic()
+            return self._fault
+
+
+def _missing(
+    store_fault: Callable[[], str | None], workers: Callable[[], list[dict[str, Any]]], stopping: threading.Event
+) -> str | None:
+    """Why no job can be accepted now, if so."""
     if stopping.is_set():
         return "the service is stopping"
     try:
-        store.check()
-        return None if workers() else "there is no worker"
+        return store_fault() or (None if workers() else "there is no worker")
     except MillraceError as error:
         return str(error)
 
 
 def _allow_files() -> None:
-    """As many open files as this process may allow itself, workers included."""
+    """Raises the limit on open files, for the workers too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -212,9 +240,8 @@ def _allow_files() -> None:
 
 @contextmanager
 def _sole_server(state_dir: Path) -> Iterator[None]:
-    """Of all servers on a state folder one is alive: only so may it take over what another had begun."""
-    # A file can be removed under its holder, as people do who take it for left behind; the lock of a folder may hold on
-    # this machine alone.
+    """Locks the state folder: only its sole server may take over the jobs of a killed one."""
+    # Both: people may remove a lock file that they think is stale; the lock of a folder may hold on this machine only.
     wanted = ((state_dir, os.O_RDONLY | os.O_DIRECTORY), (state_dir / "lock", os.O_RDWR | os.O_CREAT))
     with ExitStack() as stack:
         locks: list[int] = []
@@ -231,7 +258,7 @@ def _sole_server(state_dir: Path) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
-        except OSError as error:  # as some network file systems say
+        except OSError as error:  # on some network file systems
             raise ParameterError(
                 f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
             ) from error
@@ -243,7 +270,7 @@ def _previews_folder(state_dir: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError as error:
-        raise ParameterError(f"{folder}: is no folder; remove it, or choose another state_dir") from error
+        raise ParameterError(f"{folder}: is not a folder; remove it, or choose another state_dir") from error
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}; choose another state_dir") from error
     return folder
@@ -251,23 +278,23 @@ def _previews_folder(state_dir: Path) -> Path:
 
 @contextmanager
 def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
-    """Bound first: a port that is taken is found before any worker starts."""
+    """A listening socket, opened before any worker starts, to find a taken port early."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # Named TCP: only then asyncio turns off the delay of small packets, which costs 40 ms an answer.
+        # With IPPROTO_TCP asyncio sets TCP_NODELAY; otherwise each answer takes 40 ms longer.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ParameterError(f"host {settings.host}: {error.strerror}; choose another") from error
     except UnicodeError as error:
-        raise ParameterError(f"host {settings.host!a}: is no name of a host; choose another") from error
+        raise ParameterError(f"host {settings.host!a}: is not a host name; choose another") from error
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_S)  # its connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_S)  # inherited by connections
         try:
             listener.bind(address)
-            listener.listen(BACKLOG)  # two that start at once may both bind, and uvloop would not say that it failed
+            listener.listen(BACKLOG)  # two servers may both bind; uvloop would not report the failure
         except OSError as error:
             raise ParameterError(
                 f"host {settings.host}, port {settings.port}: {error.strerror}; choose another"

@@ -1,4 +1,4 @@
-"""How a service runs: a TOML file, overruled by MILLRACE_… in the environment, overruled by flags."""
+"""Settings of a service: a TOML file, overridden by MILLRACE_… variables, overridden by flags."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 def _listed(value: Any) -> Any:
-    """Several folders in one variable or flag stand between colons, as in PATH."""
+    """Splits folders at colons, as in PATH."""
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
 def _absolute(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
-    except RuntimeError as error:  # a user whom nobody knows, as those of containers often are
-        raise ValueError(f"{path}: nobody knows the home that ~ stands for; write the whole path") from error
+    except RuntimeError as error:  # the user has no home, as often in containers
+        raise ValueError(f"{path}: ~ has no home folder here; write the whole path") from error
 
 
 def _short_enough(state_dir: Path) -> Path:
@@ -42,41 +42,44 @@ _Count = Annotated[int, BeforeValidator(whole)]
 
 
 class ServiceSettings(BaseModel):
-    """Everything that `millrace serve` can be told."""
+    """Settings of `millrace serve`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state_dir: Annotated[_Folder, AfterValidator(_short_enough)] = Field(
-        Path("~/.local/state/millrace"), validate_default=True, description="the folder of jobs and previews"
+        Path("~/.local/state/millrace"), validate_default=True, description="folder for jobs and previews"
     )
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
-        description="folders whose files jobs may read and write, several with colons between"
+        description="folders whose files jobs may read and write, separated by colons"
     )
-    host: str = Field("127.0.0.1", description="the address to listen on; others than loopback need tokens")
-    port: _Count = Field(8765, ge=0, le=65535, description="the port to listen on; 0: any that is free")
+    host: str = Field("127.0.0.1", description="address to listen on; tokens are required unless it is loopback")
+    port: _Count = Field(8765, ge=0, le=65535, description="port to listen on; 0: any free port")
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers do the jobs",
+        description="tcp://HOST:PORT of a Dask scheduler whose workers run the jobs",
     )
-    device: str = Field("auto", pattern=DEVICE, description="what the workers of this machine compute on")
+    device: str = Field("auto", pattern=DEVICE, description="device of the workers of this machine")
     workers: Annotated[int | None, BeforeValidator(whole)] = Field(
-        None, ge=1, le=1024, description="worker processes on the CPU; without a GPU one unless said otherwise"
+        None, ge=1, le=1024, description="worker processes on the CPU; by default one if there is no GPU"
     )
     threads: Annotated[int | None, BeforeValidator(whole)] = Field(
-        None, ge=1, le=1024, description="CPU threads that compute in each process"
+        None, ge=1, le=1024, description="compute threads in each process"
     )
     memory: Annotated[int, BeforeValidator(parse_bytes)] = Field(
-        "1GiB", validate_default=True, ge=1 << 20, description="the most that the rings of all jobs take, such as 2GiB"
+        "1GiB",
+        validate_default=True,
+        ge=1 << 20,
+        description="memory limit for the ring buffers of all jobs, such as 2GiB",
     )
-    tokens_file: _Folder | None = Field(None, description="who may use the service: lines that `millrace token` prints")
-    jobs_at_once: _Count = Field(2, ge=1, le=1024, description="jobs that run at the same time")
-    jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="of one owner's jobs")
-    jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="jobs of one owner that are not over")
-    keep_days: _Count = Field(
-        90, ge=1, le=36_500, description="days after which a job that is over is forgotten; its output stays"
+    tokens_file: _Folder | None = Field(
+        None, description="file of the users' tokens: lines that `millrace token` prints"
     )
-    drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds that SIGTERM leaves running jobs to stop in")
+    jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
+    jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
+    jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
+    keep_days: _Count = Field(90, ge=1, le=36_500, description="days to keep records of finished jobs; outputs stay")
+    drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds for running jobs to stop after SIGTERM")
 
     @property
     def on_loopback(self) -> bool:
@@ -85,13 +88,13 @@ class ServiceSettings(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class InForce:
-    """The settings, and for each where it comes from."""
+    """The settings with the source of each."""
 
     settings: ServiceSettings
     sources: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """What `millrace config check` prints."""
+        """The output of `millrace config check`."""
         values = self.settings.model_dump(mode="json")
         values["memory"] = format_bytes(self.settings.memory)
         width = max(map(len, values))
@@ -99,15 +102,13 @@ class InForce:
 
 
 def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None) -> InForce:
-    """The settings in force; `flags` that are None were not given.
+    """The settings; `flags` that are None were not given.
 
     Raises ParameterError, which names the source of a wrong value.
     """
     settings, sources = merged(ServiceSettings, flags, file)
     if not settings.on_loopback and settings.tokens_file is None:
-        raise ParameterError(
-            f"host {settings.host} can be reached by others: name a tokens_file, or listen on 127.0.0.1"
-        )
+        raise ParameterError(f"host {settings.host} is open to others: set a tokens_file, or listen on 127.0.0.1")
     return InForce(settings=settings, sources=sources)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.service import notify
+from pipeline.service import systemd
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = ("millrace-serve.service", "millrace-scheduler.service", "millrace-worker@.service")
@@ -77,16 +77,16 @@ def listener(request, tmp_path, monkeypatch):
 
 
 def test_states_are_lines(listener):
-    notify.tell(READY="1", STATUS="takes\njobs")
+    systemd.notify(READY="1", STATUS="takes\njobs")
     assert listener.recv(4096) == b"READY=1\nSTATUS=takes jobs"
 
 
 def test_the_watchdog_hears_twice_in_a_period(listener, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(notify.time, "monotonic", lambda: now)
+    monkeypatch.setattr(systemd.time, "monotonic", lambda: now)
     monkeypatch.setenv("WATCHDOG_USEC", "20000000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    heartbeat = notify.Heartbeat()
+    heartbeat = systemd.Watchdog()
     heard = []
     for _ in range(300):
         now += 0.1
@@ -108,7 +108,7 @@ def test_nobody_is_told_who_did_not_ask(listener, monkeypatch, environment):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    notify.Heartbeat().beat("well")
+    systemd.Watchdog().beat("well")
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
         listener.recv(4096)
@@ -116,7 +116,7 @@ def test_nobody_is_told_who_did_not_ask(listener, monkeypatch, environment):
 
 def test_a_service_goes_on_where_nobody_listens(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
-    notify.tell(READY="1")
+    systemd.notify(READY="1")
     assert "NOTIFY_SOCKET: No such file or directory" in caplog.text
     monkeypatch.delenv("NOTIFY_SOCKET")
-    notify.tell(READY="1")
+    systemd.notify(READY="1")

@@ -25,6 +25,17 @@ def own_settings(monkeypatch):
 
 
 @pytest.fixture
+def foreground():
+    """Signals act on this process, and on those that it starts, as in the foreground of a terminal: a shell's
+    background jobs ignore SIGINT, and nohup's SIGHUP."""
+    defaults = dict.fromkeys(stopping.SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, default) for number, default in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def millrace(monkeypatch, capsys):
     """Run the command in this process; returns exit code, stdout and stderr."""
 

@@ -20,14 +20,14 @@ from click.testing import CliRunner
 
 from kernels.smoothing import box
 from pipeline import Client
+from pipeline.api_models import JobView
 from pipeline.cli import cli
 from pipeline.cli import client as client_commands
-from pipeline.client_answers import OF_A_JOB, lines_of
+from pipeline.client import lines_of
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import MillraceError, OutputError, ServiceError, ServiceRefused
 from pipeline.service.http import api
 from pipeline.service.http.tokens import Tokens, token_line
-from pipeline.service.http.views import JobView
 from pipeline.service.settings import ServiceSettings
 from pipeline.service.store import Store
 from pipeline.stopping import Stopped
@@ -115,14 +115,24 @@ def test_a_service_that_is_not_there(monkeypatch):
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="no service answers"):
         client.job("0123456789ab")
     for wrong in ("gpu-node:8765", "ftp://gpu-node", "http://[::1", "http://gpu-node:port", "http://gpu-node:65537"):
-        with pytest.raises(ServiceRefused, match="is no URL"):
+        with pytest.raises(ServiceRefused, match="is not a service's URL"):
             Client(wrong)
     for wrong in ("tökn", " ", "two words", "line\n"):
-        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is no token"):
+        with pytest.raises(ServiceRefused, match="MILLRACE_TOKEN: is not a token"):
             Client("http://gpu-node", token=wrong)
 
 
 HTTP = httpx2.Client
+
+
+def job_view(**changes):
+    """A job that is running, as a service answers."""
+    return {
+        "id": "0123456789ab", "number": 1, "owner": "ada", "workload": "smooth", "input": "i", "output": "o",
+        "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running", "cancelling": False,
+        "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0, "started_at": 2.0,
+        "finished_at": None, "device_seconds": 0.0,
+    } | changes  # fmt: skip
 
 
 def answering(monkeypatch, answer):
@@ -140,7 +150,7 @@ def answering(monkeypatch, answer):
     ],
 )  # fmt: skip
 def test_no_message_shows_the_password_of_an_address_that_is_none(url):
-    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is no URL") as caught:
+    with pytest.raises(ServiceRefused, match=r"gpu-node(:65537)?: is not a service's URL") as caught:
         Client(url)
     assert "s3cr" not in str(caught.value)
 
@@ -205,7 +215,7 @@ def test_another_program_answers(monkeypatch, command, said):
         (httpx2.Response(502, text="<html>"), ServiceError, "status 502"),
         (
             httpx2.Response(308, headers={"location": "https://mill.example/"}), ServiceRefused,
-            "leads on to https://mill.example/; set MILLRACE_URL to the place there",
+            "redirects to https://mill.example/; set MILLRACE_URL to that address",
         ),
     ],
 )  # fmt: skip
@@ -222,7 +232,7 @@ STREAMED = "0123456789ab"
 
 def streaming(monkeypatch, sent):
     """Clients see a job that is running, and of its events these bytes."""
-    view = dict.fromkeys(JobView.model_fields) | {"id": STREAMED, "state": "running", "output": "o", "cancelling": 0}
+    view = job_view(id=STREAMED)
 
     def answer(request):
         is_stream = request.url.path.endswith("/events")
@@ -242,7 +252,7 @@ def test_what_is_no_event_is_no_outage(monkeypatch, sent):
     """Another program sends it, and would go on to."""
     streaming(monkeypatch, f"event: state\n{sent}\n\n".encode())
     monkeypatch.setattr("pipeline.client.MOST_OUTAGE_S", 0.0)
-    with pytest.raises(ServiceError, match=r"^an event that is none: .* is that a Millrace service\?"):
+    with pytest.raises(ServiceError, match=r"^malformed event .* is that a Millrace service\?"):
         list(Client().job(STREAMED).events())
 
 
@@ -264,7 +274,7 @@ def test_messages_with_unusual_ends_of_lines(service):
 
 
 def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "output": "o", "state": "running"}
+    view = job_view()
     answers = iter([view, "", view | {"state": "succeeded"}])
 
     def answer(request):
@@ -286,7 +296,7 @@ def test_a_service_that_goes_as_the_job_ends_is_not_asked_again(monkeypatch):
     ],
 )  # fmt: skip
 def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after, is_done):
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth", "state": before}
+    view = job_view(state=before)
     sent = []
 
     def answer(request):
@@ -309,7 +319,7 @@ def test_a_retry_whose_answer_was_lost_is_found_done(monkeypatch, before, after,
 
 def test_a_retry_that_is_refused_at_once_stays_refused(monkeypatch):
     """The service did not act on it, whatever another client has made of the job meanwhile."""
-    view = dict.fromkeys(JobView.model_fields) | {"id": "0123456789ab", "workload": "smooth"}
+    view = job_view()
     states = iter(["failed", "running"])
 
     def answer(request):
@@ -331,8 +341,19 @@ def test_a_cancellation_that_is_sent_again_stays_one(service, gate):
         assert job.cancel().state == "cancelled"
 
 
-def test_every_job_has_what_clients_ask_for():
-    assert set(JobView.model_fields) >= OF_A_JOB
+def test_a_newer_service_may_answer_with_further_fields(monkeypatch):
+    answering(monkeypatch, httpx2.Response(200, json=job_view(colour="red")))
+    with Client() as client:
+        assert client.job("0123456789ab").state == "running"
+
+
+@pytest.mark.parametrize("field", JobView.model_fields)
+def test_an_answer_without_a_field_of_a_job_is_another_programs(monkeypatch, field):
+    view = job_view()
+    del view[field]
+    answering(monkeypatch, httpx2.Response(200, json=view))
+    with Client() as client, pytest.raises(ServiceError, match="is MILLRACE_URL that of a service"):
+        client.job("0123456789ab")
 
 
 @pytest.mark.parametrize(
@@ -341,7 +362,7 @@ def test_every_job_has_what_clients_ask_for():
 )
 def test_a_wrong_environment_is_named(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ServiceRefused, match=f"the environment leads to no service .* correct or unset .*{variable}"):
+    with pytest.raises(ServiceRefused, match=f"the environment is wrong .* correct or unset .*{variable}"):
         Client("http://127.0.0.1:9")
 
 
@@ -360,7 +381,7 @@ def test_no_proxy_is_asked_for_this_machine(service, monkeypatch, host):
 
 
 def test_a_host_that_can_have_no_such_name():
-    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="names no host"):
+    with Client(f"http://{'a' * 70}.org") as client, pytest.raises(ServiceRefused, match="is not a host name"):
         client.workers()
 
 
@@ -402,7 +423,7 @@ def test_exit_codes(service, gate):
     job = run("submit", "smooth", "in.npy", "out3.npy").output.strip()
     assert gate.reached.wait(WAIT_S)
     late = run("wait", job, "--timeout", 0)
-    assert (late.exit_code, "it goes on" in late.output) == (5, True)
+    assert (late.exit_code, "it continues" in late.output) == (5, True)
     assert "running" in run("cancel", job).output
     gate.open.set()
     assert run("wait", job).exit_code == 4
@@ -438,12 +459,12 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
     code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
     assert (code, len(out.splitlines())) == (2, 15)
-    way_out = "mend that, or name another"
+    way_out = "correct that, or choose another"
     assert err.replace(str(tmp_path), "T").splitlines() == [
-        f"millrace: data_roots: T/none is no folder that can be used (No such file or directory); {way_out}",
-        f"millrace: data_roots: T/file is no folder that can be used (Not a directory); {way_out}",
-        "millrace: tokens_file T/none: No such file or directory; name one that this user may read",
-        "millrace: state_dir T/file/state: T/file is no folder that this user may write to; choose another",
+        f"millrace: data_roots: T/none cannot be used as a folder (No such file or directory); {way_out}",
+        f"millrace: data_roots: T/file cannot be used as a folder (Not a directory); {way_out}",
+        "millrace: tokens_file T/none: No such file or directory; choose one that this user may read",
+        "millrace: state_dir T/file/state: T/file is not a folder that this user may write to; choose another",
     ]
 
 
@@ -511,7 +532,7 @@ def test_a_job_that_says_nothing_is_not_waited_for_any_longer(service, gate, mon
     first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
     second = run("submit", "smooth", "a.npy", "b.npy", "--after", first).output.strip()
     late = run("wait", second, "--timeout", 0.3)
-    assert (late.exit_code, f"job {second} is queued after 0.3 s; it goes on" in late.output) == (5, True)
+    assert (late.exit_code, f"job {second} is queued after 0.3 s; it continues" in late.output) == (5, True)
 
 
 def test_a_job_that_is_over_is_so_however_little_time_there_was(service, gate, monkeypatch):
@@ -531,7 +552,7 @@ def millrace_process(*arguments, **options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_ctrl_c_leaves_the_job_running(service, gate, monkeypatch):
+def test_ctrl_c_leaves_the_job_running(foreground, service, gate, monkeypatch):
     waits, events = threading.Event(), api._events
 
     def noticed(*args):
@@ -576,7 +597,7 @@ def test_a_result_that_is_a_folder(service, gate):
     assert not (target / "link").exists()
     again = run("result", job, target)
     assert isinstance(again.exception, OutputError)
-    assert "is there already" in str(again.exception)
+    assert "exists and is not a file" in str(again.exception)
     assert sorted(path.name for path in service.parent.glob("mine*")) == ["mine.zarr"]
 
 
@@ -613,8 +634,8 @@ def test_a_result_disturbs_nothing_beside_it(service, gate):
     assert (here / "other.npy").read_bytes() == (service / "out.npy").read_bytes()
     os.mkfifo(here / "pipe")
     for wrong, said in (
-        ("pipe", "is no file"),
-        (".", "is no file"),
+        ("pipe", "is not a file"),
+        (".", "is not a file"),
         ("none/x", "No such file"),
         ("other.npy/x", "Not a"),
         ("x" * 300, "File name too long; choose another place"),
@@ -665,16 +686,16 @@ def test_who_is_stopped_while_waiting_learns_how_to_wait_again(service, gate, mi
     code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--wait")
     with Client() as client:
         (job,) = client.jobs()
-    assert (code, err) == (130, f"millrace: stopped by SIGINT; what was submitted goes on: millrace wait {job.id}\n")
+    assert (code, err) == (130, f"millrace: stopped by SIGINT; the submitted jobs continue: millrace wait {job.id}\n")
     gate.open.set()
 
 
 def test_options_that_would_change_nothing_are_refused(millrace):
     code, _, err = millrace("submit", "smooth", "in.npy", "out.npy", "--timeout", "5")
-    assert (code, err) == (2, "millrace: --timeout is how long --wait waits: give both, or neither\n")
+    assert (code, err) == (2, "millrace: --timeout limits --wait: pass both, or neither\n")
     code, _, err = millrace("result", "0123456789ab", "here.npy", "--receipt")
     assert code == 2
-    assert err.startswith("millrace: --receipt prints the receipt, and fetches nothing to here.npy: ")
+    assert err.startswith("millrace: --receipt only prints the receipt; PATH here.npy is not used: ")
 
 
 def test_no_result_is_written_to_a_file_named_like_standard_output(millrace):

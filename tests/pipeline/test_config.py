@@ -82,7 +82,7 @@ def test_a_wrong_value_names_its_source(tmp_path, monkeypatch, file, environment
         ("", {}, {"data_roots": "/", "state_dir": ""}, "--state-dir: the name is empty"),
         ("state_dir = 5", {}, {"data_roots": "/"}, "key state_dir: must be the name of a file or folder; got 5"),
         ('tokens_file = "a\\u0000"', {}, {"data_roots": "/"}, "key tokens_file: 'a\\x00' is the name of no file"),
-        ("", {}, {"data_roots": "~nobody-of-all/x"}, "--data-roots: ~nobody-of-all/x: nobody knows the home that ~ "),
+        ("", {}, {"data_roots": "~nobody-of-all/x"}, "--data-roots: ~nobody-of-all/x: ~ has no home folder here; "),
         ("", {}, {"data_roots": "/", "scheduler": "tcp://h:99999"}, "--scheduler: must be an address like tcp://"),
     ],
 )
@@ -106,7 +106,7 @@ def test_who_has_no_home_is_told_where_to_keep_jobs(monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    with pytest.raises(ParameterError, match=r"^--state-dir: ~/\.local/state/millrace: nobody knows the home"):
+    with pytest.raises(ParameterError, match=r"^--state-dir: ~/\.local/state/millrace: ~ has no home folder"):
         load_service_settings({"data_roots": "/"})
 
 

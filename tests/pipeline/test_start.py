@@ -42,3 +42,11 @@ def test_a_map_made_by_a_gpu_needs_no_numba(tmp_path):
     assert {"kernels.coulomb.cuda", "pipeline.workloads.coulomb.audit"} <= loaded
     assert not HEAVY & loaded
     assert np.load(tmp_path / "out.npy").any()
+
+
+def test_the_client_loads_nothing_of_the_server():
+    program = "import sys; from pipeline import Client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    loaded = set(done.stdout.split())
+    assert "pipeline.api_models" in loaded
+    assert not {*HEAVY, "numpy", "pipeline.service"} & loaded

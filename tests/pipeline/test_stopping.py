@@ -21,13 +21,9 @@ from tests.images import names_in, write_image
 
 
 @pytest.fixture(autouse=True)
-def signals(monkeypatch):
-    before = {number: signal.getsignal(number) for number in stopping.SIGNALS}
+def signals(monkeypatch, foreground):
     monkeypatch.setattr(stopping._State, "waiting", None)
     stopping.raise_on_signals()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_at_once():
@@ -87,6 +83,27 @@ def test_what_is_held_is_done_first():
     with pytest.raises(stopping.Stopped):
         work()
     assert done == ["inside"]
+
+
+def test_an_error_of_what_is_held_is_told_with_the_signal():
+    error = OSError("the disk is full")
+
+    def work():
+        with stopping.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise error
+
+    with pytest.raises(stopping.Stopped) as stop:
+        work()
+    assert stop.value.__cause__ is error
+    assert str(stop.value) == "stopped by SIGTERM; the disk is full"
+
+
+def test_what_is_ignored_from_the_start_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stopping.raise_on_signals()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_module_is_loaded_first(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Synthetic inputs with known content, of any size, in bounded memory: the same seed makes the same bytes."""
+"""Synthetic inputs with known content, of any size, in bounded memory: the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeline.cli.demo.scan import make_scan
 from pipeline.errors import MillraceError, OutputError
 from pipeline.formats.image.base import ImageHeader, Region
 
-# Rows made at a time; fixed, because each band's noise is seeded by its number.
+# Rows generated at a time; fixed, because each band's noise is seeded by its number.
 BAND_ROWS = 64
 CELLS_PER_MEGAPIXEL = 60
-# Full scale of the noisy sensor: photons that saturate a sample.
+# Full scale of the noisy sensor: photons that saturate a pixel.
 FULL_WELL_PHOTONS = 60.0
 # The molecule has two turns; the scan a third of the readouts that its image would need without coils.
 BASE_PAIRS = 20
@@ -48,7 +48,7 @@ def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
 def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
     """An input for every workload in `folder`, `size` rows and columns of the image; returns their paths.
 
-    Files of their names that hold anything else are left alone: OutputError, and nothing is made.
+    Raises OutputError, and writes nothing, if files with these names hold anything else.
     """
     is_new = not folder.exists()
     try:
@@ -63,7 +63,7 @@ def make_demo_inputs(folder: Path, size: int, seed: int) -> list[Path]:
             return _moved(sorted(made.iterdir()), folder)
     except BaseException:
         if is_new:
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
         raise
 
@@ -77,7 +77,7 @@ def _own_folder(folder: Path) -> Iterator[Path]:
     with made as name:
         try:
             yield Path(name)
-        except MillraceError as error:  # nobody has heard of the folder within
+        except MillraceError as error:  # name the user's folder, not the temporary one
             raise type(error)(str(error).replace(name, str(folder))) from error
 
 
@@ -85,14 +85,14 @@ def _moved(made: Sequence[Path], folder: Path) -> list[Path]:
     targets = [folder / path.name for path in made]
     for path, target in zip(made, targets, strict=True):
         if os.path.lexists(target) and not (target.is_file() and filecmp.cmp(path, target, shallow=False)):
-            raise OutputError(f"{target} is there already and holds something else: move it, or name another folder")
+            raise OutputError(f"{target} exists with other content: move it, or name another folder")
     for path, target in zip(made, targets, strict=True):
         path.replace(target)
     return targets
 
 
 def _scatter_cells(rows: int, columns: int, seed: int) -> NDArray[np.float64]:
-    """One row a cell: y, x, radius in pixels, then its red, green and blue brightness."""
+    """One row for each cell: y, x and radius in pixels, then red, green and blue brightness."""
     generator = np.random.default_rng(seed)
     count = max(8, round(rows * columns * CELLS_PER_MEGAPIXEL / 1e6))
     places = generator.uniform((0, 0), (rows, columns), (count, 2))

@@ -1,4 +1,4 @@
-"""A molecule to map: the backbones of an ideal double helix of B-DNA with its counter-ions, as PQR."""
+"""A molecule: the backbones of an ideal double helix of B-DNA with its counter-ions, as PQR."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.storage.partial import PartialFile, behind_link
 # B-DNA: a turn of 36 degrees and a rise of 3.38 Å from one pair of bases to the next.
 TURN_DEGREES = 36.0
 RISE_ANGSTROM = 3.38
-# Of the second strand against the first: what makes one groove narrow and one wide.
+# Between the strands: makes one groove narrow and one wide.
 GROOVE_DEGREES = 155.0
 # A nucleotide's backbone: name, distance from the axis in Å, turn in degrees, height in Å, charge in e, radius in Å.
-# Charges are rounded from common force fields so that a nucleotide carries -1 e, and with its sodium ion nothing.
+# Charges are rounded from common force fields so that a nucleotide carries -1 e, and is neutral with its sodium ion.
 SITES = (
     ("P", 8.9, 0.0, 0.0, 1.17, 1.9),
     ("O1P", 9.9, 4.0, 0.9, -0.78, 1.6),

@@ -1,7 +1,7 @@
-"""Raw MRI data to reconstruct: a head of ellipses on a radial trajectory, whose k-space is known in closed form.
+"""Raw MRI data: a head of ellipses on a radial trajectory, with k-space in closed form.
 
-The transform of an ellipse is a Bessel function. A coil whose sensitivity is a sum of plane waves only shifts it, so
-that every sample is exact, without pixels on the way; then noise is added.
+The transform of an ellipse is a Bessel function. A coil sensitivity that is a sum of plane waves only shifts it, so every
+sample is exact, without pixels in between; then noise is added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ELLIPSES = (
 # Each coil is bright on one side of the head: its sensitivity is 1 plus this much of a wave across the field of view.
 SLOPE = 0.45
 FOV_MM = (240.0, 240.0, 5.0)
-# Of the noise's standard deviation to the root of the mean square of the samples.
+# Standard deviation of the noise relative to the samples' root mean square.
 NOISE = 0.02
 
 

@@ -1,4 +1,4 @@
-"""What the service lets in: sizes, content types, hosts and tokens, before any request is looked at more closely."""
+"""Access checks before a request is processed: body size, content type, host, origin and token."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class _HeadIsOut(Exception):
-    """All that HEAD asks for has been sent."""
+    """The headers, the whole answer to HEAD, have been sent."""
 
 
 class Gate:
-    """ASGI middleware: refuses bodies that are too large or no JSON, and requests that another site's page has made.
-    HEAD gets what GET would, without the body, of which nothing is made either."""
+    """ASGI middleware: refuses bodies that are too large or not JSON, and requests made by pages of other sites.
+    HEAD is answered as GET, without creating or sending the body."""
 
     def __init__(self, app: ASGIApp, *, loopback_alone: bool) -> None:
         self._app = app
@@ -49,7 +49,7 @@ class Gate:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > MOST_BODY_BYTES:  # whatever its headers said
+            if taken > MOST_BODY_BYTES:  # more than its headers announced
                 raise HTTPException(413, _TOO_LARGE)
             return message
 
@@ -67,8 +67,8 @@ class Gate:
         except _HeadIsOut:
             await send({"type": "http.response.body"})
         except RuntimeError as error:
-            # Starlette's and uvicorn's, where a file fails or shrinks while it is sent: the connection is closed, and
-            # by that the reader knows.
+            # Raised by Starlette and uvicorn if a file fails or shrinks while it is sent. Closing the connection tells
+            # the reader.
             if not begun:
                 raise
             LOG.error("%s: broken off: %s", printable(scope["path"]), printable(str(error.__cause__ or error)))
@@ -76,7 +76,7 @@ class Gate:
     def _refusal(self, request: Request) -> tuple[int, str] | None:
         headers = request.headers
         if self._loopback_alone and _host(headers.get("host", "")) not in LOOPBACKS:
-            # A page elsewhere may have had its own name point here (DNS rebinding).
+            # The name of another site may point here (DNS rebinding).
             return 421, "this service answers only under a loopback name, such as 127.0.0.1"
         if request.method in _SAFE:
             return None
@@ -87,7 +87,7 @@ class Gate:
             return 403, "pages of other sites may not send requests to this service"
         length = headers.get("content-length", "0")
         if not length.isdecimal():
-            return 400, "Content-Length is no number"
+            return 400, "Content-Length is not a number"
         if int(length) > MOST_BODY_BYTES:
             return 413, _TOO_LARGE
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -97,7 +97,7 @@ class Gate:
         return None
 
 
-# No answer is taken for another kind of file, or shown within a page of another site.
+# Answers are not taken for another file type, nor embedded in pages of other sites.
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
@@ -106,15 +106,15 @@ _HEADERS = (
 _TOO_LARGE = f"a request's body may have {MOST_BODY_BYTES:,} bytes at most"
 
 
-# Only described by it: a token may also come in the cookie of who has signed in to the pages.
+# For the description only: the token may also come in the cookie of the web pages.
 _BEARER = HTTPBearer(
     bearerFormat="a token that `millrace token` made", auto_error=False, scheme_name="token",
-    description="Needed wherever the service has a tokens_file.",
+    description="Required if the service has a tokens_file.",
 )  # fmt: skip
 
 
 async def owner_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
-    """Who makes a request; 401 where that cannot be known. It never waits long."""
+    """The owner who makes a request; 401 without a valid token. Does not block."""
     service: Service = request.app.state.service
     known = service.tokens()
     if known is None:
@@ -132,7 +132,7 @@ Owner = Annotated[str, Depends(owner_of)]
 
 
 async def is_let_in(request: Request) -> bool:
-    """Whether who makes a request is still known: an answer may last longer than the right to it."""
+    """Whether the token of a request is still valid: a stream may outlive it."""
     try:
         await owner_of(request)
     except HTTPException:
@@ -141,7 +141,7 @@ async def is_let_in(request: Request) -> bool:
 
 
 def _netloc(origin: str) -> str | None:
-    """The host and port of an origin; None for `null`, which stands for pages that have none."""
+    """The host and port of an origin; None for `null`, of pages without one."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:
@@ -149,7 +149,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _host(value: str) -> str:
-    """The host of a Host header, as names are compared: in small letters."""
+    """The host of a Host header, in lower case."""
     if value.startswith("["):
         return value[1:].partition("]")[0].lower()
     return (value.rpartition(":")[0] if ":" in value else value).lower()

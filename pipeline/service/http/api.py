@@ -22,21 +22,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
+from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
 from pipeline.errors import OutputError
 from pipeline.service.http.access import Owner, is_let_in, owner_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
-from pipeline.service.http.views import (
-    Accepted,
-    EventView,
-    JobPage,
-    JobView,
-    ProgressView,
-    Submission,
-    WorkerView,
-    WorkloadView,
-)
-from pipeline.service.jobs import TERMINAL, CancelRequested, State
+from pipeline.service.http.views import Submission, event_view, job_view, progress_view
+from pipeline.service.jobs import ACTIVE, CancelRequested
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
@@ -44,7 +36,9 @@ from pipeline.storage import archive
 from pipeline.workloads import workloads
 from pipeline.workloads.paths import refuse_long_name
 
-EVENTS_POLL_S = 0.25
+# How often a stream checks the progress of a run, which is in memory, and its connection.
+RUNNING_POLL_S, IDLE_POLL_S = 0.25, 1.0
+# Maximum silence of a stream, and time between its reads of the store.
 HEARTBEAT_S = 15.0
 MOST_LISTED = 10_000
 MOST_EVENTS = 1000
@@ -61,9 +55,9 @@ def submit(
     request: Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
-    """Accept a job, or an array of them. They are on disk when this answers.
+    """Accept a job or an array of jobs. They are on disk when this answers.
 
-    With an Idempotency-Key the same request may be sent again: the answer is the same, and so are the jobs.
+    A request with an Idempotency-Key can be sent again: it returns the same jobs and creates no others.
     """
     if service.stopping.is_set():
         raise HTTPException(503, "the service is stopping; submit the job again when it is back")
@@ -74,7 +68,7 @@ def submit(
         most_of_an_owner=service.settings.jobs_waiting_of_an_owner,
     )  # fmt: skip
     service.runner.wake()
-    views = [JobView.of(service.store.job(each)) for each in ids]
+    views = [job_view(service.store.job(each)) for each in ids]
     accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
     return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
@@ -89,7 +83,7 @@ def list_jobs(
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
 ) -> Response:
-    """Jobs that fit, the newest first."""
+    """Matching jobs, the newest first."""
     wanted = JobFilter(state=state, owner=owner, workload=workload, array_id=array, before=before)
     jobs, following = service.store.list_json(wanted, limit=limit)
     return Response(f'{{"jobs":{jobs},"next":{json.dumps(following)}}}', media_type="application/json")
@@ -98,25 +92,25 @@ def list_jobs(
 @v1.get("/v1/jobs/{job}", tags=["jobs"])
 def show(service: ThisService, job: str) -> JobView:
     """One job."""
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
 def cancel(service: ThisService, owner: Owner, job: str) -> JobView:
-    """Stop a job and remove what it has written so far. One that has been cancelled stays so."""
+    """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
     _refuse_others(service.store.job(job), owner)
     _, actions = service.store.apply(job, CancelRequested(), now=time.time())
     service.runner.act(job, actions)
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
 def retry(service: ThisService, owner: Owner, job: str) -> JobView:
-    """Queue a failed or cancelled job again; chunks that are finished are kept."""
+    """Queue a failed or cancelled job again; finished chunks are kept."""
     _refuse_others(service.store.job(job), owner)
     _, actions = service.store.retry(job, now=time.time())
     service.runner.act(job, actions)
-    return JobView.of(service.store.job(job))
+    return job_view(service.store.job(job))
 
 
 @v1.get("/v1/jobs/{job}/log", tags=["jobs"])
@@ -126,9 +120,9 @@ def log(
     after: Annotated[int, Query(ge=0, le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = MOST_EVENTS,
 ) -> list[EventView]:
-    """What happened to a job since the event numbered `after`."""
+    """Events of a job after the one numbered `after`."""
     service.store.job(job)
-    return [EventView.of(each) for each in service.store.events(job, after=after, limit=limit)]
+    return [event_view(each) for each in service.store.events(job, after=after, limit=limit)]
 
 
 @v1.get(
@@ -146,7 +140,7 @@ async def events(
 
 @v1.get("/v1/workloads", tags=["workloads"])
 def list_workloads() -> list[WorkloadView]:
-    """What can be submitted."""
+    """The workloads that can be submitted."""
     return [
         WorkloadView(name=name, summary=kind.summary, parameters=kind.Parameters.model_json_schema())
         for name, kind in workloads().items()
@@ -155,14 +149,14 @@ def list_workloads() -> list[WorkloadView]:
 
 @v1.get("/v1/workers", tags=["workers"])
 def list_workers(service: ThisService) -> list[WorkerView]:
-    """What jobs run on."""
+    """The workers that run jobs."""
     return [WorkerView.model_validate(each) for each in service.workers()]
 
 
 @v1.get("/v1/jobs/{job}/receipt", tags=["results"], response_class=JSONResponse)
 def receipt(service: ThisService, job: str) -> Response:
-    """What was made, from what, how fast and how right."""
-    found = json.dumps(_succeeded(service.store, job).receipt)  # in ASCII: a path in it may be no text
+    """The receipt: input, parameters, output, performance and audit."""
+    found = json.dumps(_succeeded(service.store, job).receipt)  # in ASCII: a path may not be valid Unicode
     return Response(found, media_type="application/json")
 
 
@@ -171,7 +165,7 @@ def receipt(service: ThisService, job: str) -> Response:
     responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
 )  # fmt: skip
 def result(service: ThisService, job: str) -> Response:
-    """The output itself; one that is a folder, as a tar archive."""
+    """The output; a folder is sent as a tar archive."""
     output = service.roots.within(_succeeded(service.store, job).asked.output)
     if output.is_dir():
         disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
@@ -179,7 +173,7 @@ def result(service: ThisService, job: str) -> Response:
             archive.packed(output), media_type=archive.MEDIA_TYPE, headers={"Content-Disposition": disposition}
         )
     if not output.is_file():
-        raise HTTPException(409, f"{output.name} is no more where job {job} put it")
+        raise HTTPException(409, f"{output.name} is no longer where job {job} wrote it")
     return FileResponse(output, filename=output.name, media_type="application/octet-stream")
 
 
@@ -188,7 +182,7 @@ def result(service: ThisService, job: str) -> Response:
     responses={200: {"content": {"image/png": {}}}},
 )  # fmt: skip
 def preview(service: ThisService, job: str) -> FileResponse:
-    """A small picture of the result."""
+    """A small image of the result."""
     picture = service.previews / f"{_succeeded(service.store, job).job.id}.png"
     if not picture.is_file():
         raise HTTPException(404, f"job {job} has no preview")
@@ -197,13 +191,13 @@ def preview(service: ThisService, job: str) -> FileResponse:
 
 @probes.get("/livez", response_class=PlainTextResponse)
 async def livez() -> str:
-    """The process answers, however many others wait for the store."""
+    """The process answers, even while other requests wait for the store."""
     return "ok\n"
 
 
 @probes.get("/readyz", response_class=PlainTextResponse)
 def readyz(service: ThisService) -> str:
-    """Jobs can be accepted and run: the store can be written, and there is a worker."""
+    """Jobs can be accepted and run: the store is writable, and there is a worker."""
     missing = service.ready()
     if missing is not None:
         raise HTTPException(503, missing)
@@ -212,50 +206,56 @@ def readyz(service: ThisService) -> str:
 
 @probes.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: ThisService) -> Response:
-    """For Prometheus."""
+    """Metrics for Prometheus."""
     return Response(exposition(service.store, service.workers), media_type=CONTENT_TYPE_LATEST)
 
 
 @probes.get("/metrics/targets")
 def targets(service: ThisService) -> list[TargetGroup]:
-    """Where the workers serve their metrics, for Prometheus' HTTP service discovery."""
+    """Addresses of the workers' metrics, for Prometheus' HTTP service discovery."""
     return target_groups(service.workers())
 
 
 async def _events(service: Service, job: str, after: int, request: Request) -> AsyncIterator[str]:
     store, said, quiet = service.store, None, time.monotonic()
-    with store.news.of(job) as news:
+    stored: StoredJob | None = None
+    read_at = quiet
+    with store.job_events.of(job) as changed:
         while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
-            news.clear()
-            stored = await run_in_threadpool(store.job, job)
-            page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
-            for event in page:
-                after, quiet = event.number, time.monotonic()
-                yield f"id: {after}\nevent: {event.kind}\ndata: {EventView.of(event).model_dump_json()}\n\n"
-            progress = ProgressView.of(stored, service.runner.under_way(job))
+            if stored is None or changed.is_set() or time.monotonic() - read_at > HEARTBEAT_S:
+                changed.clear()
+                read_at = time.monotonic()
+                stored = await run_in_threadpool(store.job, job)
+                page = await run_in_threadpool(partial(store.events, job, after=after, limit=MOST_EVENTS))
+                for event in page:
+                    after, quiet = event.number, time.monotonic()
+                    yield f"id: {after}\nevent: {event.kind}\ndata: {event_view(event).model_dump_json()}\n\n"
+                if len(page) == MOST_EVENTS:
+                    changed.set()  # there may be more
+                    continue
+            progress = progress_view(stored, service.runner.under_way(job))
             if progress != said:
                 said, quiet = progress, time.monotonic()
                 yield f"event: progress\ndata: {progress.model_dump_json()}\n\n"
-            if len(page) == MOST_EVENTS:
-                continue
             if stored.job.state in TERMINAL:
                 return
             if time.monotonic() - quiet > HEARTBEAT_S:
                 quiet = time.monotonic()
                 yield ": still there\n\n"
             with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), EVENTS_POLL_S)
+                wait_s = RUNNING_POLL_S if stored.job.state in ACTIVE else IDLE_POLL_S
+                await asyncio.wait_for(changed.wait(), wait_s)
 
 
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:
-    """Refuses what could never run, and says where it writes. The input itself may still be on its way."""
+    """The job with its resolved output; refuses what could never run. The input may not exist yet."""
     parameters_of(new, roots)
     read, written = roots.within(new.input), roots.writable(new.output)
     if read == written:
         raise OutputError(f"{new.output} is the input itself: name another output")
     workloads()[new.workload].check_output(Path(new.output))
     refuse_long_name(written)
-    # A link may lead to a folder whose name is no text.
+    # A symlink may lead to a folder whose name is not valid Unicode.
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))
 
 

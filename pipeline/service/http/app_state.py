@@ -1,4 +1,4 @@
-"""The parts of a running service, and how a route comes by them."""
+"""The state of a running service, and the dependency through which routes access it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.service.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What the API speaks for. `workers` tells each worker's device; `ready` says what is missing, if anything."""
+    """The parts of a service. `workers` describes each worker; `ready` returns why no job can be accepted, if so."""
 
     settings: ServiceSettings
     store: Store
@@ -29,12 +29,12 @@ class Service:
     workers: Callable[[], list[dict[str, Any]]]
     ready: Callable[[], str | None]
     tokens: Callable[[], Tokens | None] = lambda: None
-    stopping: threading.Event = field(default_factory=threading.Event)  # no job is taken any more
-    closing: threading.Event = field(default_factory=threading.Event)  # nor will one run on: streams end
+    stopping: threading.Event = field(default_factory=threading.Event)  # no job is accepted any more
+    closing: threading.Event = field(default_factory=threading.Event)  # no job runs any more: streams end
 
 
 async def service_of(request: Request) -> Service:
-    """The service that a request is made of."""
+    """The service that answers a request."""
     service: Service = request.app.state.service
     return service
 

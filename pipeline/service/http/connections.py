@@ -1,4 +1,4 @@
-"""Connections that bring no whole request in time are closed: each holds one of the files that the service may open."""
+"""Closes connections that do not complete a request in time: each holds a file descriptor."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# From the connection's begin to a request's first byte, and from that to the last byte of its body.
+# From the connection's start to a request's first byte, and from there to the last byte of its body.
 # Answers may take any time.
 REQUEST_S = 60.0
 
 
 class TimedRequests(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself has a limit for the time between requests alone."""
+    """Uvicorn's protocol with these limits; its own covers only the time between requests."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -25,14 +25,14 @@ class TimedRequests(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        self._stop_waiting()  # a connection may have been opened long before it is needed
+        self._stop_waiting()  # the connection may have been opened long before it is used
         self._await_request()
         super().on_message_begin()
 
     def on_message_complete(self) -> None:
         self._stop_waiting()
-        if self.cycle is not None and self.cycle.response_complete:  # answered before its body was in: that ended
-            self._await_request()  # uvicorn's own limit for the next request
+        if self.cycle is not None and self.cycle.response_complete:  # answered before its body was in: that
+            self._await_request()  # cancelled uvicorn's limit for the next request
         super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,14 +45,14 @@ class TimedRequests(HttpToolsProtocol):
 
     def _close(self) -> None:
         self._deadline = None
-        if self._answering:  # what follows the request is not read meanwhile
+        if self._answering:  # further requests are not read meanwhile
             self._await_request()
         else:
             self.transport.close()
 
     @property
     def _answering(self) -> bool:
-        """Whether a whole request's answer is under way."""
+        """Whether a complete request is being answered."""
         latest = self.cycle
         return bool(self.pipeline) or (latest is not None and not (latest.more_body or latest.response_complete))
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: problem details (RFC 9457), one JSON object that says what is wrong and what to do."""
+"""Errors as HTTP answers: problem details (RFC 9457), a JSON object with what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
 MEDIA_TYPE = "application/problem+json"
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-# The first class that an error belongs to decides.
+# The first matching class decides.
 _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
     OutputTaken: 409,
@@ -30,21 +30,21 @@ _STATUS: Mapping[type[MillraceError], int] = {
     MillraceError: 500,
 }
 
-# What may be done with a job in another state than a user thought.
+# What to do if a job is not in the state that a request needs.
 _WAYS_OUT: Mapping[type, str] = {
     CancelRequested: "there is nothing left to cancel",
-    RetryRequested: "only one that failed or was cancelled is retried; submit it anew to have it done again",
+    RetryRequested: "only failed and cancelled jobs can be retried; submit a new job to run it again",
 }
-# Why a body cannot be read, of which FastAPI says only that it cannot.
+# Why a body cannot be read; FastAPI's own message does not say.
 _UNREAD: Mapping[type[Exception], str] = {
-    RecursionError: "the body is nested too deep",
-    UnicodeDecodeError: "the body is no text in UTF-8",
+    RecursionError: "the body is nested too deeply",
+    UnicodeDecodeError: "the body is not UTF-8 text",
     ValueError: "a number in the body has too many digits",
 }
 
 
 class Problem(BaseModel):
-    """What an answer that is no success says (RFC 9457)."""
+    """An error answer (RFC 9457)."""
 
     type: str = "about:blank"
     title: str
@@ -53,14 +53,14 @@ class Problem(BaseModel):
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An answer of that status; `detail` is for people."""
-    detail = detail.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which JSON cannot carry
+    """An answer with that status; `detail` is for people."""
+    detail = detail.encode(errors="replace").decode()  # it may quote a lone surrogate, which UTF-8 cannot encode
     content = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail).model_dump()
     return JSONResponse(content, status, dict(headers or {}), MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Every error of the app comes out as a problem; to a browser that asks for a page, as `app.state.error_page`."""
+    """Answers every error of the app with a problem, or with `app.state.error_page` if a browser requested a page."""
 
     def answer(request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
         for_people = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
@@ -68,7 +68,7 @@ def install(app: FastAPI) -> None:
             page: Response = app.state.error_page(status, detail)
             return page
         if (status, detail) == (404, HTTPStatus(404).phrase):
-            detail = f"there is nothing at {brief(request.url.path)}; /openapi.json lists what there is"
+            detail = f"there is nothing at {brief(request.url.path)}; see /openapi.json"
         return problem(status, detail, headers)
 
     @app.exception_handler(MillraceError)
@@ -94,24 +94,24 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def _internal(request: Request, error: Exception) -> Response:
-        return answer(request, 500, f"internal error: {type(error).__name__}; the server's log says more")
+        return answer(request, 500, f"internal error: {type(error).__name__}; see the server's log")
 
 
 def _allowed(app: FastAPI, request: Request) -> str:
-    """The methods of all routes at a request's path; Starlette tells those of the first alone."""
-    routes = [route for route in app.routes if not isinstance(route, Mount)]  # which takes any, for its files to refuse
+    """The methods of all routes at a request's path; Starlette lists only those of the first."""
+    routes = [route for route in app.routes if not isinstance(route, Mount)]  # which match every method
 
     def is_taken(method: str) -> bool:
         asked = "GET" if method == "HEAD" else method  # see Gate
         return any(route.matches({**request.scope, "method": asked})[0] is Match.FULL for route in routes)
 
-    return ", ".join(filter(is_taken, _METHODS)) or "GET, HEAD"  # of a file
+    return ", ".join(filter(is_taken, _METHODS)) or "GET, HEAD"  # for a static file
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
-    """One fault of a request in one line, with where it is."""
+    """One fault of a request and its place, in one line."""
     if fault["type"] == "json_invalid":
-        return f"the body is no JSON: {fault['ctx']['error']}"
+        return f"the body is not JSON: {fault['ctx']['error']}"
     where = brief(".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path", "header")))
     if fault["type"] == "extra_forbidden":
         return f"{where}: there is no such field"

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a service: this process's metrics, the jobs in the store, and where its workers are."""
+"""Metrics of a service for Prometheus: of this process and of the jobs in the store, and the workers' addresses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 
 from pipeline import metrics
+from pipeline.api_models import TERMINAL
 from pipeline.cluster.dask.worker_states import begin_counts
 from pipeline.errors import MillraceError
 from pipeline.metrics.families import gauge_family
-from pipeline.service.jobs import TERMINAL
 from pipeline.service.store import Store
 from pipeline.workloads import workloads
 
@@ -30,7 +30,7 @@ class TargetGroup(BaseModel):
 
 
 def target_groups(workers: Sequence[Mapping[str, Any]]) -> list[TargetGroup]:
-    """Every worker that serves metrics of its own. `device`: "cpu", or the GPU's UUID as in the label `gpu`."""
+    """The workers that serve metrics. `device`: "cpu", or the GPU's UUID as in the label `gpu`."""
     return [
         TargetGroup(
             targets=[worker["metrics_address"]],
@@ -47,7 +47,7 @@ def exposition(store: Store, workers: Workers) -> bytes:
 
 
 def begin_job_counts() -> None:
-    """As `begin_counts`, and how jobs end. Imports every workload, which takes a while."""
+    """As `begin_counts`, for the metrics of jobs too. Imports every workload, which takes a while."""
     begin_counts()
     for workload in workloads():
         metrics.job_queue_wait.labels(workload)
@@ -57,7 +57,7 @@ def begin_job_counts() -> None:
 
 
 class _Everything(Collector):
-    """The registry of this process, and a service's own collector: a process may have had several services."""
+    """The registry of this process and the collector of one service: a process may have had several."""
 
     def __init__(self, own: Collector) -> None:
         self._own = own
@@ -68,7 +68,7 @@ class _Everything(Collector):
 
 
 class _OfService(Collector):
-    """Reads the store as it is now."""
+    """Reads the store at each scrape."""
 
     def __init__(self, store: Store, workers: Workers) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class _OfService(Collector):
         try:
             counts, oldest = self._store.counts(), self._store.oldest_queued()
         except MillraceError as error:
-            metrics.count_error(error)  # the other metrics are told all the same
+            metrics.count_error(error)  # the other metrics are still served
             return
         jobs, age = gauge_family("millrace_jobs"), gauge_family("millrace_queue_oldest_age_seconds")
         for state, number in counts.items():

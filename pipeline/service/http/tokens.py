@@ -1,4 +1,4 @@
-"""Who may use the service: a file of names and hashed tokens, one `NAME sha256:HEX` a line."""
+"""The users of a service: a file with lines `NAME sha256:HEX`, the hash of a token."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _LINE = re.compile(rf"(?P<name>{_NAME.pattern})\s+sha256:(?P<digest>[0-9a-f]{{64
 
 
 def new_token() -> str:
-    """A token that nobody can guess, to be shown once."""
+    """A random token, to be shown once."""
     return f"mr_{secrets.token_urlsafe(32)}"
 
 
 def token_line(name: str, token: str) -> str:
-    """What stands in the file for a token. ParameterError for a name that cannot stand there."""
+    """The line in the file for a token. ParameterError for an invalid name."""
     if not _NAME.fullmatch(name):
-        raise ParameterError(f"{name!r}: a name has letters, digits and . _ @ - alone, 64 at most")
+        raise ParameterError(f"{name!r}: a name has up to 64 letters, digits and . _ @ -")
     return f"{name} sha256:{_digest(token)}"
 
 
 class Tokens:
-    """The tokens of a file, as it stood when it was read."""
+    """The tokens of a file when it was read."""
 
     def __init__(self, path: Path, *, none_allowed: bool = False) -> None:
-        """ParameterError names the line that is wrong; also where there is no token at all, unless that is allowed."""
+        """ParameterError names a wrong line; also raised without any token, unless `none_allowed`."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
-            raise ParameterError(f"tokens_file {path}: {error.strerror}; name one that this user may read") from error
+            raise ParameterError(f"tokens_file {path}: {error.strerror}; choose one that this user may read") from error
         except UnicodeDecodeError as error:
-            raise ParameterError(f"tokens_file {path}: is no text of lines that `millrace token` prints") from error
+            raise ParameterError(f"tokens_file {path}: is not a text of lines that `millrace token` prints") from error
         self._owners: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -54,7 +54,7 @@ class Tokens:
             raise ParameterError(f"tokens_file {path}: holds no token; add a line that `millrace token NAME` prints")
 
     def owner(self, token: str) -> str | None:
-        """Whose token it is. Every line is compared, in constant time, so that the time says nothing."""
+        """Whose token it is. Compares every line in constant time, so that timing reveals nothing."""
         digest, owner = _digest(token), None
         for held, name in self._owners.items():
             if hmac.compare_digest(held, digest):
@@ -63,10 +63,10 @@ class Tokens:
 
 
 class TokensFile:
-    """The tokens of a file as it stands when they are asked for, by whichever thread.
+    """The current tokens of a file. Thread-safe.
 
-    Where it has been damaged those read before stay in force, and the log says so once; where its last line was removed
-    nobody is let in.
+    If the file becomes invalid, the tokens read before stay valid and the log says so once; if its last line is
+    removed, all requests are refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class TokensFile:
         self._lock = threading.Lock()
 
     def now(self) -> Tokens:
-        """Read again if the file has changed."""
+        """The tokens, read again if the file has changed."""
         with self._lock:
             version = self._version()
             if version != self._read_from:
@@ -88,11 +88,11 @@ class TokensFile:
                 except ParameterError as error:
                     if str(error) != self._fault:
                         self._fault = str(error)
-                        LOG.error("%s; the tokens read before stay in force", error)
+                        LOG.error("%s; the tokens read before stay valid", error)
             return self._tokens
 
     def _version(self) -> tuple[int, ...] | None:
-        """What a file that is changed or replaced has another one of; None where there is no such file."""
+        """Differs after the file is changed or replaced; None if there is no such file."""
         try:
             found = self._path.stat()
         except OSError:
@@ -101,5 +101,5 @@ class TokensFile:
 
 
 def _digest(token: str) -> str:
-    # Tokens are 32 random bytes: there is nothing to guess that a slow hash would protect.
+    # Tokens are 32 random bytes: a slow hash against guessing is not needed.
     return hashlib.sha256(token.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What the service takes and tells over HTTP, as models: the schema that OpenAPI shows."""
+"""The body of a submission, and functions that build the answers of `pipeline.api_models`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.config import format_bytes
+from pipeline.api_models import EventView, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
-from pipeline.service.jobs import ACTIVE, State
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.run import UnderWay
 from pipeline.service.store import NewJob, StoredEvent, StoredJob
 
 MOST_OF_AN_ARRAY = 10_000
-# Of all jobs of a request together: while they are put on disk, which takes a second, nobody else's can be.
+# Of all jobs of one request: storing them takes a second, in which no other job can be stored.
 MOST_DEPENDENCIES = 100_000
 INDEX = "{index}"
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -24,41 +24,40 @@ JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"
 Path_ = Annotated[str, Field(pattern=r"\S", max_length=4096, examples=["scan.tif"])]
 
 
-def _no_truth(value: Any) -> Any:
-    """true is no number, though Python says that it is 1."""
+def _reject_bool(value: Any) -> Any:
+    """Refuses true and false, which Python takes for 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a whole number")
     return value
 
 
 def _true_json(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Python's parser takes NaN, Infinity and halves of letters, which JSON in UTF-8 has not: whoever reads the job
-    would stumble over them."""
+    """Refuses NaN, Infinity and lone surrogates: Python's parser accepts them, other readers of the job do not."""
     try:
         json.dumps(parameters, allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"holds {error.object[error.start]!a}, which is half a letter") from error
+        raise ValueError(f"holds {error.object[error.start]!a}, which is a lone surrogate") from error
     except ValueError as error:
-        raise ValueError('holds NaN or Infinity, which are no JSON; write them as text, such as "nan"') from error
+        raise ValueError('holds NaN or Infinity, which are not JSON; write them as text, such as "nan"') from error
     except RecursionError as error:
-        raise ValueError("are nested too deep") from error
+        raise ValueError("are nested too deeply") from error
     return parameters
 
 
 class Submission(BaseModel):
-    """A job, or with `array` as many jobs as its range has numbers."""
+    """A job, or with `array` one job for each number of the range."""
 
     model_config = ConfigDict(extra="forbid")
 
     workload: str = Field(max_length=64, examples=["smooth"])
-    input: Path_ = Field(description="a path under the data roots; in an array {index} stands for the number")
+    input: Path_ = Field(description="a path under the data roots; in an array {index} becomes the number")
     output: Path_ = Field(
-        description="a path under the data roots; in an array with {index} in it", examples=["smooth-{index}.tif"]
+        description="a path under the data roots; must contain {index} in an array", examples=["smooth-{index}.tif"]
     )
     parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"
     )
-    priority: Annotated[int, BeforeValidator(_no_truth)] = Field(0, ge=-100, le=100, description="higher goes first")
+    priority: Annotated[int, BeforeValidator(_reject_bool)] = Field(0, ge=-100, le=100, description="higher runs first")
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
     array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
 
@@ -73,7 +72,7 @@ class Submission(BaseModel):
                 "dependencies; submit smaller arrays"
             )
         if numbers is not None and INDEX not in self.output:
-            raise ValueError(f"output has to hold {INDEX}: else all jobs of the array write one file")
+            raise ValueError(f"output must contain {INDEX}: otherwise all jobs of the array would write one file")
         return self
 
     def numbers(self) -> range | None:
@@ -84,7 +83,7 @@ class Submission(BaseModel):
         return range(int(found[1]), int(found[2]) + 1)
 
     def jobs(self, owner: str, array_id: str) -> list[NewJob]:
-        """The jobs that it asks for."""
+        """The jobs to create."""
         numbers = self.numbers()
         if numbers is None:
             return [self._job(owner, None, None)]
@@ -101,138 +100,39 @@ class Submission(BaseModel):
         )  # fmt: skip
 
 
-class JobView(BaseModel):
-    """A job as everybody sees it. Times are seconds since 1970, UTC."""
-
-    id: str
-    number: int
-    owner: str
-    workload: str
-    input: str
-    output: str
-    parameters: dict[str, Any]
-    priority: int
-    array: str | None
-    index: int | None
-    state: State
-    cancelling: bool
-    attempts: int
-    chunks: int | None
-    chunks_done: int
-    error: str | None
-    submitted_at: float
-    started_at: float | None
-    finished_at: float | None
-    device_seconds: float
-
-    @classmethod
-    def of(cls, stored: StoredJob) -> Self:
-        asked, job = stored.asked, stored.job
-        return cls(
-            id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
-            output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
-            index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
-            chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
-            started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
-        )  # fmt: skip
+def job_view(stored: StoredJob) -> JobView:
+    asked, job = stored.asked, stored.job
+    return JobView(
+        id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
+        output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
+        index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
+        chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
+        started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+    )  # fmt: skip
 
 
-class StageView(BaseModel):
-    """What one stage of a run has done: `busy` is its share of the run's time, `rate` in bytes per second."""
-
-    name: str
-    bytes: int
-    busy: float
-    rate: float
-
-    @classmethod
-    def all_of(cls, stages: Mapping[str, StageTotals], wall_seconds: float) -> list[Self]:
-        """Every stage, in order; none where no time has gone by."""
-        if wall_seconds <= 0:
-            return []
-        return [
-            cls(
-                name=name, bytes=stages[name].nbytes, rate=stages[name].nbytes / wall_seconds,
-                busy=min(stages[name].seconds / stages[name].lanes / wall_seconds, 1.0),
-            )
-            for name in STAGES
-            if name in stages
-        ]  # fmt: skip
+def stage_views(stages: Mapping[str, StageTotals], wall_seconds: float) -> list[StageView]:
+    """Every stage, in order; empty if no time has passed."""
+    if wall_seconds <= 0:
+        return []
+    return [
+        StageView(
+            name=name, bytes=stages[name].nbytes, rate=stages[name].nbytes / wall_seconds,
+            busy=min(stages[name].seconds / stages[name].lanes / wall_seconds, 1.0),
+        )
+        for name in STAGES
+        if name in stages
+    ]  # fmt: skip
 
 
-class ProgressView(BaseModel):
-    """How far a job has come. `seconds` and `stages` are of the run under way; null and empty where there is none."""
-
-    state: State
-    chunks: int | None
-    chunks_done: int
-    seconds: float | None
-    stages: list[StageView]
-
-    @classmethod
-    def of(cls, stored: StoredJob, run: UnderWay | None) -> Self:
-        job = stored.job
-        if run is None or job.state not in ACTIVE:
-            return cls(state=job.state, chunks=job.chunks, chunks_done=job.chunks_done, seconds=None, stages=[])
-        done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
-        stages = StageView.all_of(run.stages, run.seconds)
-        return cls(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
+def progress_view(stored: StoredJob, run: UnderWay | None) -> ProgressView:
+    job = stored.job
+    if run is None or job.state not in ACTIVE:
+        return ProgressView(state=job.state, chunks=job.chunks, chunks_done=job.chunks_done, seconds=None, stages=[])
+    done = min(max(run.chunks_done, job.chunks_done), job.chunks or 0)
+    stages = stage_views(run.stages, run.seconds)
+    return ProgressView(state=job.state, chunks=job.chunks, chunks_done=done, seconds=run.seconds, stages=stages)
 
 
-class JobPage(BaseModel):
-    """Jobs, the newest first. `next`: what `before` of the following page is; null on the last."""
-
-    jobs: list[JobView]
-    next: int | None
-
-
-class Accepted(BaseModel):
-    """Jobs that are on disk now. `array`: what they have in common, if they were one."""
-
-    array: str | None
-    jobs: list[JobView]
-
-
-class EventView(BaseModel):
-    """Something that happened to a job: it changed its `state`, or a `log` line was written."""
-
-    number: int
-    at: float
-    kind: str
-    message: str
-
-    @classmethod
-    def of(cls, event: StoredEvent) -> Self:
-        return cls(**vars(event))
-
-
-class WorkerView(BaseModel):
-    """What jobs run on: a device and the process that owns it. What is not known is null; there may be more."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-    model: str | None = None
-    host: str | None = None
-    load: float | None = Field(None, description="how busy it is, 0 to 1")
-    memory_used_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the worker's process")
-    memory_total_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the host")
-
-    def more(self) -> dict[str, str]:
-        """Whatever else is known, as people read it."""
-        units = {"power_watts": " W", "temperature_celsius": " °C"}
-        return {
-            name.removesuffix("_bytes").removesuffix("_watts").removesuffix("_celsius").replace("_", " "): (
-                format_bytes(value) if name.endswith("_bytes") else f"{value}{units.get(name, '')}"
-            )
-            for name, value in (self.model_extra or {}).items()
-            if value is not None
-        }
-
-
-class WorkloadView(BaseModel):
-    """A kind of job, with the JSON schema of its parameters."""
-
-    name: str
-    summary: str
-    parameters: dict[str, Any]
+def event_view(event: StoredEvent) -> EventView:
+    return EventView(**vars(event))

@@ -1,6 +1,6 @@
 """Jobs on disk: SQLite with a write-ahead log, every commit synced before it is acknowledged.
 
-The SQL stands in schema.sql and queries.sql.
+The SQL is in schema.sql and queries.sql.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline import metrics
+from pipeline.api_models import TERMINAL, State
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError, StorageError, counted
-from pipeline.service.jobs import ACTIVE, TERMINAL, Claimed, DependencyFailed, Event, Outcome, RetryRequested, State
+from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
-from pipeline.service.store.job_events import News
+from pipeline.service.store.job_events import JobEvents
 from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
@@ -36,26 +37,26 @@ __all__ = [
 ]
 
 ANY = JobFilter()
-LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is taken
-HALF_LIFE_S = 24 * 3600.0  # of what an owner has used: what was yesterday counts half
-PRUNED_AT_ONCE = 200  # nobody waits long for a writer
-REQUEST_KEPT_S = 7 * 24 * 3600.0  # an idempotency key is remembered for so long
+LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
+HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
+PRUNED_AT_ONCE = 200  # keeps transactions short
+REQUEST_KEPT_S = 7 * 24 * 3600.0  # how long an idempotency key is remembered
 
 
 class DependencyForgotten(ParameterError):
-    """A job cannot be tried again: what it comes after was over for so long that it has been forgotten."""
+    """A job cannot be retried: a job that it depends on has been forgotten."""
 
 
 class Store:
-    """The jobs of one state folder. Every method may be called from any thread."""
+    """The jobs of one state folder. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Opens or creates the database, and brings it to the newest version.
 
-        Raises StorageError where that fails, and ParameterError where a newer Millrace wrote it.
+        Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
         self.path = path
-        self.news = News()
+        self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
         try:
             with storing(path):
@@ -68,7 +69,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """No other thread may use the store any more."""
+        """Call this once no other thread uses the store."""
         self._database.close()
 
     # Accepting
@@ -84,12 +85,12 @@ class Store:
     ) -> list[str]:
         """Puts jobs on disk, all or none, and returns their ids in order.
 
-        key              : an idempotency key; the same owner's same key and body give the ids given before
-        most_of_an_owner : so many jobs of an owner may there be that are not over, with these
+        key              : an idempotency key; the same owner, key and body return the same ids
+        most_of_an_owner : limit on the owner's unfinished jobs, these included
 
-        Raises ParameterError where the key came with another body, an `after` names no job or these would be too many,
-        OutputTaken where a job that is not over writes the same output, StorageError where no restart would find them
-        or the disk is nearly full.
+        Raises ParameterError if the key came with another body, an `after` is unknown or these are too many,
+        OutputTaken if an unfinished job writes the same output, StorageError if the database was moved or the disk is
+        nearly full.
         """
         self._check_is_there()
         with self._write(now) as transaction:
@@ -114,12 +115,12 @@ class Store:
     # Changing
 
     def apply(self, job: str, event: Event, *, now: float, facts: Facts = NO_FACTS) -> Outcome:
-        """Takes an event to a job, and to those that wait for it; returns the job and what is to be done now.
+        """Applies an event to a job and to those that wait for it; returns the job and the actions to do.
 
-        Raises NoSuchJob, and IllegalTransition where the event cannot happen.
+        Raises NoSuchJob, and IllegalTransition if the event cannot happen.
         """
         with self._write(now) as transaction:
-            if facts.device_seconds > 0:  # whether or not the event is heard
+            if facts.device_seconds > 0:  # even if the event is ignored
                 values = {"id": job, "seconds": facts.device_seconds}
                 owner = transaction.execute("add_device_seconds", **values).fetchone()
                 if owner is not None:
@@ -127,10 +128,10 @@ class Store:
             return transaction.apply(job, event, facts)
 
     def retry(self, job: str, *, now: float) -> Outcome:
-        """Queues a failed or cancelled job again; it waits for what it comes after as that stands now.
+        """Queues a failed or cancelled job again; it waits for its dependencies as they are now.
 
-        Raises OutputTaken where another job has meanwhile begun to write the output, and DependencyForgotten where
-        nobody knows any more what it comes after.
+        Raises OutputTaken if another job writes the output by now, and DependencyForgotten if a dependency has been
+        forgotten.
         """
         with self._write(now) as transaction:
             asked = transaction.job(job).asked
@@ -145,16 +146,16 @@ class Store:
                     state = transaction.job(after).job.state
                 except NoSuchJob as error:
                     raise DependencyForgotten(
-                        f"job {job} comes after job {after}, which is forgotten: submit it anew"
+                        f"job {job} comes after job {after}, which is forgotten: submit it again as a new job"
                     ) from error
                 if state in TERMINAL:
                     result = transaction.apply(job, DependencyFailed(after, state))
             return result
 
     def claim(self, runner: str, *, now: float, lease_s: float, owner_cap: int) -> StoredJob | None:
-        """The job whose turn it is, now this runner's until its lease ends; None where there is none.
+        """Claims the next job for this runner until its lease ends; None if there is none.
 
-        owner_cap : of one owner's jobs at most so many are active at once
+        owner_cap : maximum number of one owner's active jobs
         """
         with self._write(now) as transaction:
             found = transaction.execute("claimable", cap=owner_cap, now=now).fetchone()
@@ -167,7 +168,7 @@ class Store:
         return claimed
 
     def renew(self, runner: str, at_work: Sequence[str], *, now: float, lease_s: float) -> None:
-        """The runner is at work on these jobs: they are its own for longer."""
+        """Extends the leases of the jobs that the runner is working on."""
         if not at_work:
             return
         with self._write(now) as transaction:
@@ -175,7 +176,7 @@ class Store:
 
     def lost(self, runner: str, *, now: float, lease_s: float, others_too: bool) -> list[tuple[str, int]]:
         """Jobs, with their epochs, whose lease has ended, or was given before the clock was set back; with `others_too`
-        all that another runner holds: one that was killed, where only one may be alive."""
+        all that another runner holds, which was killed if only one may be alive."""
         with self._read() as reading:
             statement = "leases_of_others" if others_too else "expired_leases"
             return [
@@ -183,8 +184,8 @@ class Store:
             ]
 
     def abandoned(self, job: str) -> bool:
-        """Whether a job is cancelled, no run, of whichever job, is at work on its output, and none has been that is to
-        be gone on with: one that waits again after its server was killed, or failed and may be retried."""
+        """Whether a job is cancelled and its partial output is of no use: no run works on it, and no later job that
+        waits again after a kill, or failed and may be retried, would continue it."""
         with self._read() as reading:
             found = reading.job(job)
             if found.job.state is not State.CANCELLED:
@@ -196,19 +197,19 @@ class Store:
             return reading.execute("kept_for_another", job=job, written=written).fetchone() is None
 
     def lately_cancelled(self, within_s: float) -> list[str]:
-        """Jobs that were cancelled so shortly before the last thing that happened to any."""
+        """Jobs that were cancelled at most `within_s` before the newest event."""
         with self._read() as reading:
             return [row["id"] for row in reading.execute("lately_cancelled", within=within_s)]
 
     def log(self, job: str, message: str, *, now: float) -> None:
-        """A line in the job's log."""
+        """Adds a line to the job's log."""
         with self._write(now) as transaction:
             transaction.note(job, "log", message)
 
     def prune(self, *, now: float, keep_s: float = float("inf"), most: int = PRUNED_AT_ONCE) -> list[str]:
-        """Forget jobs that have been over for so long, some at once, and what may no longer be asked for again.
+        """Forgets some jobs that were over `keep_s` ago, and old idempotency keys.
 
-        One that another, not yet over, comes after is kept. Returns the ids of those forgotten; outputs stay.
+        Jobs that an unfinished job depends on are kept. Returns the ids of those forgotten; outputs stay.
         """
         with self._write(now) as transaction:
             transaction.execute("forget_requests", before=now - min(keep_s, REQUEST_KEPT_S))
@@ -229,7 +230,7 @@ class Store:
         return [stored(row, frozenset()) for row in rows]
 
     def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
-        """`list_jobs` as a JSON list of what `JobView` has, made by SQLite; and `before` of the next page, if any."""
+        """`list_jobs` as a JSON list of `JobView`, built by SQLite; and `before` of the next page, if any."""
         with self._read() as reading:
             page = reading.execute("list_json", **asdict(wanted), limit=limit).fetchone()
             more = asdict(replace(wanted, before=page["last"]))
@@ -237,28 +238,27 @@ class Store:
         return str(page["jobs"]), page["last"] if full else None
 
     def events(self, job: str, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """What happened to a job since the event of that number, in order."""
+        """Events of a job after the one numbered `after`, in order."""
         with self._read() as reading:
             rows = reading.execute("events_of_job", job=job, after=after, limit=limit).fetchall()
         return [StoredEvent(**dict(row)) for row in rows]
 
     def counts(self) -> dict[State, int]:
-        """How many jobs are in each state."""
+        """The number of jobs in each state."""
         with self._read() as reading:
             rows = reading.execute("count_by_state").fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
 
     def oldest_queued(self) -> float | None:
-        """Since when the job waits that waits longest of those that could be run."""
+        """When the longest-waiting job that could run began to wait; None if there is none."""
         with self._read() as reading:
             found: float | None = reading.execute("oldest_queued").fetchone()[0]
             return found
 
     def check(self) -> None:
-        """StorageError where nothing can be written, or would be found after a restart.
+        """StorageError if the disk cannot be written, or a restart would not find the database.
 
-        Only what is written shows whether the disk takes it: the version is, as it stands. That is little, and jobs
-        take more.
+        Only a write shows that the disk is writable, so this writes the unchanged version. Jobs need more room.
         """
         self._check_is_there()
         self._check_room()
@@ -267,17 +267,15 @@ class Store:
             connection.execute(f"PRAGMA user_version = {version}")
 
     def _check_is_there(self) -> None:
-        """StorageError where the file that is open here has another one, or none, under its name."""
+        """StorageError if the name of the open database now leads to another file, or none."""
         with storing(self.path):
             found = _identity(self.path) if self.path.exists() else None
         if found != self._file:
             what = "is gone" if found is None else "is another file"
-            raise StorageError(
-                f"{self.path}: {what} since the service opened it; put it back, or start the service anew"
-            )
+            raise StorageError(f"{self.path}: {what} since the service opened it; put it back, or restart the service")
 
     def _check_room(self) -> None:
-        """StorageError where jobs under way might soon find none for what they have to say."""
+        """StorageError if running jobs could soon be unable to record their progress."""
         with storing(self.path):
             room = os.statvfs(self.path.parent)
         left = room.f_bavail * room.f_frsize
@@ -291,17 +289,17 @@ class Store:
 
     @contextmanager
     def _write(self, now: float) -> Iterator[Transaction]:
-        """All of it or nothing; once it is on disk, those who wait for news of its jobs are told."""
+        """One transaction; once it is on disk, listeners of the changed jobs are woken."""
         with storing(self.path), self._database.writing() as connection:
             transaction = Transaction(connection, self.path, now)
             yield transaction
         for each in transaction.ended:
             each.count()
-        self.news.tell(transaction.changed)
+        self.job_events.notify(transaction.changed)
 
 
 def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:
-    if count > most:  # then no waiting helps
+    if count > most:  # waiting would not help
         raise ParameterError(
             f"array: {count:,} jobs are more than the {most:,} that an owner may have unfinished; submit smaller arrays"
         )

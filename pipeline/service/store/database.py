@@ -1,4 +1,4 @@
-"""One SQLite file: connections with our settings, reads side by side, writes one at a time."""
+"""One SQLite file: connections with our settings, concurrent reads, one writer at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 BUSY_MS = 10_000
-# After a checkpoint the write-ahead log is cut down to this.
+# The write-ahead log is truncated to this after a checkpoint.
 LOG_BYTES = 16 << 20
-# Of each connection. What another one writes empties it, so that more would seldom be of use.
+# Of each connection. Another connection's write empties it, so more would rarely help.
 CACHE_KIB = 512
 _PRAGMAS = (
     "journal_mode = WAL",
@@ -24,25 +24,24 @@ _PRAGMAS = (
 
 
 class Database:
-    """Connections to one file, lent to whichever thread asks: as many as are in use at once, however many threads come
-    and go. Raises sqlite3.Error."""
+    """A pool of connections to one file for any thread: only as many as are in use at once. Raises sqlite3.Error."""
 
     def __init__(self, path: Path, functions: Mapping[str, tuple[int, Callable[..., float | None]]]) -> None:
-        """`functions`: deterministic ones for statements, by name, each with its number of arguments."""
+        """`functions`: deterministic SQL functions by name, each with its number of arguments."""
         self._path = path
         self._functions = functions
         self._idle: list[sqlite3.Connection] = []
-        # One writer at a time: SQLite would make the others wait by polling.
+        # SQLite would let other writers wait by polling.
         self._writing = threading.Lock()
 
     def close(self) -> None:
-        """No other thread may use it any more."""
+        """Call this once no other thread uses it."""
         while self._idle:
             self._idle.pop().close()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that nobody else uses meanwhile."""
+        """A connection for exclusive use."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -54,7 +53,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or nothing."""
+        """One transaction, rolled back if the block raises."""
         with self._writing, self.reading() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:

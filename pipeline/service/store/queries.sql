@@ -1,4 +1,4 @@
--- Every statement of the store, each under its name; {name} stands for another one as a part of it.
+-- Every statement of the store by name; {name} includes another statement.
 
 -- name: add_job
 INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
@@ -31,13 +31,13 @@ SELECT job FROM dependencies WHERE after = :after AND state != 'succeeded' ORDER
 UPDATE dependencies SET state = :state WHERE job = :job AND after = :after;
 
 -- name: reset_dependencies
--- Of one that has been forgotten stands here how it ended.
+-- A forgotten dependency keeps its last state.
 UPDATE dependencies SET state = CASE (SELECT state FROM jobs WHERE id = after)
     WHEN 'succeeded' THEN 'succeeded' ELSE 'waiting' END
 WHERE job = :job AND (state != 'succeeded' OR after IN (SELECT id FROM jobs));
 
 -- name: change_job
--- The epoch that was read must still be there: of two that change a job at once, one finds nothing to change.
+-- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.
 UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, cancelling = :cancelling, chunks = :chunks,
     chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
     finished_at = :finished_at, runner = :runner, lease_until = :lease_until, receipt = :receipt
@@ -51,7 +51,7 @@ UPDATE jobs SET lease_until = :until
 WHERE id IN (SELECT value FROM json_each(:jobs)) AND runner = :runner AND state IN ('planning', 'running', 'publishing');
 
 -- name: expired_leases
--- One that ends later than any given by now is from before the clock was set back: whoever is at work has renewed it since.
+-- A lease that ends later than a new one would is from before the clock was set back; a live runner has renewed it since.
 SELECT id, epoch FROM jobs
 WHERE state IN ('planning', 'running', 'publishing') AND (lease_until < :now OR lease_until > :now + :lease) ORDER BY number;
 
@@ -59,8 +59,8 @@ WHERE state IN ('planning', 'running', 'publishing') AND (lease_until < :now OR 
 SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND runner != :runner ORDER BY number;
 
 -- name: claimable
--- First by priority, then whose owner has used least of the devices, then by order of submission; owners at their cap wait.
--- Of each owner's queue only the head is looked at: claims stay fast however many jobs wait.
+-- By priority, then the owner's device use, least first, then order of submission; owners at their cap wait.
+-- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
   SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued'
   UNION ALL
@@ -92,8 +92,8 @@ ON CONFLICT (owner) DO UPDATE SET
   device_seconds = halved(device_seconds, :at - at) + :seconds, at = :at;
 
 -- name: fitting
--- The numbers of jobs, the newest first. Of the four ways to find them one is gone, by the index that leaves fewest: what is
--- constant is looked at before any row is.
+-- The numbers of jobs, the newest first. Only one of the four branches runs, the one with the most selective index: SQLite
+-- checks constant conditions before any row.
 SELECT number FROM jobs
 WHERE :array_id IS NOT NULL AND array_id = :array_id
   AND (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
@@ -114,14 +114,14 @@ WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL
 ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
--- Without what is long: a list shows neither receipts nor stories.
+-- Without the long columns, receipts and stories.
 SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
     attempts, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
     device_seconds, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
--- What views.JobView shows of each, in one JSON list: ten times as fast as row by row.
+-- The fields of api_models.JobView as one JSON list: ten times as fast as row by row.
 SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
     'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
     'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
@@ -139,8 +139,8 @@ SELECT id FROM jobs
 WHERE finished_at >= (SELECT at FROM events ORDER BY number DESC LIMIT 1) - :within AND state = 'cancelled';
 
 -- name: kept_for_another
--- The job, if any, that may go on with what lies at this one's output: one whose run began after this one's last. The
--- numbers of events tell the order; clocks may not.
+-- The job, if any, that may continue the partial output: one whose run began after this job's last. Numbers of events give
+-- the order, since clocks may be set back.
 SELECT id FROM (
   SELECT id FROM jobs WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled')
   UNION ALL
@@ -151,7 +151,7 @@ WHERE (SELECT MAX(number) FROM events WHERE job = other.id AND kind = 'state' AN
 LIMIT 1;
 
 -- name: prune_jobs
--- Their events and dependencies go with them.
+-- Cascades to their events and dependencies.
 DELETE FROM jobs WHERE id IN (
   SELECT id FROM jobs WHERE finished_at < :before
     AND NOT EXISTS (

@@ -1,4 +1,4 @@
-"""What the store is given and gives back, and a row of its table of jobs as such a record."""
+"""Records that the store takes and returns, and their conversion from rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import metrics
-from pipeline.service.jobs import Job, State
+from pipeline.api_models import State
+from pipeline.service.jobs import Job
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """What a user submits.
+    """A submitted job.
 
     after   : ids of jobs that have to succeed first
-    written : the output's path with links and dots resolved, by which two names of one file are known; None: `output`
+    written : the output's resolved path, which identifies the file; None: `output`
     """
 
     owner: str
@@ -34,7 +35,7 @@ class NewJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredJob:
-    """A job as it stands in the store: what was asked, the state machine's part, and when what happened."""
+    """A stored job: the submission, the state machine's part, times and lease."""
 
     number: int
     asked: NewJob
@@ -51,13 +52,13 @@ class StoredJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
-    """Which jobs a list shows; None: whichever they are."""
+    """Filters of a list; None: any."""
 
     state: str | None = None
     owner: str | None = None
     workload: str | None = None
     array_id: str | None = None
-    before: int | None = None  # only those with smaller numbers, for the next page
+    before: int | None = None  # only smaller numbers, for the next page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What comes with an event, besides the event: who claims and until when, the receipt of a result, and for how long
-    the run that ended kept a device busy."""
+    """Data stored with an event: the claiming runner and its lease, the receipt, the device time of the ended run."""
 
     runner: str | None = None
     lease_until: float | None = None
@@ -84,7 +84,7 @@ NO_FACTS = Facts()
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that is over, for the metrics; `lasted_s`: since its first claim, None where it never had one."""
+    """A finished job, for the metrics; `lasted_s`: since its first claim, None if it was never claimed."""
 
     workload: str
     state: State
@@ -97,12 +97,12 @@ class Ended:
 
 
 def storable(text: str) -> str:
-    """Text as SQLite takes it: a file's name in it may have bytes that are no UTF-8."""
+    """Text for SQLite: a file name in it may have bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
-    """`waiting_for`: what stands in another table."""
+    """A row as a record; `waiting_for` comes from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],

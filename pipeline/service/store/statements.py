@@ -27,13 +27,13 @@ def _queries() -> Mapping[str, str]:
 
 
 def sql(name: str) -> str:
-    """The statement of that name in queries.sql."""
+    """The statement with this name in queries.sql."""
     return _queries()[name]
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring a database to the newest version, in the caller's transaction. ParameterError where a newer Millrace made
-    it, or another program."""
+    """Bring a database to the newest version, in the caller's transaction. ParameterError if a newer Millrace or
+    another program created it."""
     steps = _versions()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > max(steps):
@@ -51,13 +51,13 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _versions() -> Mapping[int, str]:
-    """For each version the script that leads to it."""
+    """The script that leads to each version."""
     parts = _VERSION.split((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
     return dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One at a time: `executescript` would end the transaction."""
+    """Splits a script: `executescript` would end the transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -68,7 +68,7 @@ def _statements(script: str) -> Iterator[str]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """What SQLite or the disk says, as StorageError."""
+    """Translates errors of SQLite and the disk to StorageError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,7 +1,7 @@
-"""What is read together, or changed together, of the jobs on disk.
+"""Reads and transactions on the stored jobs.
 
 Each change of a job is one transaction: its row is read, the state machine of `pipeline.service.jobs` decides, and the
-row is written under the epoch that was read.
+row is written if it still has the epoch that was read.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.api_models import TERMINAL, State
 from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.jobs import (
     ACTIVE,
-    TERMINAL,
     DependencyFailed,
     DependencySucceeded,
     Event,
     Job,
     Outcome,
-    State,
     TellDependents,
     handle,
     submitted,
@@ -33,21 +32,21 @@ from pipeline.service.store.statements import sql
 
 
 class NoSuchJob(ParameterError):
-    """There is no job of that id."""
+    """There is no job with this id."""
 
 
 class OutputTaken(OutputError):
-    """A job that is not over writes the same output."""
+    """An unfinished job writes the same output."""
 
 
 class Reading:
-    """A connection, for as long as nobody else has it."""
+    """Reads on a connection in exclusive use."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def execute(self, statement: str, **values: Any) -> sqlite3.Cursor:
-        """The statement of that name in queries.sql."""
+        """Executes the statement with this name in queries.sql."""
         return self._connection.execute(sql(statement), values)
 
     def job(self, job: str) -> StoredJob:
@@ -58,17 +57,17 @@ class Reading:
         return stored(row, self.waiting_for(job))
 
     def waiting_for(self, job: str) -> frozenset[str]:
-        """The jobs that have still to succeed before it."""
+        """The dependencies that have not succeeded yet."""
         return frozenset(row["after"] for row in self.execute("waiting_for", job=job))
 
     def writer(self, asked: NewJob) -> sqlite3.Row | None:
-        """The job, not over, that writes to the same place, whatever it calls it."""
+        """The unfinished job that writes the same output, if any."""
         row: sqlite3.Row | None = self.execute("output_in_use", written=asked.written or asked.output).fetchone()
         return row
 
 
 class Transaction(Reading):
-    """Changes that are made at one moment, all or none; who is to hear of them hears once they are on disk."""
+    """Changes made together; `changed` and `ended` are for those to notify once they are on disk."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, now: float) -> None:
         super().__init__(connection)
@@ -78,7 +77,7 @@ class Transaction(Reading):
         self.ended: list[Ended] = []
 
     def add(self, new: NewJob, states: Mapping[str, State]) -> str:
-        """Puts a job there and returns its id. `states`: of the jobs that it comes after, at least."""
+        """Adds a job and returns its id. `states`: of its dependencies, at least."""
         using = self.writer(new)
         if using is not None:
             raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
@@ -104,9 +103,9 @@ class Transaction(Reading):
         return job.id
 
     def apply(self, job: str, event: Event, facts: Facts = NO_FACTS) -> Outcome:
-        """Takes an event to this job, and to all that come after it one by one: a chain of them may be of any length.
+        """Applies an event to this job, then iteratively to its dependents: their chain may have any length.
 
-        Returns the job and what is to be done now.
+        Returns the job and the actions to do.
         """
         after, actions = self._apply_alone(job, event, facts)
         untold = deque((job, action) for action in actions)
@@ -134,7 +133,7 @@ class Transaction(Reading):
 
     def _change(self, before: StoredJob, job: Job, facts: Facts) -> None:
         now, held = self._now, job.state in ACTIVE
-        started = before.started_at if before.job.state not in TERMINAL else None  # one that is tried again begins anew
+        started = before.started_at if before.job.state not in TERMINAL else None  # a retried job starts again
         if started is None and job.state is State.PLANNING:
             started = now
         values = {
@@ -155,6 +154,6 @@ class Transaction(Reading):
             self.ended.append(Ended(before.asked.workload, job.state, lasted))
 
     def note(self, job: str, kind: str, message: str) -> None:
-        """A line in what happened to the job."""
+        """Adds an event of the job."""
         self.execute("add_event", job=job, at=self._now, kind=kind, message=storable(message))
         self.changed.add(job)

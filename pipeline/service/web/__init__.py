@@ -1,1 +1,1 @@
-"""The service's pages: rendered on the server, readable without JavaScript, complete without the network."""
+"""Web pages: rendered on the server, readable without JavaScript, without resources of other sites."""

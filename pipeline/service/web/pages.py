@@ -20,13 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from pipeline import __version__
+from pipeline.api_models import TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
 from pipeline.service.http.access import COOKIE, LOCAL_OWNER, owner_of
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.views import ProgressView, WorkerView
-from pipeline.service.jobs import ACTIVE, TERMINAL, State
+from pipeline.service.http.views import progress_view
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
 from pipeline.workloads import workloads
@@ -34,9 +35,9 @@ from pipeline.workloads import workloads
 FOLDER = Path(__file__).parent
 A_PAGE = 50
 COOKIE_DAYS = 30
-# For so long after a job's end its picture may still come.
+# How long after a job's end its preview may still be drawn.
 DRAWING_S = 60.0
-# Nothing from elsewhere, nothing inline: what a job's name or message holds cannot become a script.
+# Nothing external, nothing inline: text of a job's name or message cannot become a script.
 POLICY = "; ".join(
     (
         "default-src 'none'", "style-src 'self'", "script-src 'self'", "img-src 'self'", "connect-src 'self'",
@@ -46,7 +47,7 @@ POLICY = "; ".join(
 
 
 class Login(BaseModel):
-    """Who signs in."""
+    """The body of a sign-in."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +55,7 @@ class Login(BaseModel):
 
 
 def add_pages(app: FastAPI, service: Service) -> None:
-    """Adds every page and the files they need."""
+    """Adds the pages and their static files."""
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     app.include_router(_pages)
     app.state.error_page = partial(_error_page, service)
@@ -64,7 +65,7 @@ _pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 async def _viewer(request: Request) -> str:
-    """Who looks on; whoever is not signed in is led to where that is done."""
+    """The signed-in user; redirects to the sign-in page without one."""
     try:
         return await owner_of(request)
     except HTTPException as error:
@@ -93,7 +94,7 @@ def queue(
     found = service.store.list_jobs(fitting, limit=A_PAGE + 1)
 
     def query(**changes: Any) -> str:
-        """The filters in force with some of them changed, as the end of a link."""
+        """The current filters with these changes, as a query string."""
         kept = {name: value for name, value in {**wanted, **changes}.items() if value}
         return f"?{urlencode(kept)}" if kept else ""
 
@@ -108,7 +109,7 @@ def queue(
 def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
     stored = service.store.job(job)
     receipt: Mapping[str, Any] = stored.receipt or {}
-    progress = ProgressView.of(stored, service.runner.under_way(job))
+    progress = progress_view(stored, service.runner.under_way(job))
     stages = {stage.name: stage for stage in progress.stages or stages_of(receipt)}
     has_preview = (service.previews / f"{stored.job.id}.png").is_file()
     drawing = stored.job.state is State.SUCCEEDED and time.time() - (stored.finished_at or 0.0) < DRAWING_S
@@ -188,7 +189,7 @@ def _environment() -> Environment:
 
 
 def _has_result(service: Service, stored: StoredJob) -> bool:
-    """Whether there is something to download."""
+    """Whether there is a result to download."""
     if stored.job.state is not State.SUCCEEDED:
         return False
     try:
@@ -198,5 +199,5 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
 
 
 def _is_own(path: str) -> bool:
-    """Whether a path leads to this service and nowhere else: browsers take // and /\\ for the beginning of a host."""
+    """Whether a path stays on this service: browsers take // and /\\ for the start of a host."""
     return re.fullmatch(r"/(?![/\\])[^\x00-\x20\x7f]*", path) is not None

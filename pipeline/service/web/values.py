@@ -1,4 +1,4 @@
-"""How values read on the pages: what a template is given of a receipt and a workload, and its filters."""
+"""Values for the templates: from receipts, workers and workloads, and the template filters."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from pipeline.api_models import StageView, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
-from pipeline.service.http.views import StageView
-from pipeline.service.jobs import State
+from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
 
 
 def stages_of(receipt: Mapping[str, Any]) -> list[StageView]:
-    """How busy each stage was in a run that is over."""
+    """The stages of a finished run."""
     totals = {
         name: StageTotals(seconds=stage["seconds"], nbytes=stage["bytes"], lanes=stage["lanes"])
         for name, stage in receipt.get("stages", {}).items()
     }
-    return StageView.all_of(totals, receipt.get("wall_seconds") or 0.0)
+    return stage_views(totals, receipt.get("wall_seconds") or 0.0)
 
 
 def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
-    """What of a receipt people ask first."""
+    """The main facts of a receipt."""
     device, audit = receipt.get("device", {}), receipt.get("audit", {})
     found = {"Chunks": f"{receipt['chunks']:,}"} if "chunks" in receipt else {}
     if receipt.get("resumed_chunks"):
@@ -48,8 +48,20 @@ def percent(ratio: float | None) -> str:
     return "" if ratio is None else f"{100 * ratio:.0f} %"
 
 
+def further_facts(worker: WorkerView) -> dict[str, str]:
+    """The fields beyond those of the model, formatted for people."""
+    units = {"power_watts": " W", "temperature_celsius": " °C"}
+    return {
+        name.removesuffix("_bytes").removesuffix("_watts").removesuffix("_celsius").replace("_", " "): (
+            format_bytes(value) if name.endswith("_bytes") else f"{value}{units.get(name, '')}"
+        )
+        for name, value in (worker.model_extra or {}).items()
+        if value is not None
+    }
+
+
 def fields_of(workload: str) -> list[dict[str, Any]]:
-    """The workload's parameters as the form asks for them."""
+    """The workload's parameters as fields of the form."""
     schema = workloads()[workload].Parameters.model_json_schema()
     fields = []
     for name, what in schema["properties"].items():
@@ -70,7 +82,7 @@ def fields_of(workload: str) -> list[dict[str, Any]]:
 
 
 def typed(value: Any) -> Any:
-    """A parameter as one types it into a field: of a list, its numbers with commas between."""
+    """A parameter as typed into a field: a list as numbers separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -83,7 +95,7 @@ def moment(at: float | None) -> str:
 
 
 def lasted(stored: StoredJob) -> str:
-    """How long the job has been at work, or was."""
+    """How long the job has been running, or ran."""
     if stored.started_at is None:
         return "–"
     seconds = max((stored.finished_at or time.time()) - stored.started_at, 0.0)
@@ -93,7 +105,7 @@ def lasted(stored: StoredJob) -> str:
 
 
 def share(stored: StoredJob) -> float:
-    """Of the job's chunks, those that are in; 1 once it has succeeded."""
+    """The share of finished chunks; 1 once the job has succeeded."""
     if stored.job.state is State.SUCCEEDED:
         return 1.0
     return stored.job.chunks_done / stored.job.chunks if stored.job.chunks else 0.0
@@ -101,5 +113,5 @@ def share(stored: StoredJob) -> float:
 
 FILTERS = {
     "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed,
-    "printable": printable,
+    "printable": printable, "further_facts": further_facts,
 }  # fmt: skip

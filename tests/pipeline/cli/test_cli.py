@@ -408,7 +408,7 @@ def test_a_full_disk_is_told_before_any_work(folder):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_leaves_nothing_half_written(folder, number, code):
+def test_a_signal_leaves_nothing_half_written(foreground, folder, number, code):
     write_image(folder / "large.tif", np.zeros((6000, 4000, 3), np.uint16))
     (folder / "out.tif").write_text("an older result")
     arguments = ["run", "smooth", "large.tif", "out.tif", "--filter", "gaussian", "--sigma", "25", "--threads", "1"]

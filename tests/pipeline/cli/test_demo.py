@@ -55,7 +55,7 @@ def test_what_is_there_already_is_left_alone(tmp_path):
     assert make_demo_inputs(tmp_path, 64, 0) == inputs  # the same again
     inputs[0].unlink()
     inputs[1].write_text("somebody's molecule")
-    with pytest.raises(OutputError, match=r"helix\.pqr is there already and holds something else: move it, or name"):
+    with pytest.raises(OutputError, match=r"helix\.pqr exists with other content: move it, or name"):
         make_demo_inputs(tmp_path, 64, 0)
     assert names_in(tmp_path) == ["helix.pqr", "scan.npz"]
     assert inputs[1].read_text() == "somebody's molecule"

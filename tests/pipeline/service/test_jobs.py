@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pipeline.api_models import TERMINAL, State
 from pipeline.service.jobs import (
     ACTIVE,
     MOST_ATTEMPTS,
-    TERMINAL,
     CancelRequested,
     Claimed,
     Computed,
@@ -29,7 +29,6 @@ from pipeline.service.jobs import (
     Recut,
     RetryRequested,
     Start,
-    State,
     Stop,
     Stopped,
     TellDependents,

@@ -12,7 +12,7 @@ import httpx2
 import numpy as np
 
 from pipeline.client import Client
-from pipeline.service.store.job_events import News
+from pipeline.service.store.job_events import JobEvents
 from tests.images import write_image
 from tests.pipeline.service.calls import JOB
 from tests.pipeline.service.live import live_service
@@ -66,33 +66,33 @@ def test_that_the_process_lives_is_told_however_many_wait_for_the_store(tmp_path
         assert {answer.result().status_code for answer in answers} == {201}
 
 
-def test_news_wake_who_waits_for_that_job():
-    news = News()
+def test_a_change_wakes_the_listeners_of_that_job():
+    job_events = JobEvents()
 
     async def listen():
-        with news.of("a") as event, news.of("b") as other:
-            teller = threading.Thread(target=news.tell, args=(["a", "unheard"],))
+        with job_events.of("a") as event, job_events.of("b") as other:
+            teller = threading.Thread(target=job_events.notify, args=(["a", "unheard"],))
             teller.start()
             await asyncio.wait_for(event.wait(), WAIT_S)
             teller.join()
             assert not other.is_set()
-            with news.of("a") as second:
-                news.tell({"a", "b"})
+            with job_events.of("a") as second:
+                job_events.notify({"a", "b"})
                 await asyncio.wait_for(asyncio.gather(second.wait(), other.wait()), WAIT_S)
 
     asyncio.run(listen())
-    assert not news._listeners
-    news.tell(["a"])
+    assert not job_events._listeners
+    job_events.notify(["a"])
 
 
 def test_a_loop_that_is_gone_listens_no_more():
-    news = News()
+    job_events = JobEvents()
 
     async def leave_open():
-        listening = news.of("a")
+        listening = job_events.of("a")
         listening.__enter__()
         return listening
 
     left = asyncio.run(leave_open())
-    news.tell(["a"])
+    job_events.notify(["a"])
     del left

@@ -7,19 +7,21 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kernels.smoothing import box
+from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
-from pipeline.service import backoff, cleanup, run
+from pipeline.service import cleanup, run
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
@@ -115,7 +117,7 @@ def expected(data):
 def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, streams, monkeypatch):
     """After each failure that was no job's fault the next claim comes later, until one succeeds."""
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.05)
     claims, full_for = [], 2
 
     def before():
@@ -137,7 +139,7 @@ def test_a_disk_that_is_full_for_a_while_does_not_use_up_the_queue(service, stre
 )
 def test_too_little_memory_or_files_for_a_while_is_no_jobs_fault(service, streams, monkeypatch, error):
     monkeypatch.setattr(runner_module, "POLL_S", 0.01)
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.01)
     errors = iter([error])
 
     def before():
@@ -407,7 +409,7 @@ def test_what_a_stopped_job_keeps_is_not_taken_for_that_of_one_cancelled_before(
 
 
 def test_what_a_failed_job_keeps_outlives_one_that_is_cancelled_as_it_waits(service, streams, data, monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(runner_module, "FIRST_PAUSE_S", 0.01)
 
     def fail(chunk):
         if chunk.index < 6:
@@ -654,11 +656,42 @@ class TestDataRoots:
     def test_a_root_whose_name_is_no_text(self, tmp_path):
         root = tmp_path / "\udcff"
         root.mkdir()
-        with pytest.raises(ParameterError, match=r"data_roots: the name '.*\\udcff' is no UTF-8"):
+        with pytest.raises(ParameterError, match=r"data_roots: the name '.*\\udcff' is not UTF-8"):
             DataRoots([root])
 
     def test_roots_that_are_none(self, tmp_path):
         with pytest.raises(ParameterError, match="at least one folder"):
             DataRoots([])
-        with pytest.raises(ParameterError, match="is no folder"):
+        with pytest.raises(ParameterError, match="cannot be used as a folder"):
             DataRoots([Path(tmp_path / "absent")])
+
+
+class SlowCount(run.Run):
+    """A run whose count is read some time before it is written."""
+
+    @property
+    def _written(self):
+        found = vars(self).get("count", 0)
+        time.sleep(0.005)
+        return found
+
+    @_written.setter
+    def _written(self, count):
+        vars(self)["count"] = count
+
+
+def test_chunks_that_several_threads_write_are_all_counted():
+    told = []
+    counted = SlowCount(
+        claimed=SimpleNamespace(job=SimpleNamespace(epoch=1)), executor=None, roots=None, cleanup=None, memory_bytes=0,
+        tell=told.append, log=print,
+    )  # fmt: skip
+    threads = [
+        threading.Thread(target=lambda: [counted._count(SimpleNamespace(index=n)) for n in range(10)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counted._written == 40
+    assert [event.chunks_done for event in told] == [1]

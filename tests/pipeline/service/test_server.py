@@ -21,6 +21,7 @@ from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.http.tokens import TokensFile, token_line
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.store import Store
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def settings(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("gpus", [[], [0], [0, 1]])
-def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
+def test_the_executor_is_what_was_asked_for(settings, monkeypatch, gpus):
     monkeypatch.setattr(server, "usable_gpus", lambda: gpus)
     asked = {
         (): ("all", None) if gpus else ("cpu", 1),
@@ -49,8 +50,8 @@ def test_the_place_is_what_was_asked_for(settings, monkeypatch, gpus):
         (("scheduler", "tcp://host:1"), ("workers", 2)): ("auto", 2),
     }
     for given, expected in asked.items():
-        place = server._place_settings(settings(**dict(given)))
-        assert (place.device, place.workers) == expected
+        executor = server._executor_settings(settings(**dict(given)))
+        assert (executor.device, executor.workers) == expected
 
 
 def test_a_gpu_that_is_not_here_is_not_replaced_by_the_cpu(settings, monkeypatch):
@@ -74,21 +75,21 @@ def test_a_state_folder_that_cannot_be_one_is_a_mistake(settings, tmp_path):
             server.serve(settings(state_dir=wrong))
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "previews").touch()
-    with pytest.raises(ParameterError, match=r"previews: is no folder; remove it"):
+    with pytest.raises(ParameterError, match=r"previews: is not a folder; remove it"):
         server.serve(settings())
 
 
 def test_tokens_and_data_roots_are_looked_at_first(settings, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff")
     for name, said in (
-        ("none", "No such file or directory; name one"),
-        (".", "Is a directory; name"),
-        ("binary", "is no text"),
+        ("none", "No such file or directory; choose one"),
+        (".", "Is a directory; choose"),
+        ("binary", "is not a text"),
     ):
         with pytest.raises(ParameterError, match=said) as caught:
             server.serve(settings(tokens_file=tmp_path / name))
         assert "Errno" not in str(caught.value)
-    with pytest.raises(ParameterError, match="is no folder"):
+    with pytest.raises(ParameterError, match="cannot be used as a folder"):
         server.serve(settings(data_roots=[tmp_path / "none"]))
     assert not os.path.lexists(tmp_path / "state")
 
@@ -115,7 +116,7 @@ def test_a_port_is_one_servers_from_the_start(settings):
 @pytest.mark.parametrize("host", ["a..b", "a" * 70, "\udcff"])
 def test_a_host_that_can_have_no_such_name_is_a_mistake(settings, tmp_path, host):
     with (
-        pytest.raises(ParameterError, match="is no name of a host; choose another"),
+        pytest.raises(ParameterError, match="is not a host name; choose another"),
         server._listening(settings(host=host)),
     ):
         pass
@@ -131,7 +132,7 @@ def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
         assert tokens().owner("a") == "ada"
     (record,) = caplog.records
     assert record.getMessage().startswith(f"tokens_file {path}, line 1: is not NAME sha256:HEX")
-    assert record.getMessage().endswith("; the tokens read before stay in force")
+    assert record.getMessage().endswith("; the tokens read before stay valid")
     path.write_text("")  # the last line was removed: its owner is out at once
     assert tokens().owner("a") is None
     path.write_text(token_line("bob", "b"))
@@ -141,7 +142,43 @@ def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
     assert "No such file" in caplog.records[-1].getMessage()
 
 
-def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(monkeypatch):
+def test_readiness_is_checked_without_writing_each_time(tmp_path):
+    store = Store(tmp_path / "jobs.sqlite")
+    fault, log = server._StoreFault(store), tmp_path / "jobs.sqlite-wal"
+    assert fault() is None
+    written = log.stat().st_size, log.stat().st_mtime_ns
+    for _ in range(100):
+        assert server._missing(fault, lambda: [{"name": "cpu"}], threading.Event()) is None
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == written
+    store.close()
+
+
+def test_readiness_is_checked_again_after_a_while(tmp_path, monkeypatch):
+    store = Store(tmp_path / "jobs.sqlite")
+    fault = server._StoreFault(store)
+    assert fault() is None
+    (tmp_path / "jobs.sqlite").rename(tmp_path / "moved")
+    assert fault() is None
+    monkeypatch.setattr(server, "READY_S", 0.0)
+    assert "is gone since the service opened it" in fault()
+    (tmp_path / "moved").rename(tmp_path / "jobs.sqlite")
+    assert fault() is None
+    store.close()
+
+
+def test_a_server_goes_on_ignoring_what_is_ignored_from_the_start(foreground):
+    """As a background job of a shell without job control: Ctrl-C is meant for what is in the foreground."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serving = server._Server(uvicorn.Config(lambda *_: None))
+    serving.stopping = threading.Event()
+    with serving.capture_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert not serving.stopping.is_set()
+
+
+def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(foreground, monkeypatch):
     stopped, earlier = threading.Event(), signal.getsignal(signal.SIGHUP)
     serving = server._Server(uvicorn.Config(lambda *_: None))
     serving.stopping, serving.closing, serving.on_stop = threading.Event(), threading.Event(), stopped.set
@@ -175,6 +212,6 @@ def test_a_single_gpu_has_a_worker_of_its_own(monkeypatch, device):
     monkeypatch.setattr(server.fork_server, "begin", lambda: begun.append("fork server"))
     monkeypatch.setattr(server, "worker_specs", lambda settings: [settings.device])
     monkeypatch.setattr(worker_processes, "local_workers", local_workers)
-    with server._open_workers(Settings(device=device)) as place:
-        assert (place.device, place.stream) == (workers, workers.stream)
+    with server._open_workers(Settings(device=device)) as executor:
+        assert (executor.device, executor.stream) == (workers, workers.stream)
     assert begun == ["fork server", [device]]

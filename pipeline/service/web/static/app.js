@@ -1,6 +1,6 @@
 "use strict";
 
-// Everything reads without this file; it makes pages follow what happens, and sends what a form or a button asks for.
+// The pages are readable without this file; it updates them live and sends the requests of forms and buttons.
 
 const byId = (id) => document.getElementById(id);
 const OVER = ["succeeded", "failed", "cancelled"];
@@ -25,9 +25,9 @@ function refuse(error) {
   place.scrollIntoView({ block: "nearest" });
 }
 
-// Values as people read them
+// Values for people
 
-function printable(text) {  // as the commands and the pages write it: no file's name acts on what is around it
+function printable(text) {  // as commands and pages write it: control characters in file names are escaped
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu, (each) => {
     const known = { "\t": "\\t", "\n": "\\n", "\r": "\\r" }[each], code = each.codePointAt(0);
     const [letter, digits] = code < 0x100 ? ["x", 2] : code < 0x10000 ? ["u", 4] : ["U", 8];
@@ -65,7 +65,7 @@ function showTimes(within) {
 }
 showTimes(document);
 
-// Lists follow what happens: the same page is asked for again, and the part that changes is taken from it.
+// Live lists: fetch the page again and replace the part that changes.
 
 for (const part of document.querySelectorAll("[data-refresh]")) {
   let shown = part.innerHTML;
@@ -118,7 +118,7 @@ function showChunks(said) {
   byId("left").textContent = known ? `about ${duration((said.seconds * (1 - share)) / share)} left` : "";
 }
 
-// Bytes read and written by every moment heard of: the line shows how fast they grew between one and the next.
+// Bytes read and written at each progress event: the line shows the rate between them.
 const moments = [];
 const MOST_MOMENTS = 240;
 
@@ -143,7 +143,7 @@ function drawRates() {
   const rates = [];
   let from = moments[0];
   for (const moment of moments) {
-    // Workers tell twice a second: shorter steps would only show when they spoke.
+    // Workers report twice a second: shorter steps would only show when.
     if (moment[0] - from[0] < 1) continue;
     rates.push((moment[1] - from[1]) / (moment[0] - from[0]));
     from = moment;
@@ -174,7 +174,7 @@ if (job && job.dataset.over === "no") {
   addEventListener("pagehide", () => events.close());
 }
 
-// The picture is drawn last: a page that was made before it was there is asked for again until it is.
+// The preview is drawn last: reload a page that was rendered before it until it is there.
 if (job && "drawing" in job.dataset) {
   const asking = setInterval(async () => {
     const response = await fetch(location.href).catch(() => null);
@@ -190,7 +190,7 @@ if (job && "drawing" in job.dataset) {
 
 const submit = byId("submit");
 if (submit) {
-  // Sent twice, by a double click or a broken connection, it is one job.
+  // The key makes a request that is sent twice, by a double click or a broken connection, one job.
   const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
   let changes = 0;
   submit.addEventListener("input", () => { changes += 1; });

@@ -7,15 +7,18 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from pipeline.api_models import State
 from pipeline.errors import ParameterError, StorageError
 from pipeline.service.http import api
 from pipeline.service.http.access import MOST_BODY_BYTES
 from pipeline.service.http.tokens import Tokens, new_token, token_line
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, State
+from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published
+from pipeline.service.store.transaction import Reading
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
 
 
@@ -75,7 +78,7 @@ def test_an_array_is_as_many_jobs(world):
         ({"after": ["x"]}, "after.0: "),
         ({"array": "5-3", "output": "{index}"}, "array 5-3 has 0 jobs"),
         ({"array": "0-999999", "output": "{index}"}, "has 1000000 jobs; 1 to 10000 are allowed"),
-        ({"array": "0-3"}, "output has to hold {index}"),
+        ({"array": "0-3"}, "output must contain {index}"),
         ({"array": "many", "output": "{index}"}, "array: "),
         ({"array": "\U00011f50-\U00011f51", "output": "{index}"}, "array: must be FROM-TO"),  # digits of Unicode 15
     ],
@@ -163,11 +166,11 @@ def test_numbers_that_are_no_json_are_refused(world):
     for value in ("NaN", "-Infinity", "[Infinity]", '{"a": NaN}'):
         body = f'{{"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": {{"cval": {value}}}}}'
         refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-        assert_problem(refused, 422, "parameters: holds NaN or Infinity, which are no JSON")
+        assert_problem(refused, 422, "parameters: holds NaN or Infinity, which are not JSON")
     for parameters in ({"mode": "\ud800"}, {"\udfff": 1}, {"axes": ["y\ud800"]}):
         body = json.dumps({"workload": "smooth", "input": "in.npy", "output": "x.npy", "parameters": parameters})
         refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-        assert_problem(refused, 422, "which is half a letter")
+        assert_problem(refused, 422, "which is a lone surrogate")
     accepted(client, parameters={"mode": "constant", "cval": "nan"})
     assert client.get("/v1/jobs").json()["jobs"][0]["parameters"]["cval"] == "nan"
 
@@ -197,9 +200,7 @@ def test_an_array_after_many_jobs_keeps_others_from_nothing(world):
 
 
 def test_an_address_that_leads_nowhere_is_named(world):
-    assert_problem(
-        world.http().get("/x/v1/jobs"), 404, "there is nothing at /x/v1/jobs; /openapi.json lists what there is"
-    )
+    assert_problem(world.http().get("/x/v1/jobs"), 404, "there is nothing at /x/v1/jobs; see /openapi.json")
 
 
 def test_an_owner_has_only_so_many_jobs(world):
@@ -213,9 +214,9 @@ def test_an_owner_has_only_so_many_jobs(world):
 @pytest.mark.parametrize(
     ("body", "headers", "status", "said"),
     [
-        (b"{", {"Content-Type": "application/json"}, 422, "the body is no JSON"),
-        (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "the body is nested too deep"),
-        (b'"\xff"', {"Content-Type": "application/json"}, 400, "the body is no text in UTF-8"),
+        (b"{", {"Content-Type": "application/json"}, 422, "the body is not JSON"),
+        (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "the body is nested too deeply"),
+        (b'"\xff"', {"Content-Type": "application/json"}, 400, "the body is not UTF-8 text"),
         (b"9" * 5000, {"Content-Type": "application/json"}, 400, "a number in the body has too many digits"),
         (b"{}", {"Content-Type": "application/json"}, 422, "workload: is missing"),
         (b"[]", {"Content-Type": "application/json"}, 422, ""),
@@ -396,7 +397,7 @@ def test_cancel_and_retry(world):
     assert client.post(f"/v1/jobs/{job}/retry").json()["state"] == "queued"
     refused = client.post(f"/v1/jobs/{job}/retry")
     assert_problem(
-        refused, 409, f"job {job} is queued: only one that failed or was cancelled is retried; submit it anew"
+        refused, 409, f"job {job} is queued: only failed and cancelled jobs can be retried; submit a new job"
     )
     assert [name for name, _ in world.runner.acted] == [job] * 3
     for what in ("cancel", "retry"):
@@ -483,7 +484,7 @@ def test_results(world):
         assert_problem(client.get(f"/v1/jobs/{job}/{what}"), 409, f"job {job} is queued: there is no result")
     succeed(world.store, job)
     assert client.get(f"/v1/jobs/{job}/receipt").json() == {"chunks": 4}
-    assert_problem(client.get(f"/v1/jobs/{job}/result"), 409, f"out.npy is no more where job {job} put it")
+    assert_problem(client.get(f"/v1/jobs/{job}/result"), 409, f"out.npy is no longer where job {job} wrote it")
     (world.data / "out.npy").write_bytes(b"samples")
     assert client.get(f"/v1/jobs/{job}/result").content == b"samples"
     assert_problem(client.get(f"/v1/jobs/{job}/preview"), 404, f"job {job} has no preview")
@@ -514,6 +515,33 @@ def test_events_end_with_the_service(world):
     job = accepted(client)
     threading.Timer(0.5, world.closing.set).start()
     assert [kind for kind, _, _ in read_events(client, job)][:1] == ["state"]
+
+
+def test_the_stream_of_a_waiting_job_leaves_the_store_alone(world, monkeypatch):
+    execute, executed = Reading.execute, []
+
+    def noted(self, *what, **values):
+        executed.append(time.monotonic())
+        return execute(self, *what, **values)
+
+    client = world.http()
+    job = accepted(client)
+    monkeypatch.setattr(Reading, "execute", noted)
+    seconds = 3.0
+    threading.Timer(seconds, world.closing.set).start()
+    read_events(client, job)
+    idle = [at for at in executed if at > executed[0] + 0.5]
+    assert len(idle) / (seconds - 0.5) < 0.1, "statements per second"
+
+
+def test_a_change_is_sent_at_once(world, monkeypatch):
+    for name in ("IDLE_POLL_S", "HEARTBEAT_S"):
+        monkeypatch.setattr(api, name, 3600.0)
+    client = world.http()
+    job = accepted(client)
+    cancel = partial(world.store.apply, job, CancelRequested(), now=9.0)
+    threading.Timer(0.5, cancel).start()
+    assert read_events(client, job)[-1][1]["state"] == "cancelled"
 
 
 def test_events_until_the_end(world):
@@ -583,6 +611,7 @@ def test_a_store_that_fails_while_events_are_told_breaks_the_answer_off(world, m
         raise StorageError("jobs.sqlite: disk I/O error")
 
     monkeypatch.setattr(world.store, "events", failing)
+    monkeypatch.setattr(api, "HEARTBEAT_S", 0.1)
     assert "broken off: jobs.sqlite: disk I/O error" in broken_off(client, f"/v1/jobs/{job}/events", caplog)
 
 

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, generate_latest
 
+from pipeline.api_models import State
 from pipeline.cluster.dask.worker_processes import local_workers
 from pipeline.cluster.dask.worker_specs import cpu_workers
 from pipeline.cluster.dask.worker_states import RESTARTS as RESTARTS_VARIABLE
@@ -25,7 +26,7 @@ from pipeline.metrics.table import TABLE
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.scrape import begin_job_counts, exposition, target_groups
-from pipeline.service.jobs import CancelRequested, Failed, State
+from pipeline.service.jobs import CancelRequested, Failed
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.api_models import JobView, State
 from pipeline.errors import OutputError, ParameterError, StorageError
-from pipeline.service.http.views import JobView
+from pipeline.service.http.views import job_view
 from pipeline.service.jobs import (
     CancelRequested,
     Computed,
@@ -24,7 +25,6 @@ from pipeline.service.jobs import (
     Progressed,
     Published,
     Start,
-    State,
     Stop,
 )
 from pipeline.service.store import (
@@ -562,7 +562,7 @@ def test_a_list_in_json_is_what_a_job_shows(store):
         store.apply(job, Failed(1, 'out "of" café\n', transient=False), now=2.5)
         used(store, job, 1.25, now=3.0)
     text, following = store.list_json(JobFilter(), limit=5)
-    expected = [JobView.of(found) for found in store.list_jobs(limit=5)]
+    expected = [job_view(found) for found in store.list_jobs(limit=5)]
     assert [JobView(**found) for found in json.loads(text)] == expected
     assert JobView.model_fields.keys() == json.loads(text)[0].keys()
     assert following == expected[-1].number

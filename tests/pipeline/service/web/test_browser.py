@@ -124,7 +124,7 @@ def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
 def test_the_list_follows_what_happens_and_can_be_filtered(browser, url, gate):
     with page_of(browser, url) as page, Client(url) as client:
         page.goto("/")
-        shows(page, ".empty", "No jobs here yet")
+        shows(page, ".empty", "No jobs yet")
         first = client.submit("smooth", "in.npy", "first.npy")
         page.wait_for_selector(".state.running")
         gate.open.set()
@@ -135,7 +135,7 @@ def test_the_list_follows_what_happens_and_can_be_filtered(browser, url, gate):
         assert page.locator(".jobs a").all_text_contents() == ["second.npy"]
         page.select_option("[name=workload]", "coulomb")
         page.click("text=Filter")
-        shows(page, ".empty", "No jobs here with these filters")
+        shows(page, ".empty", "No jobs match these filters")
         assert "state=failed" in page.url
         page.goto(f"/jobs/{failed.id}")
         shows(page, ".error >> nth=0", r"absent\.npy: no such file")
@@ -213,7 +213,7 @@ def test_everything_can_be_read_without_javascript(browser, url, gate):
         page.click("text=out.npy")
         for said in ("succeeded", r"\d+ of \d+ chunks", r"compute\s*\d+ % busy", "publishing", r"size\s*5", " UTC"):
             shows(page, "article", said)
-        page.click("text=All of it")
+        page.click("text=Full receipt")
         shows(page, "pre", f'"job": "{job.id}"')
         page.goto("/workers")
         shows(page, ".workers", "cpu")

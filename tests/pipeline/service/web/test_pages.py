@@ -48,7 +48,7 @@ def page(client, path, status=200, **options):
 
 def test_the_queue_with_filters_and_pages(world):
     client = world.http()
-    assert "No jobs here" in page(client, "/")
+    assert "No jobs yet" in page(client, "/")
     jobs = [accepted(client, output=f"{number}.npy") for number in range(60)]
     text = page(client, "/")
     assert text.count('<a href="/jobs/') == 50
@@ -58,7 +58,7 @@ def test_the_queue_with_filters_and_pages(world):
     text = page(client, "/?state=succeeded&workload=smooth&owner=local")
     assert jobs[0] in text
     assert text.count('<a href="/jobs/') == 1
-    assert "No jobs here" in page(client, "/?owner=nobody")
+    assert "No jobs match" in page(client, "/?owner=nobody")
 
 
 def test_a_job_in_each_of_its_states(world):

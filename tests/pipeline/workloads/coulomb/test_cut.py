@@ -334,7 +334,7 @@ def test_points_far_from_every_atom_are_zero_and_audited(folder):
 def test_a_compressed_map_needs_room_for_its_samples_alone(folder, monkeypatch):
     disk = shutil.disk_usage(folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=220_000))
-    job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)[0].workload.discard()
+    job(folder, "a.npz", "out.dx.gz", cutoff=5, **GRID)[0].output.discard()
     with pytest.raises(StorageError, match=r"takes [67]\d\d,\d+ bytes .* as OpenDX"):
         job(folder, "a.npz", "out.dx", cutoff=5, **GRID)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))

@@ -1,0 +1,112 @@
+"""Answers of the HTTP API: the server builds them, the client validates them, OpenAPI describes them.
+
+A client ignores unknown fields, so that a newer service can add some.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    RUNNING = "running"
+    PUBLISHING = "publishing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+
+class JobView(BaseModel):
+    """A job. Times are seconds since 1970, UTC."""
+
+    id: str
+    number: int
+    owner: str
+    workload: str
+    input: str
+    output: str
+    parameters: dict[str, Any]
+    priority: int
+    array: str | None
+    index: int | None
+    state: State
+    cancelling: bool
+    attempts: int
+    chunks: int | None
+    chunks_done: int
+    error: str | None
+    submitted_at: float
+    started_at: float | None
+    finished_at: float | None
+    device_seconds: float
+
+
+class StageView(BaseModel):
+    """What one stage of a run has done: `busy` is its share of the run's time, `rate` in bytes per second."""
+
+    name: str
+    bytes: int
+    busy: float
+    rate: float
+
+
+class ProgressView(BaseModel):
+    """How far a job has come. `seconds` and `stages` describe the current run; null and empty without one."""
+
+    state: State
+    chunks: int | None
+    chunks_done: int
+    seconds: float | None
+    stages: list[StageView]
+
+
+class JobPage(BaseModel):
+    """Jobs, the newest first. Pass `next` as `before` to get the following page; null on the last."""
+
+    jobs: list[JobView]
+    next: int | None
+
+
+class Accepted(BaseModel):
+    """Jobs that are on disk now. `array`: the id of the array, if they are one."""
+
+    array: str | None
+    jobs: list[JobView]
+
+
+class EventView(BaseModel):
+    """Something that happened to a job: it changed its `state`, or a `log` line was written."""
+
+    number: int
+    at: float
+    kind: str
+    message: str
+
+
+class WorkerView(BaseModel):
+    """What jobs run on: a device and the process that owns it. Unknown values are null; there may be further fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    model: str | None = None
+    host: str | None = None
+    load: float | None = Field(None, description="how busy it is, 0 to 1")
+    memory_used_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the worker's process")
+    memory_total_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the host")
+
+
+class WorkloadView(BaseModel):
+    """A kind of job, with the JSON schema of its parameters."""
+
+    name: str
+    summary: str
+    parameters: dict[str, Any]
