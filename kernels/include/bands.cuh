@@ -15,9 +15,9 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
-// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cuda/block_partition.py). Of every piece up to the last of
-// run i, `more`[i] positions are what pieces of that run are longer than those of the next.
-struct Cut {
+// A line cut into pieces, one a block (kernels/smoothing/cuda/block_partition.py): runs of equal pieces, the longest first.
+// Run i ends before piece `last`[i]; its pieces are `more`[i] positions longer than those of the next run.
+struct BlockPartition {
     static constexpr int RUNS = 8;
     int last[RUNS], more[RUNS];
     __device__ int begin(int piece) const {

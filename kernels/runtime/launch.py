@@ -31,9 +31,9 @@ __all__ = [
     "KernelLaunchError",
     "Launch",
     "Repeat",
+    "cached_binary",
     "compile_for",
     "entries",
-    "kept",
     "kernel",
     "multiprocessors",
     "observe",
@@ -84,19 +84,19 @@ class Kernel:
         *,
         shared_bytes: int = 0,
         stream: Any,
-        early: bool = False,
+        dependent_launch: bool = False,
     ) -> None:
         """Launches on `stream` (a cupy.cuda.Stream of this kernel's device, which must be the current one).
 
-        grid, block : one to three sizes
-        args        : CuPy arrays (passed as their pointers) and ctypes values (numbers and structures, by value)
-        early       : its blocks may come in before the kernel before it is done, since they wait for that themselves:
-                      every thread calls await_earlier_kernels of kernels/include/pdl.cuh
+        grid, block      : one to three sizes
+        args             : CuPy arrays (passed as their pointers) and ctypes values (numbers and structures, by value)
+        dependent_launch : enables programmatic dependent launch; every thread of the kernel must call
+                           grid_dependency_synchronize of kernels/include/pdl.cuh
 
         Raises KernelLaunchError where the driver refuses.
         """
         values = [_value(position, arg) for position, arg in enumerate(args)]
-        prepared = _Prepared(self, grid, block, values, shared_bytes, early)
+        prepared = _Prepared(self, grid, block, values, shared_bytes, dependent_launch)
         prepared.launch(prepared.pointers, stream.ptr)
         if _recording.launches is not None:
             _recording.launches.append((prepared, tuple(args)))
@@ -122,13 +122,13 @@ class _Prepared:
         block: Sequence[int],
         values: Sequence[Any],
         shared_bytes: int,
-        is_early: bool,
+        dependent_launch: bool,
     ) -> None:
         self.kernel = kernel
         self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._values = values
         self._sizes = (*(*grid, 1, 1, 1)[:3], *(*block, 1, 1, 1)[:3], shared_bytes)
-        self._early = is_early and _attribute(75, kernel.device) >= pdl.MIN_MAJOR
+        self._dependent_launch = dependent_launch and _attribute(75, kernel.device) >= pdl.MIN_MAJOR
 
     def launch(self, pointers: Any, stream: int) -> None:
         driver, runtime = _driver(), _runtime()
@@ -140,7 +140,7 @@ class _Prepared:
                 )
             runtime.setDevice(kernel.device)  # a thread that has not touched CUDA yet has no context
             kernel.grant(self._sizes[6])
-            if self._early:
+            if self._dependent_launch:
                 result = pdl.launch(kernel.function, self._sizes, stream, pointers)
                 if result:
                     raise driver.CUDADriverError(result)
@@ -289,8 +289,8 @@ def compile_for(
         nvrtc.destroyProgram(program)
 
 
-def kept(operation: str, expression: str, architecture: str) -> Binary:
-    """One kernel's binary from the disk; compiled, and put there, where it is not yet. Needs no GPU.
+def cached_binary(operation: str, expression: str, architecture: str) -> Binary:
+    """One kernel's binary from the disk cache; compiled and stored there if it is missing. Needs no GPU.
 
     Raises KernelCompileError.
     """
@@ -345,7 +345,7 @@ def _load(device: int, operation: str, expression: str) -> Kernel:
     driver, runtime = _driver(), _runtime()
     major, minor = _attribute(75, device), _attribute(76, device)  # cudaDevAttrComputeCapabilityMajor, Minor
     architecture = _newest_supported(major * 10 + minor)
-    binary = kept(operation, expression, architecture)
+    binary = cached_binary(operation, expression, architecture)
     try:
         runtime.setDevice(device)
         module = driver.moduleLoadData(binary.code)

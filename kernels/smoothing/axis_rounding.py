@@ -19,7 +19,7 @@ MIDDLE = 128  # of the range of uint8: an exact Gaussian keeps samples relative 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settling:
+class AxisRounding:
     """A sum becomes (sum + up) - down, in float32 or float64."""
 
     up: float
@@ -30,10 +30,10 @@ class Settling:
         return (total + type(total)(self.up)) - type(total)(self.down)
 
 
-UNSETTLED = Settling(up=-0.0, down=0.0)  # adding -0 leaves every number as it is, even 0 and -0
+NO_ROUNDING = AxisRounding(up=-0.0, down=0.0)  # adding -0 leaves every number as it is, even 0 and -0
 
 
-def settlings(windows: Sequence[Window], *, whole: bool) -> list[Settling]:
+def axis_roundings(windows: Sequence[Window], *, whole: bool) -> list[AxisRounding]:
     """For each axis of a Gaussian: what its sums become.
 
     windows : sorted by axis, at least two taps each
@@ -44,11 +44,11 @@ def settlings(windows: Sequence[Window], *, whole: bool) -> list[Settling]:
     for place in range(len(windows)):
         rounds_to_wholes = whole and place == last
         if not (exact or rounds_to_wholes):
-            found.append(UNSETTLED)
+            found.append(NO_ROUNDING)
             continue
         up = WHOLES if rounds_to_wholes else QUARTERS
         taken = MIDDLE * ((place == 0) - (place == last)) if exact else 0
-        found.append(Settling(up=up, down=up + taken))
+        found.append(AxisRounding(up=up, down=up + taken))
     return found
 
 

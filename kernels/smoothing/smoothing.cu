@@ -3,7 +3,7 @@
 // Arrays are C-contiguous. A pass filters one axis of an array seen as [outer, length, inner] and writes
 // [outer, out_length, inner]; passes run in ascending order of axes. Between the passes of a box over whole numbers
 // stand the exact sums (32 bits where they fit, else 64), between those of a Gaussian the float sums, unrounded, or of an
-// exact one (uint8) what they settle to.
+// exact one (uint8) these sums rounded.
 // Border modes are numbered in borders.cuh; `fill` is what a pass sees beyond the edge in mode CONSTANT.
 //
 // Floors of a two-dimensional filter of N samples of b bytes, t taps an axis, on a device with bandwidth B, rate F:
@@ -48,7 +48,7 @@ struct Axis {
 template <typename Work>
 struct Weights {
     Work half[MAX_HALF];
-    Settling<Work> settling;
+    AxisRounding<Work> rounding;
 };
 
 // Input position of the first tap of output 0.
@@ -118,7 +118,7 @@ gauss_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work f
             const Work pair = weighed_tap(line, centre - k, axis, fill) + weighed_tap(line, centre + k, axis, fill);
             sum = fma_rn(weights.half[k], pair, sum);
         }
-        out[i] = to_sample<Out>(settled(sum, weights.settling));
+        out[i] = to_sample<Out>(rounded(sum, weights.rounding));
     }
 }
 
@@ -243,7 +243,7 @@ gauss_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Wor
             Work sum = weights.half[0] * samples[centre];
             for (int j = 1, reach = axis.columns; j <= axis.before; ++j, reach += axis.columns)
                 sum = fma_rn(weights.half[j], samples[centre - reach] + samples[centre + reach], sum);
-            out[tile.output + row * axis.inner + column] = to_sample<Out>(settled(sum, weights.settling));
+            out[tile.output + row * axis.inner + column] = to_sample<Out>(rounded(sum, weights.rounding));
         }
     }
 }

@@ -78,11 +78,11 @@ struct LongSum {
 
 // The carrier. Its warps take 32 tiles each, by turns: they look for totals while they wait for their turn, and hand on at
 // once what they know, since a tile waits for those before it alone. Sums are always added in the same order, whichever
-// tile is done first. `carried`, what lies before the warp's tiles, and `done`, a signal of each warp, are shared.
+// tile is done first. `carried`, what lies before the warp's tiles, and `done`, a barrier of each warp, are shared.
 template <typename Sum>
-__device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, LongSum<Sum>* carried, Signal* done) {
+__device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, LongSum<Sum>* carried, Mbarrier* done) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x < WARPS) reset<32>(done + threadIdx.x);
+    if (threadIdx.x < WARPS) init<32>(done + threadIdx.x);
     if (threadIdx.x == 0) *carried = {Sum::none(), 0};
     __syncthreads();
     for (unsigned turn = warp; turn * 32 < tiles; turn += WARPS) {
@@ -90,7 +90,7 @@ __device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, 
         Sum total = Sum::none();
         bool there = tile >= tiles;
         if (turn > 0)
-            while (!has_ended<32>(done + (turn - 1) % WARPS, (turn - 1) / WARPS))
+            while (!test_wait<32>(done + (turn - 1) % WARPS, (turn - 1) / WARPS))
                 if (!there) there = totals[tile].look(total);
         LongSum<Sum> sum = *carried;
         __syncwarp();
@@ -125,7 +125,7 @@ scan_single_pass(Scan<T> scan, Mailbox* __restrict__ mail, unsigned tiles) {
     __shared__ typename Part::Staged staged;
     __shared__ Sum shared[WARPS], found;
     __shared__ LongSum<Sum> carried;
-    __shared__ Signal done[WARPS];
+    __shared__ Mbarrier done[WARPS];
     if (blockIdx.x == 0) {
         carry<Sum>(mail, mail + tiles, tiles, &carried, done);
         return;

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.runtime.threads import for_each
-from kernels.smoothing.axis_rounding import settlings
+from kernels.smoothing.axis_rounding import axis_roundings
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
@@ -164,7 +164,7 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
 def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     whole = dtype.kind != "f"
-    by_axis = dict(zip((window.axis for window in windows), settlings(windows, whole=whole), strict=True))
+    by_axis = dict(zip((window.axis for window in windows), axis_roundings(windows, whole=whole), strict=True))
 
     def parameters(sweep: Sweep, _first: bool, last: bool) -> tuple[Any, ...]:
         weights = [np.array(window.half_weights, precision) for window in sweep.windows]

@@ -22,11 +22,11 @@ from kernels.smoothing.cpu.rows import (
     more_taps,
     one_tap,
     pair_sum,
+    round_row,
     rounded,
     row_start,
     sample,
     scaled,
-    settled,
     triple_sum,
     whole_blocks,
 )
@@ -100,9 +100,9 @@ def gaussian_tile(
     out      : the same layout with the axes' out_length
     scratch  : float32 or float64, the precision of the arithmetic: `gaussian_scratch_rows`, `pitch` samples each
     *_weights: at distance 0 … radius, in that precision; a single weight: the axis is not filtered
-    between  : of an exact Gaussian: what sums down the rows become before those along the columns (`settled`)
+    between  : of an exact Gaussian: what sums down the rows become before those along the columns (`round_row`)
     after    : what the result becomes: of an exact Gaussian, and of whole numbers
-    exact    : settle sums
+    exact    : round sums
     whole    : round the result to whole numbers
     """
     width = (tile.x1 - tile.x0 + columns.taps - 1) * channels
@@ -128,7 +128,7 @@ def gaussian_tile(
                 _weighted_sum(scratch, below, above, row_weights, down, whole_blocks(width))
                 row = down
                 if exact and column_weights.size > 1:
-                    settled(scratch, between, row, whole_blocks(width))
+                    round_row(scratch, between, row, whole_blocks(width))
             if column_weights.size > 1:
                 for k in range(column_weights.size):
                     below[k] = row + (column_weights.size - 1 - k) * channels
@@ -140,7 +140,7 @@ def gaussian_tile(
                 rounded(scratch, row, after, out, at, count)
             else:
                 if exact:
-                    settled(scratch, after, row, whole_blocks(count))
+                    round_row(scratch, after, row, whole_blocks(count))
                 convert(scratch, row, out, at, count)
 
 

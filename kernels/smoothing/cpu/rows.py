@@ -295,18 +295,18 @@ def scaled(array: Any, source: int, factor: Any, out: Any, at: int, count: int) 
 
 
 @compiled
-def settled(array: Any, settling: Any, at: int, count: int) -> None:
-    """The row becomes (row + settling[0]) - settling[1]."""
-    up, down = settling[0], settling[1]
+def round_row(array: Any, rounding: Any, at: int, count: int) -> None:
+    """The row becomes (row + rounding[0]) - rounding[1]."""
+    up, down = rounding[0], rounding[1]
     for i in range(count):
         store(array, at + i, (reload(array, at + i) + up) - down)
 
 
 @compiled
-def rounded(array: Any, source: int, settling: Any, out: Any, at: int, count: int) -> None:
-    """The same, where settling[0] leaves whole numbers: floats of its size are one apart, and lie as far above
-    settling[1] as the result says."""
-    up, down = settling[0], settling[1]
+def rounded(array: Any, source: int, rounding: Any, out: Any, at: int, count: int) -> None:
+    """The same, where rounding[0] leaves whole numbers: floats of its size are one apart, and lie as far above
+    rounding[1] as the result says."""
+    up, down = rounding[0], rounding[1]
     for i in range(count):
         store(out, at + i, clipped(out, floats_apart(load(array, source + i) + up, down)))
 

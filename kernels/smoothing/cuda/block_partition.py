@@ -24,14 +24,14 @@ def up_to(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-class Cut(ctypes.Structure):
-    """struct Cut of bands.cuh."""
+class BlockPartition(ctypes.Structure):
+    """struct BlockPartition of bands.cuh."""
 
     _fields_ = (("last", ctypes.c_int * RUNS), ("more", ctypes.c_int * RUNS))
     pieces: int
 
     @classmethod
-    def of(cls, runs: Sequence[tuple[int, int]]) -> Cut:
+    def of(cls, runs: Sequence[tuple[int, int]]) -> BlockPartition:
         """Runs of so many pieces of so many positions each, none of longer pieces than the one before."""
         made = cls()
         made.pieces = 0
@@ -43,7 +43,7 @@ class Cut(ctypes.Structure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class PieceCost:
     """What a piece of a line takes, in positions of the line."""
 
     unit: int  # pieces do whole units of work
@@ -64,7 +64,7 @@ class Cost:
         return units * self.unit + self.begin
 
 
-def mostly_short(line: int, lines: int, resident: int, unit: int) -> Cut:
+def mostly_short(line: int, lines: int, resident: int, unit: int) -> BlockPartition:
     """Of each of `lines` lines of `line` positions an eighth in long pieces, each a third of what a block does where so
     many are `resident` at once, and the rest in pieces of two units.
 
@@ -73,10 +73,10 @@ def mostly_short(line: int, lines: int, resident: int, unit: int) -> Cut:
     """
     length = max(up_to(min(math.ceil(line * lines / resident / 3), line), unit), 2 * unit)
     longs = max(line // 8 // length, 1)
-    return Cut.of([(longs, length), (max(-(-(line - longs * length) // (2 * unit)), 0), 2 * unit)])
+    return BlockPartition.of([(longs, length), (max(-(-(line - longs * length) // (2 * unit)), 0), 2 * unit)])
 
 
-def factored(line: int, lines: int, resident: int, cost: Cost, share: float) -> Cut:
+def factored(line: int, lines: int, resident: int, cost: PieceCost, share: float) -> BlockPartition:
     """Each time as many pieces as there are blocks at once take this share of what is left, down to the shortest piece.
 
     Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", CACM 35 (8), 1992.
@@ -91,17 +91,17 @@ def factored(line: int, lines: int, resident: int, cost: Cost, share: float) -> 
             pieces = min(pieces, math.ceil(at_once))
         runs.append((pieces, length))
         left -= pieces * length
-    return Cut.of(runs)
+    return BlockPartition.of(runs)
 
 
-def cut(line: int, lines: int, resident: int, cost: Cost) -> Cut:
+def partition(line: int, lines: int, resident: int, cost: PieceCost) -> BlockPartition:
     """Long pieces, and shorter ones behind them: those that are done first by what `cost` says."""
-    longs, length, shorter = _cut(line, lines, resident, cost)
-    return Cut.of([(longs, length), (max(-(-(line - longs * length) // shorter), 0), shorter)])
+    longs, length, shorter = _best(line, lines, resident, cost)
+    return BlockPartition.of([(longs, length), (max(-(-(line - longs * length) // shorter), 0), shorter)])
 
 
 @lru_cache(maxsize=256)
-def _cut(line: int, lines: int, resident: int, cost: Cost) -> tuple[int, int, int]:
+def _best(line: int, lines: int, resident: int, cost: PieceCost) -> tuple[int, int, int]:
     best, best_time = (1, line, line), float("inf")
     for units in _long(line, lines, resident, cost):
         for longs, shorter in _tapers(line, units, cost):
@@ -122,7 +122,7 @@ def _done(longs: int, long_time: float, shorts: int, short_time: float, resident
     return max(end + tail * long_time, end + (shorter_rounds + tail) * short_time)
 
 
-def _long(line: int, lines: int, resident: int, cost: Cost) -> list[int]:
+def _long(line: int, lines: int, resident: int, cost: PieceCost) -> list[int]:
     """Units of long pieces to be tried."""
     fewest = 1 if cost.most is None else -(-line // cost.length(cost.most))
     pieces = {fewest + half / 2 for half in range(2 * FEW)}
@@ -130,7 +130,7 @@ def _long(line: int, lines: int, resident: int, cost: Cost) -> list[int]:
     return sorted({cost.units(math.ceil(line / count)) for count in pieces})
 
 
-def _tapers(line: int, units: int, cost: Cost) -> Iterator[tuple[int, int]]:
+def _tapers(line: int, units: int, cost: PieceCost) -> Iterator[tuple[int, int]]:
     """How many long pieces there are of a line, and the units of those in place of the others."""
     pieces = -(-line // cost.length(units))
     yield pieces, units

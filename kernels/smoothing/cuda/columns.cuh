@@ -95,7 +95,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
     const int teams = blockDim.x / 32;
-    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int team = opaque(static_cast<int>(threadIdx.x / 32)), lane = opaque(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int outputs = part.x_end - part.x, distance = mean.taps_x * CHANNELS;
     unsigned char* out_tile = first_of(out, part, picture);
@@ -115,7 +115,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     __syncthreads();
     const unsigned long long multiplier = mean.multiplier;
 
-    await_earlier_kernels();
+    grid_dependency_synchronize();
     feed.ask(0);
 #pragma unroll 1
     for (unsigned turn = 0;; ++turn) {

@@ -164,7 +164,7 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
 template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 __global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::THREADS,
                                   Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::BLOCKS)
-fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter, Cut bands) {
+fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter, BlockPartition bands) {
     typedef Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED> Shape;
     constexpr int STEP = Shape::STEP, WIDTH = Shape::WIDTH, SEGMENT = Shape::SEGMENT;
     constexpr int STAGE = Shape::SAMPLES / static_cast<int>(sizeof(Sample));
@@ -176,13 +176,13 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const Place place = place_of(blockIdx.x, picture);
     const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
-    const int x = kept(place.tile * Shape::OUTPUTS), x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
+    const int x = opaque(place.tile * Shape::OUTPUTS), x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
     if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda.block_partition import Cost, Cut, factored, mostly_short, up_to
+from kernels.smoothing.cuda.block_partition import BlockPartition, PieceCost, factored, mostly_short, up_to
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
@@ -148,12 +148,12 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kind, radius = chosen
     picture = picture_of(image, view, cval, out)
     tile = _tile(dtype, view.channels, kind, radius, aligned=picture.aligned)
-    bands = _cut(picture, tile)
+    bands = _partition(picture, tile)
     blocks = picture.planes * picture.tiles * picture.bands
     entry = _entry(C_TYPES[dtype.name], view.channels, radius, kind, picture.aligned)
     args = (image, out, picture, _filter(view, dtype, kind, radius), bands)
     kernel("smoothing", entry).launch(
-        (blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream, early=True
+        (blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream, dependent_launch=True
     )
 
 
@@ -240,14 +240,14 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
     return int(np.array(value, dtype).view(f"u{dtype.itemsize}"))
 
 
-def _cut(picture: Picture, tile: Tile) -> Cut:
+def _partition(picture: Picture, tile: Tile) -> BlockPartition:
     """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
     line, lines, resident = picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors()
     if tile.waits and line * lines >= SHORT_FROM_ROWS * resident:
         bands = mostly_short(line, lines, resident, tile.step)
     else:
-        bands = factored(line, lines, resident, Cost(unit=tile.step), tile.share)
+        bands = factored(line, lines, resident, PieceCost(unit=tile.step), tile.share)
     picture.bands = bands.pieces
     return bands
 

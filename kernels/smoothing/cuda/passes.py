@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.axis_rounding import UNSETTLED, Settling, filtered_constant, settlings
+from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import streamed
 from kernels.smoothing.window import MAX_TAPS, Window
@@ -73,7 +73,7 @@ class _Pass:
     source: Any
     target: Any
     fill: Any  # what the pass sees beyond the edge, of the type sums have
-    settling: Settling  # Gaussian: what its sums become
+    rounding: AxisRounding  # Gaussian: what its sums become
     last: bool
     samples: int  # in the whole window, over all axes
 
@@ -100,7 +100,7 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
     passes = []
     source, shape = image, list(image.shape)
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
-    for window, settling in zip(windows, _settlings(image.dtype, windows), strict=True):
+    for window, rounding in zip(windows, _roundings(image.dtype, windows), strict=True):
         axis = window.axis
         length, out_length = shape[axis], window.output_length(shape[axis])
         view = Axis(
@@ -113,20 +113,20 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
         samples = math.prod(each.taps for each in windows)
         passes.append(
             _Pass(
-                axis=view, window=window, source=source, target=target, fill=fill, settling=settling, last=last,
+                axis=view, window=window, source=source, target=target, fill=fill, rounding=rounding, last=last,
                 samples=samples,
             )
         )  # fmt: skip
         source, fill = target, filtered_constant(window, fill)
         if window.half_weights is not None:
-            fill = settling.of(fill)
+            fill = rounding.of(fill)
     return passes
 
 
-def _settlings(dtype: np.dtype, windows: Sequence[Window]) -> list[Settling]:
+def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]:
     if windows[0].half_weights is None:
-        return [UNSETTLED] * len(windows)
-    return settlings(windows, whole=dtype.kind != "f")
+        return [NO_ROUNDING] * len(windows)
+    return axis_roundings(windows, whole=dtype.kind != "f")
 
 
 def _divisor(step: _Pass, sums: str) -> Any:
@@ -140,7 +140,7 @@ def _weights(step: _Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
     struct = DoubleWeights if sums == "float64" else FloatWeights
-    weights = struct(up=step.settling.up, down=step.settling.down)
+    weights = struct(up=step.rounding.up, down=step.rounding.down)
     weights.half[: len(half)] = half
     return weights
 

@@ -170,17 +170,17 @@ __device__ inline void store_row(Sample* line, const unsigned* results, int samp
     for (int i = whole * A_WORD + lane; i < samples; i += 32) __stcs(line + i, reinterpret_cast<const Sample*>(results)[i]);
 }
 
-// The teams' turns: what a team wrote before it passed the turn is seen by the next. compute-sanitizer does not follow a
-// named barrier's arrive: for it, and it alone (TURNS_BY_SIGNALS), signals do the same, 3 to 15 % slower (H200).
+// The teams' turns: the next team sees everything that a team wrote before it passed the turn on. compute-sanitizer does not
+// follow the arrival on a named barrier: for it alone (TURNS_BY_MBARRIERS), mbarriers do the same, 3 to 15 % slower (H200).
 template <int TEAMS>
 struct Turns {
-#ifdef TURNS_BY_SIGNALS
-    Signal signals[TEAMS];
+#ifdef TURNS_BY_MBARRIERS
+    Mbarrier barriers[TEAMS];
     __device__ void begin(int team, int lane) {
-        if (lane == 0) reset<32>(signals + team);
+        if (lane == 0) init<32>(barriers + team);
     }
-    __device__ void pass_on(int team, int teams) { arrive(signals + (team + 1 == teams ? 0 : team + 1)); }
-    __device__ void await(int team, int turn) { wait_for<32>(signals + team, turn - (team == 0)); }
+    __device__ void pass_on(int team, int teams) { arrive(barriers + (team + 1 == teams ? 0 : team + 1)); }
+    __device__ void await(int team, int turn) { wait<32>(barriers + team, turn - (team == 0)); }
 #else
     static_assert(TEAMS <= 16, "a named barrier each, of which one has been the block's");
     __device__ void begin(int, int) {}
@@ -239,7 +239,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
     const int teams = blockDim.x / 32;
-    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int team = opaque(static_cast<int>(threadIdx.x / 32)), lane = opaque(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int height = part.y_end - part.y_begin, distance = mean.taps_x * CHANNELS;
     Sample* out_tile = first_of(out, part, picture);

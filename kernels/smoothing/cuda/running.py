@@ -37,7 +37,7 @@ class Windows(Shape):
     rows: int = 1  # that a warp filters in a step
     # Blocks that come in as others finish do not lie beside their neighbours, whose rows they then miss in L2 (u16 RGB
     # 127x127 306 -> 320 us on an H200).
-    early: ClassVar[bool] = False
+    dependent_launch: ClassVar[bool] = False
 
     def outputs(self, itemsize: int, beside: int) -> int:
         """The most samples of a row that a warp writes, where windows see `beside` more."""
@@ -60,7 +60,7 @@ class Columns(Shape):
     """Of box_column_sums, which passes sums down the columns of bytes: struct Columns of columns.cuh."""
 
     most_taps: int  # across; with more, box_running is faster, since it sums no columns beside its results
-    early: ClassVar[bool] = True
+    dependent_launch: ClassVar[bool] = True
 
     def outputs(self, itemsize: int, beside: int) -> int:
         return (self.strip_bytes - beside) // SECTOR_BYTES * SECTOR_BYTES
@@ -147,7 +147,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )  # fmt: skip
     kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels)).launch(
         (view.planes * blocks,), (32 * teams,), (image, out, picture, mean),
-        shared_bytes=teams * team_bytes, stream=stream, early=shape.early,
+        shared_bytes=teams * team_bytes, stream=stream, dependent_launch=shape.dependent_launch,
     )  # fmt: skip
 
 

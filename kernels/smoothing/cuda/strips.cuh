@@ -146,7 +146,7 @@ struct Feed {
 
     __device__ Feed(const Strip<Sample, ROWS>& strip, const Picture& picture, const Beyond& beyond, unsigned char* ring,
                     unsigned long long* arrivals, int pitch, int steps, int team, int lane)
-        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(kept(shared_address(arrivals))),
+        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(opaque(shared_address(arrivals))),
           pitch(pitch), team(team), teams(blockDim.x / 32), steps(steps), lane(lane), at_edge(strip.at_edge()),
           policy(bulk_policy(lane % 2 == 0)) {
         if (lane < STAGES) init_arrival(&arrivals[lane], SLOTS);

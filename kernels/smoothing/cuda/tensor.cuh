@@ -24,7 +24,7 @@ constexpr int TENSOR_REACH = 32;  // the longest
 
 struct TensorFilter {
     unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weight at distance 0 …, as float16; y 2^15 times as large
-    float settling, scale;                                    // see settle() and finish()
+    float rounding, scale;                                    // of round_pair() and finish()
 };
 
 template <int CHANNELS, int RADIUS>
@@ -35,9 +35,9 @@ struct Tensor {
     static constexpr int BLOCKS = SEEN * CHANNELS > 12 ? 2 : SEEN * CHANNELS > 6 || SEEN > 3 ? 4 : 5;
     // Positions that are fetched, and written, at once: a turn of the blocks that are kept.
     static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, A_ROW = CHUNK_BYTES / 16;
-    // The first block begins 16 + EARLY positions behind the first chunk, which so begins at a whole vector.
-    static constexpr int LEAD = (RADIUS + 15) / 16 * 16, EARLY = LEAD - RADIUS;
-    static constexpr int SLOTS = EARLY > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one on its way
+    // The first block begins 16 + SURPLUS positions behind the first chunk, which so begins at a whole vector.
+    static constexpr int LEAD = (RADIUS + 15) / 16 * 16, SURPLUS = LEAD - RADIUS;
+    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one on its way
     // Rows two apart begin some 8 banks apart; rows of results so that eight lanes meet different banks.
     static constexpr int PITCH = (RING * CHANNELS / 16 | 1) * 16;
     static constexpr int RESULT_PITCH = (CHUNK_BYTES / 16 + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
@@ -61,14 +61,14 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsig
 #endif
 }
 
-// Two sums down the columns as settled values less 128, in float16. Adding `settling`, 1.5 * 2^21 (quarters; 1.5 * 2^23:
-// whole numbers) and something small, rounds, and leaves the bits of the float16 of 1536 and the value in the low half.
-__device__ inline unsigned settle(float first, float second, float settling) {
-    const unsigned pair = __byte_perm(__float_as_uint(fma_rn(first, 512.0f, settling)),
-                                      __float_as_uint(fma_rn(second, 512.0f, settling)), 0x5410);
-    unsigned settled;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(settled) : "r"(pair), "r"(0x66006600u));
-    return settled;
+// Two sums down the columns, rounded, less 128, in float16. Adding `rounding`, which is slightly more than 1.5 * 2^21 (for
+// quarters) or 1.5 * 2^23 (for whole numbers), rounds and leaves the float16 of 1536 + the value in the low half.
+__device__ inline unsigned round_pair(float first, float second, float rounding) {
+    const unsigned pair = __byte_perm(__float_as_uint(fma_rn(first, 512.0f, rounding)),
+                                      __float_as_uint(fma_rn(second, 512.0f, rounding)), 0x5410);
+    unsigned rounded;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(rounded) : "r"(pair), "r"(0x66006600u));
+    return rounded;
 }
 
 // A sum along the row as a sample, in the lowest byte.
@@ -90,8 +90,8 @@ struct TensorInput {
                            const Picture& picture)
         : samples(samples), plane(plane), offsets(offsets), picture(picture), inside(inside) {
         const int row = threadIdx.x / Shape::A_ROW, at = threadIdx.x % Shape::A_ROW * 16;
-        to = kept(row < AT_ONCE ? row * Shape::PITCH + at : -1);
-        from = kept(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
+        to = opaque(row < AT_ONCE ? row * Shape::PITCH + at : -1);
+        from = opaque(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
     }
 
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
@@ -163,8 +163,8 @@ struct TensorOutput {
     __device__ TensorOutput(const unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
         : results(results), out(out), first(first), rows(rows), stride(picture.out_row_samples) {
         const int row = threadIdx.x % 32 / Shape::A_ROW, at = threadIdx.x % 32 % Shape::A_ROW * 16;
-        from = kept(row < AT_ONCE ? row * Shape::RESULT_PITCH + at : -1);
-        to = kept(first + row * stride + at);
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + at : -1);
+        to = opaque(first + row * stride + at);
         whole = picture.aligned_out && rows >= 16;
     }
 
@@ -192,11 +192,11 @@ struct TensorOutput {
     }
 };
 
-// Sums 16 columns of all channels, and settles them, as left factors of the next product. `from` points to what the lane
+// Sums 16 columns of all channels, and rounds them, as left factors of the next product. `from` points to what the lane
 // reads first: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_down(unsigned (&settled)[CHANNELS][4], const unsigned char* from,
-                                const unsigned (&weights)[Shape::SEEN][4], float settling) {
+__device__ inline void sum_down(unsigned (&rounded)[CHANNELS][4], const unsigned char* from,
+                                const unsigned (&weights)[Shape::SEEN][4], float rounding) {
     float sum[CHANNELS][2][4] = {};
 #pragma unroll
     for (int block = 0; block < Shape::SEEN; ++block) {
@@ -221,7 +221,8 @@ __device__ inline void sum_down(unsigned (&settled)[CHANNELS][4], const unsigned
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) settled[c][i] = settle(sum[c][i / 2][i % 2 * 2], sum[c][i / 2][i % 2 * 2 + 1], settling);
+        for (int i = 0; i < 4; ++i)
+            rounded[c][i] = round_pair(sum[c][i / 2][i % 2 * 2], sum[c][i / 2][i % 2 * 2 + 1], rounding);
 }
 
 template <int CHANNELS>
@@ -266,7 +267,8 @@ __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Sh
 
 template <int CHANNELS, int RADIUS>
 __global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS>::BLOCKS)
-tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter, Cut tiles) {
+tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter,
+       BlockPartition tiles) {
     typedef Tensor<CHANNELS, RADIUS> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -311,19 +313,19 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
-            down[block][i] = kept(weight_of(filter.y, ahead) | weight_of(filter.y, ahead + 1) << 16);
+            down[block][i] = opaque(weight_of(filter.y, ahead) | weight_of(filter.y, ahead + 1) << 16);
             const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 4 * place + i % 2 - result - RADIUS;
-            across[block][i / 2][i % 2] = kept(weight_of(filter.x, from) | weight_of(filter.x, from + 2) << 16);
+            across[block][i / 2][i % 2] = opaque(weight_of(filter.x, from) | weight_of(filter.x, from + 2) << 16);
         }
 
     unsigned blocks[SEEN][CHANNELS][4];
-    const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = kept(rows + Shape::RING * CHANNELS);
-    unsigned char* result = results + kept(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
+    const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = opaque(rows + Shape::RING * CHANNELS);
+    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
     const auto sum_block = [&](unsigned(&sums)[CHANNELS][4], int at, bool at_end) {  // at_end: may wrap
         if (at_end && at >= end) at -= Shape::RING * CHANNELS;
-        sum_down<Shape>(sums, samples + at, down, filter.settling);
+        sum_down<Shape>(sums, samples + at, down, filter.rounding);
     };
-    int at = kept(rows + (16 + Shape::EARLY + 2 * group) * CHANNELS);
+    int at = opaque(rows + (16 + Shape::SURPLUS + 2 * group) * CHANNELS);
     wait_for_copies();
     __syncthreads();
     fetch();
@@ -336,7 +338,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
         fetch();
 #pragma unroll
         for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
-            sum_block(blocks[(SEEN - 1 + phase) % SEEN], at, Shape::EARLY > 0 && phase == SEEN - 1);
+            sum_block(blocks[(SEEN - 1 + phase) % SEEN], at, Shape::SURPLUS > 0 && phase == SEEN - 1);
             sum_across<Shape>(result + phase * 16 * CHANNELS, blocks, phase, across, filter.scale);
         }
         if (at >= end) at -= Shape::RING * CHANNELS;

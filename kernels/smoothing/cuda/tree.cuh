@@ -124,7 +124,7 @@ __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<CO
 struct TreeWorkspace {
     float *buffers, *stages, *samples, *ring;
     unsigned* from;            // the input row of each row of the band, from the lead's first on
-    Signal *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
+    Mbarrier *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
     int origin, first;         // words of a buffer's row: of the first column, and where the first run begins
 };
 
@@ -175,7 +175,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                     if (Shape::LINKED)
                         older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
                 }
-            if (part % Shape::BATCH == 0 && turn > 0) wait_for<32>(work.emptied + buffer, turn - 1);
+            if (part % Shape::BATCH == 0 && turn > 0) wait<32>(work.emptied + buffer, turn - 1);
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
                 const bool beyond = SIGHT == Sight::CONSTANTS && picture.mode_y == CONSTANT &&
@@ -271,7 +271,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
         const float* from = work.buffers + buffer * Shape::BUFFER + place;
         results.rows = rows - row - out_row;
         results.whole = picture.aligned_out && columns >= Shape::OUTPUTS && rows - row >= BATCH;
-        wait_for<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
+        wait<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
         Tree<Shape::IN_REGISTERS> tree = {};
         float before = 0;
 #pragma unroll
@@ -320,10 +320,10 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
 
 template <int TAPS>
 __global__ void __launch_bounds__(TreeShape<TAPS>::THREADS, 1)
-tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut bands, float scale) {
+tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, BlockPartition bands, float scale) {
     typedef TreeShape<TAPS> Shape;
     extern __shared__ __align__(16) float tree_shared[];
-    __shared__ Signal signals[2][Shape::BUFFERS];
+    __shared__ Mbarrier barriers[2][Shape::BUFFERS];
     const int tile = blockIdx.x % picture.tiles, rest = blockIdx.x / picture.tiles, band = rest / picture.planes;
     const long long plane = rest % picture.planes;
     const int x = tile * Shape::OUTPUTS, y = bands.begin(band);
@@ -331,26 +331,26 @@ tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut
     // Input position of the row that completes the first windows, and of the column that begins them.
     const int last_y = y + picture.centre_y - TAPS / 2 + TAPS - 1, first_x = x + picture.centre_x - TAPS / 2;
     // Columns are fetched from a whole line of memory on where there are enough, and put so that runs begin with a quad.
-    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), EARLY = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
+    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), SURPLUS = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
     const int skip = (first_x & 31) <= SPARE ? first_x & 31 : (first_x & 7) <= SPARE ? first_x & 7 : 0;
 
     TreeWorkspace work;
-    work.origin = skip >= EARLY ? (EARLY - skip) & 3 : EARLY - skip;
-    work.first = work.origin + skip - EARLY;
+    work.origin = skip >= SURPLUS ? (SURPLUS - skip) & 3 : SURPLUS - skip;
+    work.first = work.origin + skip - SURPLUS;
     work.buffers = tree_shared;
     work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
     work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
     work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
     work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
-    work.filled = signals[0], work.emptied = signals[1];
+    work.filled = barriers[0], work.emptied = barriers[1];
     if (threadIdx.x < Shape::BUFFERS) {
-        reset<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
-        reset<32>(work.emptied + threadIdx.x);
+        init<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
+        init<32>(work.emptied + threadIdx.x);
     }
     for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
         work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     if (threadIdx.x < Shape::COLUMN_THREADS) {
         const float* in_plane = in + plane * picture.rows * picture.row_samples;

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda.block_partition import Cost, cut, up_to
+from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
@@ -100,15 +100,15 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     taps = windows[0].taps
     block, picture = shape_of(taps), picture_of(image, view, cval, out)
     picture.tiles = -(-picture.out_row_samples // block.outputs)
-    cost = Cost(
+    cost = PieceCost(
         unit=block.period,
         most=MAX_BAND_ROWS // block.period,
         begin=block.lead_rows + START_ROWS,
         tail=0.25 if block.linked else 0.05,
     )
-    bands = cut(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
+    bands = partition(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
     kernel("smoothing", f"tree<{taps}>").launch(
         (picture.planes * picture.tiles * bands.pieces,), (block.threads,),
-        (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream, early=True,
+        (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream, dependent_launch=True,
     )  # fmt: skip

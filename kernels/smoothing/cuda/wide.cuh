@@ -184,7 +184,7 @@ __device__ inline float entered(Sample sample) {
 template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
 __global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS, ALIGNED>::THREADS,
                                   Wide<Sample, CHANNELS, RADIUS, ALIGNED>::BLOCKS)
-wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, Cut tiles) {
+wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, BlockPartition tiles) {
     typedef Wide<Sample, CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int COLUMN = Shape::COLUMN, STEP = Shape::STEP, SPAN = Shape::SPAN, RING = Shape::CHUNKS * WIDE_RUN;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -210,7 +210,7 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
         offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
     }
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     const int lane = threadIdx.x % 32, sample = threadIdx.x % SPAN, part = threadIdx.x / SPAN * COLUMN;
     const int channel = sample % CHANNELS, place = sample / CHANNELS;

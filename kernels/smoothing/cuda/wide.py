@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda.block_partition import Cost, factored
+from kernels.smoothing.cuda.block_partition import PieceCost, factored
 from kernels.smoothing.cuda.fused import (
     C_TYPES,
     MAX_BLOCKS,
@@ -78,7 +78,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     resident = min((512 if radius > 16 else 768) // threads, SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
-    tiles = factored(out_columns, view.planes * picture.bands, resident, Cost(unit=step, lost=2 * radius), SHARE)
+    tiles = factored(out_columns, view.planes * picture.bands, resident, PieceCost(unit=step, lost=2 * radius), SHARE)
     picture.tiles = tiles.pieces
     entry = _entry(dtype.name, view.channels, radius, picture.aligned)
     kernel("smoothing", entry).launch(
@@ -87,7 +87,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (image, out, picture, _reach(view, dtype), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
-        early=True,
+        dependent_launch=True,
     )
 
 

@@ -26,4 +26,4 @@ def compiled_kernels() -> None:
 
 
 def _compile(entry: str, architecture: str) -> None:
-    launch.kept("smoothing", entry, architecture)
+    launch.cached_binary("smoothing", entry, architecture)

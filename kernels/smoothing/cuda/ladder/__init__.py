@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, shared_bytes_a_block
-from kernels.smoothing.axis_rounding import UNSETTLED, settlings
+from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
 from kernels.smoothing.window import MAX_TAPS, Window
@@ -109,7 +109,7 @@ def _run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, st
     assert view is not None
     source, pitch = _laid_out(image, view, row_alignment, stream)
     frame = _frame(view, pitch, 1)
-    blocks = _cut(frame, view, GATHER_TILE)
+    blocks = _set_tiles(frame, view, GATHER_TILE)
     entry = f"ladder::gather<{C_TYPES[image.dtype.name]}, {_vector(view)}>"
     args = (source, out, frame, _sample(cval, image.dtype))
     kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=stream)
@@ -121,10 +121,10 @@ def _launch_tiled(
     itemsize = out.dtype.itemsize
     tile = _tile(view, vector * frame.step, itemsize)
     assert tile is not None
-    blocks = _cut(frame, view, tile)
+    blocks = _set_tiles(frame, view, tile)
     rule = RULES[0 if windows[0].half_weights is None else 1]
     if windows[0].half_weights is not None:
-        _settle(frame, windows, out.dtype)
+        _set_rounding(frame, windows, out.dtype)
     entry = f"ladder::tiled<{C_TYPES[out.dtype.name]}, {vector}, {rule}>"
     args = (source, out, frame, _sample(cval, out.dtype))
     shared = _shared_bytes(view, tile, vector * frame.step, itemsize)
@@ -182,10 +182,10 @@ def _frame(view: View, pitch: int, step: int) -> Frame:
     return frame
 
 
-def _settle(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
+def _set_rounding(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
     """What becomes of a Gaussian's sums; those down the columns stay as they are where one axis alone is filtered."""
-    *between, after = settlings(windows, whole=dtype.kind != "f")
-    first = between[0] if between else UNSETTLED
+    *between, after = axis_roundings(windows, whole=dtype.kind != "f")
+    first = between[0] if between else NO_ROUNDING
     frame.between_up, frame.between_down = first.up, first.down
     frame.after_up, frame.after_down = after.up, after.down
 
@@ -194,7 +194,7 @@ def _output_length(window: Window | None, length: int) -> int:
     return length if window is None else window.output_length(length)
 
 
-def _cut(frame: Frame, view: View, tile: tuple[int, int]) -> int:
+def _set_tiles(frame: Frame, view: View, tile: tuple[int, int]) -> int:
     """Cuts the output into tiles of pixels; returns the number of blocks."""
     frame.tile_rows, frame.tile_columns = tile
     frame.tiles_y, frame.tiles_x = -(-frame.out_rows // tile[0]), -(-frame.out_columns // tile[1])

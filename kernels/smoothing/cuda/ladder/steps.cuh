@@ -24,7 +24,7 @@ struct Frame {
     unsigned divisor;
     float scale;                          // 1 / divisor
     float weights_y[128], weights_x[128];  // Gauss: at distance 0 … 127
-    Settling<float> between, after;        // Gauss: of sums down the columns, and of those across them
+    AxisRounding<float> between, after;    // Gauss: of sums down the columns, and of those across them
 };
 
 template <typename T, int N>
@@ -157,7 +157,7 @@ __device__ inline void store(Sample* to, const Vector<Number, N>& sum, const Fra
 #pragma unroll
     for (int c = 0; c < N; ++c) {
         if (N == 4 && c >= frame.channels) return;
-        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(settled(sum.at[c], frame.after));
+        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(rounded(sum.at[c], frame.after));
         else if constexpr (same<Number, float>) to[c] = to_mean<Sample>(sum.at[c], frame.scale);
         else to[c] = to_mean<Sample>(sum.at[c], frame.divisor);
     }
@@ -271,7 +271,7 @@ tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame 
                                     [&](int tap) { return numbers<Number>(samples[at + tap * seen]); });
         if constexpr (RULE == GAUSS) {
 #pragma unroll
-            for (int c = 0; c < N; ++c) sum.at[c] = settled(sum.at[c], frame.between);
+            for (int c = 0; c < N; ++c) sum.at[c] = rounded(sum.at[c], frame.between);
         }
         sums[at] = sum;
     }
