@@ -52,16 +52,28 @@ class Axes(ctypes.Structure):
     )
 
 
+class FloatRounding(ctypes.Structure):
+    """struct AxisRounding<float> of axis_rounding.cuh."""
+
+    _fields_ = (("up", ctypes.c_float), ("down", ctypes.c_float))
+
+
+class DoubleRounding(ctypes.Structure):
+    """struct AxisRounding<double> of axis_rounding.cuh."""
+
+    _fields_ = (("up", ctypes.c_double), ("down", ctypes.c_double))
+
+
 class FloatWeights(ctypes.Structure):
     """struct Weights<float> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_float), ("down", ctypes.c_float))
+    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("rounding", FloatRounding))
 
 
 class DoubleWeights(ctypes.Structure):
     """struct Weights<double> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_double), ("down", ctypes.c_double))
+    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("rounding", DoubleRounding))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +151,8 @@ def _divisor(step: _Pass, sums: str) -> Any:
 def _weights(step: _Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
-    struct = DoubleWeights if sums == "float64" else FloatWeights
-    weights = struct(up=step.rounding.up, down=step.rounding.down)
+    weights = DoubleWeights() if sums == "float64" else FloatWeights()
+    weights.rounding.up, weights.rounding.down = step.rounding.up, step.rounding.down
     weights.half[: len(half)] = half
     return weights
 

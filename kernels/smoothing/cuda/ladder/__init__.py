@@ -17,6 +17,7 @@ from kernels.runtime.launch import kernel, shared_bytes_a_block
 from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
+from kernels.smoothing.cuda.passes import FloatRounding
 from kernels.smoothing.window import MAX_TAPS, Window
 
 # Padding and pitching move bits: types of the same width share kernels.
@@ -51,7 +52,7 @@ PITCHED_TILED_ENTRIES = (*chain.from_iterable(_LAY_OUT_ENTRIES.values()), *_tile
 
 
 class Frame(ctypes.Structure):
-    """struct Frame of steps.cuh."""
+    """struct ladder::Frame of steps.cuh."""
 
     _fields_ = (
         ("pitch", ctypes.c_longlong),
@@ -62,7 +63,7 @@ class Frame(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("weights_y", ctypes.c_float * (MAX_TAPS // 2 + 1)),
         ("weights_x", ctypes.c_float * (MAX_TAPS // 2 + 1)),
-        *((name, ctypes.c_float) for name in ("between_up", "between_down", "after_up", "after_down")),
+        *((name, FloatRounding) for name in ("between", "after")),
     )
 
 
@@ -186,8 +187,8 @@ def _set_rounding(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any])
     """What becomes of a Gaussian's sums; those down the columns stay as they are where one axis alone is filtered."""
     *between, after = axis_roundings(windows, whole=dtype.kind != "f")
     first = between[0] if between else NO_ROUNDING
-    frame.between_up, frame.between_down = first.up, first.down
-    frame.after_up, frame.after_down = after.up, after.down
+    frame.between.up, frame.between.down = first.up, first.down
+    frame.after.up, frame.after.down = after.up, after.down
 
 
 def _output_length(window: Window | None, length: int) -> int:
