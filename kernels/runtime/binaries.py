@@ -90,8 +90,11 @@ def write(name: str, binary: Binary) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:16]}-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(head.encode() + b"\n" + binary.code)
-        Path(temporary).replace(folder / name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(head.encode() + b"\n" + binary.code)
+            Path(temporary).replace(folder / name)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
     except OSError:
         return  # a read-only home costs a compilation a process, nothing more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,6 +77,16 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "file"))
     binaries.write("key", binary)
     assert binaries.read("key") is None
+
+
+def test_a_failed_write_leaves_nothing_behind(binary: Binary, cache_folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        binaries.write("key", binary)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [*cache_folder.iterdir()] == []
 
 
 def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
