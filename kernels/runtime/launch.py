@@ -31,6 +31,7 @@ __all__ = [
     "KernelLaunchError",
     "Launch",
     "Repeat",
+    "blocks_a_multiprocessor",
     "cached_binary",
     "compile_for",
     "entries",
@@ -40,6 +41,7 @@ __all__ = [
     "on_stream",
     "record",
     "shared_bytes_a_block",
+    "shared_bytes_a_multiprocessor",
 ]
 
 # NVRTC before 13.5 takes a lambda without the second for a host function.
@@ -310,6 +312,17 @@ def multiprocessors() -> int:
 def shared_bytes_a_block() -> int:
     """The most shared memory that a block can ask for on the current device."""
     return _attribute(97, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+
+
+def shared_bytes_a_multiprocessor() -> int:
+    """Shared memory of a multiprocessor of the current device."""
+    return _attribute(81, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerMultiprocessor
+
+
+def blocks_a_multiprocessor(shared_bytes: int) -> int:
+    """Blocks for which a multiprocessor has shared memory, leaving what the driver reserves for one more; at least 1."""
+    reserved = _attribute(111, _runtime().getDevice())  # cudaDevAttrReservedSharedMemoryPerBlock
+    return max((shared_bytes_a_multiprocessor() - reserved) // (shared_bytes + reserved), 1)
 
 
 @cache

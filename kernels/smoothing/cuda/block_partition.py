@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kernels.smoothing.cuda import tuning
+
 # What is tried: how often pieces fill the device if all are long, which part of them stays long, and how many shorter
 # ones may do the work of a long one.
 ROUNDS = (0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12)
@@ -50,7 +52,7 @@ class PieceCost:
     lost: int = 0  # positions that a piece goes through, but does not write
     most: int | None = None  # units of a piece
     begin: float = 0  # positions that a block could have done while it begins
-    tail: float = 0.25  # of a piece's time: how much longer than the others the last one takes (measured on an H200)
+    tail: float = tuning.TAIL  # of a piece's time: how much longer than the others the last one takes
 
     def length(self, units: int) -> int:
         """Positions that a piece of so many units writes."""

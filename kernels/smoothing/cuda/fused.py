@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import BlockPartition, PieceCost, factored, mostly_short, up_to
 from kernels.smoothing.window import Window
 
@@ -25,14 +26,8 @@ MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 8
-# Bands are mostly short where memory is waited for, and each block on the device has so many rows. Else they are
-# factored, by these shares: for windows that reach up to 4, of floats and of others, and for those that reach farther.
-# All measured on an H200.
-SHORT_FROM_ROWS = 400
-FLOAT_SHARE, SHARE, FAR_SHARE = 0.35, 0.55, 0.6
 VECTOR_BYTES = 16  # what a thread loads and stores at once
 SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
-SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
 THREADS = 128
 WIDTH = 4 * THREADS  # samples of a row that a block loads
 TINY = 2.0**126  # how much larger weights are where samples are the bits of floats: TINY in windows.cuh
@@ -207,8 +202,8 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
-        resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        share=FAR_SHARE if far else FLOAT_SHARE if floats else SHARE,
+        resident=min(3 if few else 4, blocks_a_multiprocessor(shared_bytes)),
+        share=tuning.FUSED_FAR_SHARE if far else tuning.FUSED_FLOAT_SHARE if floats else tuning.FUSED_SHARE,
         waits=not far and (floats or (size == 2 and kind != "GAUSS")),
     )
 
@@ -244,7 +239,7 @@ def _partition(picture: Picture, tile: Tile) -> BlockPartition:
     """Cuts the output into the tile's columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
     line, lines, resident = picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors()
-    if tile.waits and line * lines >= SHORT_FROM_ROWS * resident:
+    if tile.waits and line * lines >= tuning.FUSED_SHORT_FROM_ROWS * resident:
         bands = mostly_short(line, lines, resident, tile.step)
     else:
         bands = factored(line, lines, resident, PieceCost(unit=tile.step), tile.share)

@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, picture_of, view_of
-from kernels.smoothing.window import MAX_TAPS, Window
+from kernels.smoothing.window import Window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a kernel goes down an image: what was fastest on an H200, of what fits registers."""
+    """How a kernel goes down an image."""
 
     words: int  # of a row that a lane sums; an odd number keeps lanes on different banks
     teams: int = 16  # warps of a block; one more, and named barriers run out
@@ -59,7 +60,7 @@ class Windows(Shape):
 class Columns(Shape):
     """Of box_column_sums, which passes sums down the columns of bytes: struct Columns of columns.cuh."""
 
-    most_taps: int  # across; with more, box_running is faster, since it sums no columns beside its results
+    most_taps: int  # across
     dependent_launch: ClassVar[bool] = True
 
     def outputs(self, itemsize: int, beside: int) -> int:
@@ -75,26 +76,11 @@ class Columns(Shape):
         return f"box_column_sums<{channels}, {self.words}, {self.teams}>"
 
 
-COLUMNS = {  # by channels
-    1: Columns(words=13, most_taps=MAX_TAPS),
-    2: Columns(words=15, most_taps=150),
-    3: Columns(words=15, most_taps=45),
-    4: Columns(words=21, teams=12, most_taps=70),
-}
-WINDOWS = {  # by bytes of a sample and channels
-    (1, 2): Windows(words=15),
-    (1, 3): Windows(words=15),
-    (1, 4): Windows(words=17),
-    (2, 1): Windows(words=9, rows=2),
-    (2, 2): Windows(words=9, rows=2),
-    (2, 3): Windows(words=9, rows=2),
-    (2, 4): Windows(words=18),
-}
+COLUMNS = {channels: Columns(**shape) for channels, shape in tuning.RUNNING_COLUMNS.items()}
+WINDOWS = {key: Windows(**shape) for key, shape in tuning.RUNNING_WINDOWS.items()}
 DTYPES = ("uint8", "uint16", "int16")
 STAGES = 2  # steps whose rows a warp holds in shared memory
 STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
-EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
-START_ROWS = 48  # that a block could have filtered while it waits for its first
 SLACK_BYTES = 48  # of a row in shared memory: the rest of its first sector and last vector
 
 
@@ -178,12 +164,12 @@ def _shape(itemsize: int, channels: int, taps_x: int) -> Windows | Columns:
 def _band_rows(planes: int, tiles: int, out_rows: int, taps_y: int, at_once: int) -> tuple[int, int]:
     """Rows that a block goes down, and at the left and right edge, where `at_once` blocks run at once. Each begins by
     adding up its first window, which costs about as much as half as many rows, and waiting for the first of them."""
-    edges, begin = min(tiles, 2), START_ROWS + taps_y // 2
+    edges, begin = min(tiles, 2), tuning.RUNNING_START_ROWS + taps_y // 2
 
     def cost(bands: tuple[int, int]) -> float:
         blocks = planes * ((tiles - edges) * bands[0] + edges * bands[1])
         inner, outer = (-(-out_rows // count) + begin for count in bands)
-        return -(-blocks // at_once) * max(inner if tiles > edges else 0, EDGE_COST * outer)
+        return -(-blocks // at_once) * max(inner if tiles > edges else 0, tuning.RUNNING_EDGE_COST * outer)
 
     most = min(out_rows, 2 * at_once)
     choices = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.window import Window
 
 REALS = {"float32": "float", "float64": "double"}
@@ -24,7 +24,6 @@ BATCH = 8
 COLUMN_THREADS = 32
 MAX_LENGTH = 1 << 30  # samples of a line that box_rows takes: positions in it are 32-bit numbers
 ROW_HALO_BYTES, ROW_THREADS = 4096, 256
-SHARED_BYTES = 227 << 10
 MAX_BLOCKS = (1 << 31) - 1
 MAX_BAND_ROWS = 1 << 30
 
@@ -58,7 +57,7 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
         return
     threads, shared = COLUMN_THREADS, _shared_bytes(axis.taps, itemsize)
     tiles = axis.outer * -(-axis.inner // threads)
-    resident = max(min(SHARED_BYTES // (shared + 1024), 1024 // threads), 1) * multiprocessors()
+    resident = min(blocks_a_multiprocessor(shared), 1024 // threads) * multiprocessors()
     # Tall bands, since each also reads taps - 1 rows of its halo; enough of them to fill the device once.
     bands = max(min(resident // tiles, axis.out_length // (4 * axis.taps)), 1)
     rows = min(-(-axis.out_length // bands), MAX_BAND_ROWS)

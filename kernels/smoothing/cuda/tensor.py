@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
-from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, SHARED_BYTES, View, picture_of, view_of
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
 from kernels.smoothing.window import EXACT_RADIUS, Window
 
 RADII = (4, 8, 16, 32)  # compiled for these reaches: a shorter window takes the next
 WARPS = 4
 UNIT = 2.0**15  # how much larger weights down the columns are: see tensor.cuh
-START_CHUNKS = 4  # that a block could have written before it writes its first (measured on an H200)
 # What rounds a sum to quarters, or to whole numbers, and leaves the bits of a float16: round_pair() of tensor.cuh.
 QUARTERS, WHOLE = 1.5 * 2**21 + 0x6600 / 4 - 128, 1.5 * 2**23 + 0x6600 - 128
 
@@ -49,9 +49,9 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     rows, shared_bytes = _strip(view.channels, radius)
     picture.bands = -(-picture.out_rows // rows)
     out_columns = picture.out_row_samples // view.channels
-    resident = min(_blocks(view.channels, radius), SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
+    resident = min(_blocks(view.channels, radius), blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
     chunk = _chunk(radius)
-    cost = PieceCost(unit=chunk, begin=START_CHUNKS * chunk)
+    cost = PieceCost(unit=chunk, begin=tuning.TENSOR_START_CHUNKS * chunk)
     tiles = partition(out_columns, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", f"tensor<{view.channels}, {radius}>").launch(

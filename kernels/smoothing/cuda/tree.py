@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import picture_of, view_of
 from kernels.smoothing.window import Window
@@ -19,7 +20,6 @@ SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
 CHUNK, GROUPS = 32, 4
 MAX_BAND_ROWS = 1376
-START_ROWS = 32  # that a block could have filtered while it waits for its first
 MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -103,8 +103,8 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     cost = PieceCost(
         unit=block.period,
         most=MAX_BAND_ROWS // block.period,
-        begin=block.lead_rows + START_ROWS,
-        tail=0.25 if block.linked else 0.05,
+        begin=block.lead_rows + tuning.TREE_START_ROWS,
+        tail=tuning.TREE_LINKED_TAIL if block.linked else tuning.TREE_TAIL,
     )
     bands = partition(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))

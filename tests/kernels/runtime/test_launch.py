@@ -144,6 +144,24 @@ def test_the_drivers_structures_are_laid_out_as_cuda_h_has_them() -> None:
     assert (ctypes.sizeof(pdl._Config), pdl._Config.stream.offset) == (56, 32)
 
 
+@pytest.mark.parametrize(
+    ("attributes", "shared_bytes", "blocks"),
+    [
+        ({81: 228 << 10, 111: 1 << 10}, 227 << 10, 1),  # sm_90: the most that a block can have
+        ({81: 228 << 10, 111: 1 << 10}, 56320, 4),
+        ({81: 228 << 10, 111: 1 << 10}, 37888, 5),
+        ({81: 164 << 10, 111: 1 << 10}, 163 << 10, 1),  # sm_80
+        ({81: 64 << 10, 111: 0}, 32 << 10, 2),  # sm_75
+    ],
+)
+def test_blocks_divide_a_multiprocessors_shared_memory(
+    attributes: dict[int, int], shared_bytes: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_runtime", lambda: SimpleNamespace(getDevice=lambda: 0))
+    monkeypatch.setattr(launch, "_attribute", lambda attribute, device: attributes[attribute])
+    assert launch.blocks_a_multiprocessor(shared_bytes) == blocks
+
+
 def test_arguments_that_have_no_size_of_their_own_are_refused() -> None:
     value = ctypes.c_float(1)
     assert launch._value(0, value) is value
