@@ -320,7 +320,7 @@ def shared_bytes_a_multiprocessor() -> int:
 
 
 def blocks_a_multiprocessor(shared_bytes: int) -> int:
-    """Blocks for which a multiprocessor has shared memory, leaving what the driver reserves for one more; at least 1."""
+    """Blocks that a multiprocessor's shared memory holds, less what the driver reserves for one more; at least 1."""
     reserved = _attribute(111, _runtime().getDevice())  # cudaDevAttrReservedSharedMemoryPerBlock
     return max((shared_bytes_a_multiprocessor() - reserved) // (shared_bytes + reserved), 1)
 

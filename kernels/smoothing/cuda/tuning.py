@@ -1,4 +1,4 @@
-"""Figures tuned for one architecture: all measured on an H200 (sm_90). Results have the same bits whatever they are.
+"""Figures tuned for one architecture: all measured on an H200 (sm_90). No result depends on them.
 
 Tile shapes, and the blocks that registers allow, are fixed in the headers and repeated beside each launch.
 """
@@ -19,17 +19,17 @@ FUSED_FLOAT_SHARE, FUSED_SHARE, FUSED_FAR_SHARE = 0.35, 0.55, 0.6
 # wide: the share of the remaining work that one round of resident blocks takes.
 WIDE_SHARE = 0.6
 
-# tensor: chunks that a block could have written while it waits for its first.
+# tensor: chunks that a block could have written before its first.
 TENSOR_START_CHUNKS = 4
 
-# tree: rows that a block could have filtered while it waits for its first; the tail of its bands (see TAIL), for windows
-# of more than 63 samples and for others.
+# tree: rows that a block could have filtered before its first; the tail of its bands (see TAIL) for windows
+# of more than 63 samples, and for others.
 TREE_START_ROWS = 32
 TREE_LINKED_TAIL, TREE_TAIL = 0.25, 0.05
 
 # running: the shapes of box_column_sums by channels, and of box_running by bytes of a sample and channels, each the
-# fastest of those that fit registers. Across more than `most_taps` samples box_running is faster, since it sums no columns
-# beside its results.
+# fastest of those that fit registers. Across more than `most_taps` samples box_running is faster, since it sums no
+# columns beside its results.
 RUNNING_COLUMNS = {
     1: {"words": 13, "most_taps": MAX_TAPS},
     2: {"words": 15, "most_taps": 150},
