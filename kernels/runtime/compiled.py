@@ -23,8 +23,8 @@ def _no_blas() -> None:
     raise ImportError("not needed")
 
 
-# On import, Numba looks for SciPy's BLAS, which takes a third of every start and serves matrix products that no body here
-# has. Only Numba's own lookup is replaced: other threads may be importing SciPy, which needs the BLAS.
+# On import, Numba looks for SciPy's BLAS, which takes a third of every start and serves matrix products that we do not
+# compile. Only Numba's own lookup is replaced: other threads may be importing SciPy, which needs the BLAS.
 if "scipy.linalg" not in sys.modules:
     _find = numba.np.linalg.ensure_blas
     numba.np.linalg.ensure_blas = _no_blas
