@@ -1,5 +1,5 @@
-"""Smoothing one axis a pass, from device memory to device memory: what such kernels of smoothing.cu take, and their
-launch; and that of the first step for boxes over whole numbers, which sums the whole window at once."""
+"""Smoothing with one axis per pass, from device memory to device memory: the arguments and launches of these kernels of
+smoothing.cu, and of box_direct, which sums the whole window of integers at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.smoothing.window import MAX_TAPS, Window
 
 THREADS = 256
 TILE_BYTES = 64 * THREADS  # a separable pass's tile of sums in shared memory
-MAX_BLOCKS = 1 << 30  # kernels loop where there is more to do
+MAX_BLOCKS = 1 << 30  # kernels loop if there is more to do
 
 _C_TYPES = {
     "uint8": "unsigned char",
@@ -84,8 +84,8 @@ class _Pass:
     window: Window
     source: Any
     target: Any
-    fill: Any  # what the pass sees beyond the edge, of the type sums have
-    rounding: AxisRounding  # Gaussian: what its sums become
+    fill: Any  # the value beyond the edge, in the type of the sums
+    rounding: AxisRounding  # Gaussian: of its sums
     last: bool
     samples: int  # in the whole window, over all axes
 
@@ -99,7 +99,7 @@ def _type(dtype: Any) -> str:
 
 
 def _sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
-    """What a pass adds up in: the image's own precision, or whole numbers that hold the whole window's sum."""
+    """The type of the sums: the image's precision, or integers that hold the whole window's sum."""
     if windows[0].half_weights is not None:
         return "float64" if dtype == np.float64 else "float32"
     if dtype.kind == "f":
@@ -142,7 +142,7 @@ def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]
 
 
 def _divisor(step: _Pass, sums: str) -> Any:
-    """What box kernels finish with: the number of samples, or for floats its reciprocal (one before the last pass)."""
+    """The divisor of box kernels: the number of samples, or for floats its reciprocal (1 before the last pass)."""
     if np.dtype(sums).kind == "u":
         return _CTYPES[sums](step.samples)
     return _CTYPES[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
@@ -192,7 +192,7 @@ def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, s
 
 
 def _tile_columns(axis: Axis, size: int) -> int:
-    """Whole sectors of memory a row where the window lets the tile be wide; at least half its positions give output."""
+    """Whole sectors of memory per row if the window allows a wide tile; at least half of its positions give output."""
     columns = min(int(axis.inner), 32)
     while columns > 1 and size // columns < 2 * (axis.taps - 1):
         columns = (columns + 1) // 2
@@ -224,9 +224,9 @@ def run_naive(image: Any, windows: Sequence[Window], cval: float, out: Any, stre
 
 
 def pass_entries(box: str, gauss: str, *, single_box: bool) -> tuple[str, ...]:
-    """Every combination of types that the passes of a family meet.
+    """Every combination of types in the passes of a family.
 
-    single_box : whether a box over whole numbers may be one pass; its sums then fit 32 bits
+    single_box : whether a box over integers may be one pass; its sums then fit 32 bits
     """
     entries = []
     for sums in ("unsigned", "unsigned long long"):

@@ -14,10 +14,10 @@ from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
 from kernels.smoothing.window import EXACT_RADIUS, Window
 
-RADII = (4, 8, 16, 32)  # compiled for these reaches: a shorter window takes the next
+RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
-UNIT = 2.0**15  # how much larger weights down the columns are: see tensor.cuh
-# What rounds a sum to quarters, or to whole numbers, and leaves the bits of a float16: round_pair() of tensor.cuh.
+UNIT = 2.0**15  # factor of the weights down the columns: see tensor.cuh
+# Adding one of these rounds a sum to quarters or integers and leaves the bits of a float16: round_pair() of tensor.cuh.
 QUARTERS, WHOLE = 1.5 * 2**21 + 0x6600 / 4 - 128, 1.5 * 2**23 + 0x6600 - 128
 
 ENTRIES = tuple(f"tensor<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
@@ -68,18 +68,18 @@ def _radius(windows: Sequence[Window]) -> int:
 
 
 def _chunk(radius: int) -> int:
-    """Positions that a block fetches, and writes, at once: what 16 neighbouring windows see, in blocks of 16."""
+    """Positions that a block fetches and writes at once: those seen by 16 neighbouring windows, in blocks of 16."""
     return up_to(16 + 2 * radius, 16)
 
 
 def _blocks(channels: int, radius: int) -> int:
-    """On a multiprocessor, as struct Tensor of tensor.cuh asks for."""
+    """Blocks on a multiprocessor, as in struct Tensor of tensor.cuh."""
     seen = _chunk(radius) // 16
     return 2 if seen * channels > 12 else 4 if seen * channels > 6 or seen > 3 else 5
 
 
 def _strip(channels: int, radius: int) -> tuple[int, int]:
-    """Rows that a block filters together, and bytes of shared memory: what struct Tensor of tensor.cuh adds up to."""
+    """Rows that a block filters together, and its bytes of shared memory, as in struct Tensor of tensor.cuh."""
     rows, chunk_bytes, slots = 16 * WARPS, _chunk(radius) * channels, 3 if radius % 16 else 2
     pitch, result_pitch = (slots * chunk_bytes // 16 | 1) * 16, chunk_bytes + 16 * {2: 2, 4: 4}.get(channels, 1)
     return rows, (rows + _chunk(radius) - 16) * (pitch + 8) + rows * result_pitch

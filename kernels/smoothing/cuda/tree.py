@@ -1,4 +1,4 @@
-"""Square boxes over float32, both axes in one kernel, `tree` of smoothing.cu: which it takes, and its launch."""
+"""Square boxes over float32, both axes in one kernel, `tree` of smoothing.cu: when it applies, and its launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
-# A tree's rings are registers, so the compiler must know the window. Other sizes are left to `streamed`.
+# A tree's rings are registers, so the compiler must know the window. `streamed` filters other sizes.
 SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
 CHUNK, GROUPS = 32, 4

@@ -1,4 +1,4 @@
-"""Gaussians of middling reach along both axes at once, kernel `wide`: when it applies, and its launch."""
+"""Gaussians of medium reach along both axes at once, kernel `wide`: when it applies, and its launch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kernels.smoothing.cuda.fused import (
 )
 from kernels.smoothing.window import Window
 
-RADII = (16, 32)  # compiled for these reaches: a shorter window takes the next
+RADII = (16, 32)  # reaches of the compiled kernels; other windows use the next larger
 STRIP = 32  # rows that a block filters together
 RUN = 16  # samples that a thread filters along a row
-STEPS = (64, 64, 32, 32)  # positions that a block goes on at a time, for 1 … 4 channels
+STEPS = (64, 64, 32, 32)  # positions per step of a block, for 1 … 4 channels
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
-DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 that reach no farther are exact: another arithmetic
+DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 with these reaches are exact: other kernels
 
 
 def _entry(dtype: str, channels: int, radius: int, aligned: bool) -> str:
@@ -96,7 +96,7 @@ def _radius(windows: Sequence[Window]) -> int | None:
 
 
 def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int) -> int:
-    """What struct Wide of wide.cuh adds up to."""
+    """Shared memory of a block, as in struct Wide of wide.cuh."""
     step, rows = STEPS[channels - 1], STRIP + 2 * radius
     plane = (step + 2 * radius) // RUN * RUN + PLANE_GAPS[channels - 1]
     words = step * channels * dtype.itemsize // 4

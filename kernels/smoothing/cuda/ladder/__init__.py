@@ -1,7 +1,7 @@
-"""The steps of the classic smoothing notes between `naive` and production, kernels of steps.cuh: a tile in shared
-memory, channels padded to a vector, rows pitched, and rows pitched and tiled. When they apply, and their launch.
+"""The classic steps between `naive` and production, kernels of steps.cuh: a tile in shared memory, channels padded to a
+vector, pitched rows, and pitched rows with a tile. When they apply, and their launch.
 
-Where an image is laid out anew (RGB as RGBX, rows at a pitch), the copy is part of each call, as its memory is.
+If the image is laid out anew (RGB as RGBX, pitched rows), the copy and its memory are part of each call.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kernels.smoothing.window import MAX_TAPS, Window
 # Padding and pitching move bits: types of the same width share kernels.
 BITS = {1: "unsigned char", 2: "unsigned short", 4: "float"}
 VECTORS = (1, 2, 4)  # samples
-ROW_ALIGNMENT = 256  # bytes; cudaMallocPitch's idea
+ROW_ALIGNMENT = 256  # bytes, as with cudaMallocPitch
 THREADS = 256
 MAX_LAY_OUT_BLOCKS = 1 << 30  # lay_out loops where there is more to do
 GATHER_TILE = (8, 32)  # rows, columns of pixels
 TILES = ((32, 64), (16, 64), (16, 32), (8, 32))
-SHARED_BYTES = 48 << 10  # a block's, if possible: then several share a multiprocessor
+SHARED_BYTES = 48 << 10  # of a block, if possible, so that several share a multiprocessor
 
 
 RULES = ("ladder::BOX", "ladder::GAUSS")
@@ -46,7 +46,7 @@ def _tiled_entries(vectors: Sequence[int]) -> tuple[str, ...]:
 _LAY_OUT_ENTRIES = {vector: tuple(f"ladder::lay_out<{bits}, {vector}>" for bits in BITS.values()) for vector in VECTORS}
 _GATHER_ENTRIES = tuple(f"ladder::gather<{c_type}, {vector}>" for c_type in C_TYPES.values() for vector in VECTORS)
 TILED_ENTRIES = _tiled_entries((1,))
-PADDED_ENTRIES = (*_LAY_OUT_ENTRIES[2], *_LAY_OUT_ENTRIES[4], *_GATHER_ENTRIES)  # a lone sample is never out of line
+PADDED_ENTRIES = (*_LAY_OUT_ENTRIES[2], *_LAY_OUT_ENTRIES[4], *_GATHER_ENTRIES)  # single samples need no padding
 PITCHED_ENTRIES = (*_LAY_OUT_ENTRIES[1], *PADDED_ENTRIES)
 PITCHED_TILED_ENTRIES = (*chain.from_iterable(_LAY_OUT_ENTRIES.values()), *_tiled_entries(VECTORS))
 
@@ -145,7 +145,7 @@ def _vector(view: View) -> int:
 
 
 def _laid_out(image: Any, view: View, row_alignment: int, stream: Any) -> tuple[Any, int]:
-    """The image with each pixel one vector and each row beginning at a multiple of bytes; vectors from row to row."""
+    """The image with a vector per pixel and rows that start at a multiple of bytes; and the pitch in vectors."""
     vector, itemsize = _vector(view), image.dtype.itemsize
     pixel_bytes = vector * itemsize
     alignment = max(row_alignment, pixel_bytes)
@@ -184,7 +184,7 @@ def _frame(view: View, pitch: int, step: int) -> Frame:
 
 
 def _set_rounding(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
-    """What becomes of a Gaussian's sums; those down the columns stay as they are where one axis alone is filtered."""
+    """Sets the rounding of a Gaussian's sums; without a second axis, those down the columns are not rounded."""
     *between, after = axis_roundings(windows, whole=dtype.kind != "f")
     first = between[0] if between else NO_ROUNDING
     frame.between.up, frame.between.down = first.up, first.down
@@ -196,7 +196,7 @@ def _output_length(window: Window | None, length: int) -> int:
 
 
 def _set_tiles(frame: Frame, view: View, tile: tuple[int, int]) -> int:
-    """Cuts the output into tiles of pixels; returns the number of blocks."""
+    """Divides the output into tiles of pixels; returns the number of blocks."""
     frame.tile_rows, frame.tile_columns = tile
     frame.tiles_y, frame.tiles_x = -(-frame.out_rows // tile[0]), -(-frame.out_columns // tile[1])
     return int(view.planes * frame.tiles_y * frame.tiles_x)
@@ -212,7 +212,7 @@ def _tile_fits(view: View, samples: int, itemsize: int) -> bool:
 
 
 def _tile(view: View, samples: int, itemsize: int) -> tuple[int, int] | None:
-    """The largest tile, of pixels of so many samples, that leaves room for other blocks, or else that fits at all."""
+    """The largest tile, of pixels of `samples` samples, that leaves room for other blocks, or else that fits at all."""
     for limit in (SHARED_BYTES, shared_bytes_a_block()):
         for tile in TILES:
             if _shared_bytes(view, tile, samples, itemsize) <= limit:
