@@ -1,8 +1,8 @@
 // How a Gaussian's sums are rounded between axes and at the end (kernels/smoothing/axis_rounding.py). Part of smoothing.cu.
 #pragma once
 
-// `up` is so large that floats of its size are quarters, or whole numbers, apart: adding it rounds, ties to even. -0 and 0
-// leave a sum as it is.
+// `up` is so large that neighbouring floats differ by a quarter, or by one: adding it rounds, ties to even. With -0 and 0,
+// sums are not rounded.
 template <typename Work>
 struct AxisRounding {
     Work up, down;

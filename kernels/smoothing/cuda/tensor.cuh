@@ -6,13 +6,13 @@
 #include "opaque.cuh"
 #include "shifted.cuh"
 
-// tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (kernels/smoothing says
-// why), so their order does not matter. A block walks along a strip of rows, its warps one below the other; the next
-// columns are on their way to shared memory meanwhile. Down the columns the weights are the left factor, and the samples,
-// two rows at a time, the right one: its results lie in the lanes just as the left factor of the next product asks for,
-// where the weights are on the right. So nothing but samples and results passes through shared memory.
+// tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (see kernels/smoothing), so
+// their order does not matter. A block walks along a strip of rows, its warps one below the other, while the next columns
+// are copied to shared memory. Down the columns the weights are the left factor, and the samples, two rows at a time, the
+// right one. Its results are in the lanes where the next product needs its left factor; the weights are then on the right.
+// So only samples and results pass through shared memory.
 //
-// A byte is a float16 as it stands, its unit then 2^-24, the smallest: nothing is converted. Weights 2^15 times as large
+// The bits of a byte are a float16 in units of 2^-24, the smallest: no conversion is needed. Weights 2^15 times as large
 // bring the sums to units of 2^-9.
 //
 // Floors for N samples of a byte (8192 x 8192 RGB) on an H200 (4.2 TB/s; mma.sync measured at 305 T multiply-adds/s):
@@ -20,10 +20,10 @@
 //   products      2 N times 32, 32, 48, 80 for reaches of 4, 8, 16, 32    42 us, 42 us, 63 us, 105 us
 //   instructions  some 9 N issued (nvcc 13, counted)                      55 us
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
-constexpr int TENSOR_REACH = 32;  // the longest
+constexpr int TENSOR_REACH = 32;  // maximum
 
 struct TensorFilter {
-    unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weight at distance 0 …, as float16; y 2^15 times as large
+    unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weights at distance 0 …, as float16; y is 2^15 times as large
     float rounding, scale;                                    // of round_pair() and finish()
 };
 
@@ -33,12 +33,12 @@ struct Tensor {
     static constexpr int SEEN_ROWS = TENSOR_ROWS + 16 * (SEEN - 1);
     // On a multiprocessor, as registers allow: 20, 16 or 8 warps.
     static constexpr int BLOCKS = SEEN * CHANNELS > 12 ? 2 : SEEN * CHANNELS > 6 || SEEN > 3 ? 4 : 5;
-    // Positions that are fetched, and written, at once: a turn of the blocks that are kept.
+    // Positions that are fetched and written at once: one turn of the blocks in use.
     static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, A_ROW = CHUNK_BYTES / 16;
-    // The first block begins 16 + SURPLUS positions behind the first chunk, which so begins at a whole vector.
+    // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
     static constexpr int LEAD = (RADIUS + 15) / 16 * 16, SURPLUS = LEAD - RADIUS;
-    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one on its way
-    // Rows two apart begin some 8 banks apart; rows of results so that eight lanes meet different banks.
+    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one in flight
+    // Rows two apart start about 8 banks apart; rows of results so that eight lanes use different banks.
     static constexpr int PITCH = (RING * CHANNELS / 16 | 1) * 16;
     static constexpr int RESULT_PITCH = (CHUNK_BYTES / 16 + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
@@ -74,13 +74,13 @@ __device__ inline unsigned round_pair(float first, float second, float rounding)
 // A sum along the row as a sample, in the lowest byte.
 __device__ inline unsigned finish(float sum, float scale) { return __float_as_uint(fma_rn(sum, scale, 12582912.0f + 128.0f)); }
 
-// How a block fetches chunks: each thread one vector of every few rows.
+// How a block fetches chunks: each thread copies one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS>
 struct TensorInput {
     static constexpr int AT_ONCE = TENSOR_THREADS / Shape::A_ROW;  // rows
     unsigned char* samples;
     const unsigned char* plane;
-    const long long* offsets;  // where rows begin in the plane; -1: beyond the edge
+    const long long* offsets;  // of rows in the plane; -1: beyond the edge
     const Picture& picture;
     bool inside;     // all rows lie inside
     int to;          // of the thread's vector in a row of `samples`; -1: this thread has none
@@ -111,7 +111,7 @@ struct TensorInput {
             if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
     }
 
-    // The same where some lies beyond an edge.
+    // The same if part of it lies beyond an edge.
     __device__ void fetch_vectors(int x, int slot) const {
         const unsigned fill = picture.fill * 0x01010101u;
         const int reach = Shape::LEAD * CHANNELS;
@@ -122,13 +122,13 @@ struct TensorInput {
             if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
             else if (picture.aligned_in && sample >= 0 && sample + 16 <= picture.row_samples)
                 copy_16_bytes(vector, plane + offsets[row] + sample);
-            else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // farther out nothing is seen
+            else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
                 for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], x, at + k);
         }
     }
 
-    // The same where rows begin anywhere, from byte `begin` of each on.
+    // The same for unaligned rows, from byte `begin` of each on.
     __device__ void fetch_anywhere(int begin, int slot) const {
         const unsigned fill = picture.fill * 0x01010101u;
 #pragma unroll 2
@@ -147,18 +147,18 @@ struct TensorInput {
     }
 };
 
-// How a warp writes its rows of chunks of results: each lane one vector of every few rows.
+// How a warp writes its rows of chunks of results: each lane writes one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS>
 struct TensorOutput {
     static constexpr int AT_ONCE = 32 / Shape::A_ROW;  // rows
     const unsigned char* results;
     unsigned char* out;
-    long long first;  // where the warp's first row begins in `out`
-    int rows;         // that are to be written
+    long long first;  // the start of the warp's first row in `out`
+    int rows;         // to write
     int from;         // of the lane's vector in `results`; -1: this lane has none
     long long to;     // and in `out`, in the chunk at position 0
     long long stride;
-    bool whole;  // all rows are to be written, in whole vectors
+    bool whole;  // whether it writes all rows, in whole vectors
 
     __device__ TensorOutput(const unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
         : results(results), out(out), first(first), rows(rows), stride(picture.out_row_samples) {
@@ -168,7 +168,7 @@ struct TensorOutput {
         whole = picture.aligned_out && rows >= 16;
     }
 
-    // The chunk from position `x` on, of which so many are to be written.
+    // Writes some positions of the chunk from position `x` on.
     __device__ void store(int x, int positions) const {
         if (!whole || positions < Shape::CHUNK) return store_rows(x, min(positions, Shape::CHUNK));
         if (from < 0) return;
@@ -180,7 +180,7 @@ struct TensorOutput {
                 *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH);
     }
 
-    // The same where rows begin anywhere, or some of it is not to be written.
+    // The same for unaligned rows, or if part of the chunk is not written.
     __device__ void store_rows(int x, int positions) const {
         const unsigned char* result = results;
         unsigned char* line = out + first + x * CHANNELS;
@@ -192,8 +192,8 @@ struct TensorOutput {
     }
 };
 
-// Sums 16 columns of all channels, and rounds them, as left factors of the next product. `from` points to what the lane
-// reads first: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
+// Sums 16 columns of all channels, and rounds the sums, as left factors of the next product. `from` points to the first
+// samples that the lane reads: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
 template <typename Shape, int CHANNELS>
 __device__ inline void sum_down(unsigned (&rounded)[CHANNELS][4], const unsigned char* from,
                                 const unsigned (&weights)[Shape::SEEN][4], float rounding) {
@@ -234,8 +234,8 @@ __device__ inline void put(unsigned char* to, const unsigned (&word)[CHANNELS]) 
         for (int i = 0; i < CHANNELS; ++i) reinterpret_cast<unsigned*>(to)[i] = word[i];
 }
 
-// Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. `to` points to where
-// the lane puts its first four positions.
+// Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. The lane's first four
+// positions go to `to`.
 template <typename Shape, int CHANNELS>
 __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Shape::SEEN][CHANNELS][4], int oldest,
                                   const unsigned (&weights)[Shape::SEEN][2][2], float scale) {
@@ -302,8 +302,8 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
     for (int i = 1; i < Shape::SLOTS; ++i) fetch();
 
-    // Factors: down, weight of row k for result m; across, of position k for result n. Positions lie in the two halves of a
-    // block by turns, and results so that a lane gets four neighbours.
+    // Factors: down, the weight of row k for result m; across, of position k for result n. Positions alternate between the
+    // two halves of a block, and results are ordered so that a lane gets four neighbours.
     const auto weight_of = [&](const unsigned short* half, int distance) {
         return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
     };
@@ -334,7 +334,7 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
         wait_for_copies();
-        __syncthreads();  // this turn's chunks are there, and the last turn's have been read
+        __syncthreads();  // this turn's chunks are visible, and the last turn's have been read
         fetch();
 #pragma unroll
         for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
