@@ -125,7 +125,7 @@ def test_a_kernel_is_kept_under_its_options_device_compiler_and_name(monkeypatch
 
 
 class Driver:
-    """What loads a kernel, without a device."""
+    """Loads kernels without a device."""
 
     CUDADriverError = CUDARuntimeError = RuntimeError
 

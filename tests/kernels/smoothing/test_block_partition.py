@@ -1,4 +1,4 @@
-"""How lines are cut into blocks for a GPU: nothing is left out or done twice, and the device is busy to the end."""
+"""Partitions of lines into blocks for a GPU: nothing is left out or done twice, and the device is busy to the end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from kernels.smoothing.cuda.block_partition import RUNS, BlockPartition, PieceCost, factored, mostly_short, partition
 
-ROWS = PieceCost(unit=16, begin=1)  # as of short windows
-POSITIONS = PieceCost(unit=64, lost=32, begin=64)  # as of longer Gaussians
+ROWS = PieceCost(unit=16, begin=1)  # of short windows
+POSITIONS = PieceCost(unit=64, lost=32, begin=64)  # of longer Gaussians
 RESIDENT = 528  # blocks at once
 LINE, LINES, BLOCKS = st.integers(1, 1 << 30), st.integers(1, 100_000), st.integers(1, 2000)
 
 
 def begin(made: BlockPartition, piece: int) -> int:
-    """As struct BlockPartition of bands.cuh has it."""
+    """As in struct BlockPartition of bands.cuh."""
     return sum(min(piece, last) * more for last, more in zip(made.last, made.more, strict=True))
 
 
 def runs(made: BlockPartition) -> list[tuple[int, int]]:
-    """How many pieces of what length, as their places say."""
+    """(pieces, length) of each run, from the places of the pieces."""
     firsts = sorted({0, *(last for last in made.last if last < made.pieces)})
     lengths = [begin(made, first + 1) - begin(made, first) for first in firsts]
     return [
@@ -35,7 +35,7 @@ def runs(made: BlockPartition) -> list[tuple[int, int]]:
 
 
 def covers(made: BlockPartition, line: int) -> bool:
-    """Once, with no piece behind its end; all in 32 bits."""
+    """Whether the pieces cover the line once, without a piece behind its end; all in 32 bits."""
     end = begin(made, made.pieces)
     assert max(last * more for last, more in zip(made.last, made.more, strict=True)) <= end
     return begin(made, made.pieces - 1) < line <= end < 1 << 31
@@ -107,7 +107,7 @@ def test_an_eighth_of_mostly_short_pieces_is_long() -> None:
 @pytest.mark.parametrize("cost", [ROWS, POSITIONS])
 @pytest.mark.parametrize("lines", [1, 18, 52, 128, 256, 700])
 def test_a_device_is_done_everywhere_at_about_the_same_time(lines: int, cost: PieceCost) -> None:
-    """Where blocks take up to a quarter less or more: no later than equal pieces, whatever number suits them best."""
+    """With blocks that take up to a quarter less or more: no later than the best number of equal pieces."""
     line = 1 << 20 if lines == 1 else 8192
     rounds = (1, 2, 3, 4, 6, 8, 12, 16)
     equal = [BlockPartition.of([(-(-line // length), length)]) for length in _lengths(line, lines, rounds, cost)]
@@ -121,7 +121,7 @@ def _lengths(line: int, lines: int, rounds: Iterable[int], cost: PieceCost) -> s
 
 
 def seconds(made: BlockPartition, line: int, lines: int, cost: PieceCost) -> float:
-    """Of blocks that take about what `cost` says, one after the other wherever one is done."""
+    """Time of blocks that take about what `cost` predicts, each of which starts where another has finished."""
     free = [0.0] * RESIDENT
     random = np.random.default_rng(1)
     for first, end in itertools.pairwise(begin(made, piece) for piece in range(made.pieces + 1)):

@@ -1,4 +1,4 @@
-"""Gaussians of uint8 whose every sum is exact: their weights, and how far they lie from the real Gaussian."""
+"""Exact Gaussians of uint8: their weights, and their distance from the real Gaussian."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.smoothing.window import EXACT_RADIUS, Window, gaussian_windows
 
 UINT8 = np.dtype(np.uint8)
 SIGMAS = (*np.geomspace(0.1, 1000, 120), 0.3831, 0.6427, 0.7612, *range(1, 9))
-# How far the weights' errors can move a result, and with them and its roundings a whole filter.
+# How far the errors of the weights can move a result along one axis, and a whole filter together with its roundings.
 MOST_MOVED = {"first": 0.08, "later": 0.1}
 MOST_WRONG = {1: 0.58, 2: 0.81, 3: 1.04}  # by the number of axes
 
@@ -86,8 +86,8 @@ def test_weights_move_a_result_by_little() -> None:
     ],
 )
 def test_images_made_to_be_worst_stay_within_the_bound(sigmas: tuple[float, ...], radii: tuple[int, ...]) -> None:
-    """Bright wherever a weight is too large, dark elsewhere, and the reverse; with more and more noise, so that sums
-    round either way."""
+    """Bright where a weight is too large, dark elsewhere, and the reverse; with increasing noise, so that sums round
+    either way."""
     windows = windows_of(sigmas, radii)
     exact, wrong = np.ones(1), np.ones(1)
     for window, sigma in zip(windows, sigmas, strict=True):
