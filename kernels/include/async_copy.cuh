@@ -1,7 +1,7 @@
-// Copies from global to shared memory that do not wait and take no registers (sm_80 on; before that, ordinary ones).
+// Asynchronous copies from global to shared memory, which take no registers (sm_80 on; before that, ordinary copies).
 #pragma once
 
-// L2 fetches so many bytes around them at once: whole lines, or two, cost memory less than sectors one by one.
+// FETCHED: bytes that L2 fetches around them at once. One or two whole lines cost memory less than single sectors.
 template <int FETCHED = 128>
 __device__ inline void copy_16_bytes(void* shared, const void* global) {
     static_assert(FETCHED == 128 || FETCHED == 256, "what L2 can fetch at once");
@@ -15,21 +15,21 @@ __device__ inline void copy_16_bytes(void* shared, const void* global) {
 #endif
 }
 
-// The calling thread's copies have arrived. Others see them after a barrier.
+// Waits for the calling thread's copies. Other threads see them after a barrier.
 __device__ inline void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-// What the calling thread has copied since it last said so is one group.
+// Makes a group of the calling thread's copies since the last call.
 __device__ inline void end_copy_group() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// All of its groups but the last have arrived.
+// Waits for all of the thread's groups but the last.
 __device__ inline void wait_for_copies_but_last() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group 1;" ::: "memory");

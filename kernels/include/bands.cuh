@@ -1,11 +1,11 @@
-// Images of [planes, rows, columns, channels] cut into tiles of columns (samples of a row, channels counted) and bands of
-// rows, one of each to a block, which goes down its band some rows at a time.
+// Images of [planes, rows, columns, channels] divided into tiles of columns (samples of a row, including channels) and bands
+// of rows. A block goes down one band of one tile, some rows at a time.
 #pragma once
 
 #include "borders.cuh"
 #include "packed.cuh"
 
-constexpr int SECTOR_BYTES = 32;  // memory is written in these: blocks write whole ones (2 to 3 % on an H200)
+constexpr int SECTOR_BYTES = 32;  // unit of writes to memory; writing whole ones gains 2 to 3 % on an H200
 
 struct Picture {
     int planes, rows, out_rows, bands, tiles, columns, row_samples, out_row_samples;
@@ -15,9 +15,9 @@ struct Picture {
     unsigned fill;                // the sample beyond the edge in mode CONSTANT
 };
 
-// A line cut into pieces: runs of equal ones, the longest first (kernels/smoothing/cuda/block_partition.py). Of every piece up to the last of
-// run i, `more`[i] positions are what pieces of that run are longer than those of the next.
-struct Cut {
+// A line cut into pieces, one a block (kernels/smoothing/cuda/block_partition.py): runs of equal pieces, the longest first.
+// Run i ends before piece `last`[i]; its pieces are `more`[i] positions longer than those of the next run.
+struct BlockPartition {
     static constexpr int RUNS = 8;
     int last[RUNS], more[RUNS];
     __device__ int begin(int piece) const {
@@ -33,8 +33,8 @@ struct Place {
     long long plane;
 };
 
-// Which part of the images a block filters. Tiles at the left and right edge take longest, so all of those come first: a
-// device that is done with them last would stand idle but for a few blocks. The last bands, which are lower, come last.
+// The part of the images that a block filters. Tiles at the left and right edge take longest, so they all come first: if
+// they came last, most of the device would be idle at the end. The last bands, which have fewer rows, come last.
 __device__ inline Place place_of(unsigned block, const Picture& picture) {
     const unsigned edges = min(picture.tiles, 2), outer = edges * picture.bands * picture.planes;
     const bool at_edge = block < outer;
@@ -43,8 +43,8 @@ __device__ inline Place place_of(unsigned block, const Picture& picture) {
     return {at_edge && tile == 1 ? picture.tiles - 1 : tile, row / picture.planes, row % picture.planes};
 }
 
-// The same for blocks that walk along strips of rows, a band each. Neighbouring strips are done at once: what their halos
-// share is then in L2. The last comes first, since those at the edges take longest.
+// The same for blocks that walk along strips of rows, a band each. Neighbouring strips run at the same time, so that the
+// halos they share are in L2. The last strip comes first, since those at the edges take longest.
 __device__ inline Place place_in_strips(unsigned block, const Picture& picture) {
     const unsigned band = (block + picture.bands - 1) % picture.bands, rest = block / picture.bands;
     return {static_cast<int>(rest / picture.planes), static_cast<int>(band), rest % picture.planes};

@@ -1,10 +1,10 @@
-// What lies beyond the edge of an image (kernels/smoothing/borders.py defines it, and numbers the modes in this order).
+// Samples beyond the edge of an image (kernels/smoothing/borders.py defines the modes, and numbers them in this order).
 #pragma once
 
 enum BorderMode { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT, VALID };
 
-// Where along an axis of `length` samples the sample at `at` comes from; -1: the constant beyond the edge.
-// VALID needs nothing from beyond; what a tile reads there ahead of itself is any sample, and is not used.
+// The index along an axis of `length` samples from which the sample at `at` comes; -1: the constant beyond the edge.
+// VALID needs no samples from beyond; a tile that reads ahead there gets any sample, and does not use it.
 template <typename Position>
 __device__ inline Position border_index(Position at, Position length, int mode) {
     if (at >= 0 && at < length) return at;

@@ -1,17 +1,17 @@
-// Copies of whole rows between global and shared memory that one thread asks for (sm_90 on). Addresses and sizes are
-// multiples of 16 bytes. Rows that will be read once more stay in L2 before all that passes through.
+// Bulk copies of whole rows between global and shared memory, each started by one thread (sm_90 on). Addresses and sizes
+// are multiples of 16 bytes. L2 prefers to keep rows that will be read once more.
 #pragma once
 
 __device__ inline unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
 
-// What was written to shared memory so far is there for bulk copies, and what they will overwrite has been read.
+// Orders earlier reads and writes of shared memory before later bulk copies.
 __device__ inline void fence_bulk_copies() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// A barrier on which bytes arrive: `count` threads say how many to expect, each time anew.
+// An mbarrier on which bytes arrive; in each phase, `count` threads announce how many.
 __device__ inline void init_arrival(unsigned long long* arrival, int count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrival)), "r"(count) : "memory");
@@ -28,7 +28,7 @@ __device__ inline void wait_for_arrival(unsigned arrival, int phase) {
 #endif
 }
 
-// What is to become of bytes in L2. keep: they will be wanted again.
+// The L2 cache policy of a copy. keep: its bytes will be read again.
 __device__ inline unsigned long long bulk_policy(bool keep) {
     unsigned long long last = 0, first = 0;
 #if __CUDA_ARCH__ >= 900
@@ -38,7 +38,7 @@ __device__ inline unsigned long long bulk_policy(bool keep) {
     return keep ? last : first;
 }
 
-// To and for addresses in shared memory.
+// `shared` and `arrival` are addresses in shared memory.
 __device__ inline void bulk_load(unsigned shared, const void* global, int bytes, unsigned arrival, unsigned long long policy) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(arrival), "r"(bytes) : "memory");
@@ -50,7 +50,7 @@ __device__ inline void bulk_load(unsigned shared, const void* global, int bytes,
 #endif
 }
 
-// Whether this is the one thread of the warp that is to ask: the compiler knows that it is one, where it does not for lane 0.
+// Whether this thread is the warp's elected one: unlike with a test for lane 0, the compiler knows that there is only one.
 __device__ inline bool elected() {
     unsigned yes = 0;
 #if __CUDA_ARCH__ >= 900
@@ -59,7 +59,7 @@ __device__ inline bool elected() {
     return yes;
 }
 
-// Bytes that nobody will soon want. The thread's next wait_for_bulk_stores says when `shared` may be written again.
+// Stores bytes that will not be read soon. `shared` may be overwritten after the thread's next wait_for_bulk_stores.
 __device__ inline void bulk_store(void* global, const void* shared, int bytes) {
 #if __CUDA_ARCH__ >= 900
     unsigned long long first;

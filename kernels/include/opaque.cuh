@@ -1,9 +1,9 @@
 // Numbers that stay in registers.
 #pragma once
 
-// Keeps the compiler from computing a thread's constant again and again, for want of a register.
+// Hides how a number was computed, so that the compiler keeps it in a register instead of computing it again at each use.
 template <typename Value>
-__device__ inline Value kept(Value value) {
+__device__ inline Value opaque(Value value) {
     if constexpr (sizeof(Value) == 8) asm volatile("" : "+l"(value));
     else asm volatile("" : "+r"(value));
     return value;

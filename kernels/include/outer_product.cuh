@@ -1,5 +1,5 @@
 // A block's product of ROWS × depth by depth × COLUMNS, both staged in shared memory, as outer products in registers: a
-// thread holds 8 × 8 sums, and each number it reads from shared memory serves eight fused multiply-adds.
+// thread holds 8 × 8 sums, and uses each number that it reads from shared memory in eight fused multiply-adds.
 #pragma once
 
 template <int ROWS, int COLUMNS>
@@ -8,8 +8,8 @@ struct OuterProduct {
     int row, column;
     float sum[8][8];
 
-    // A warp has 4 × 8 threads, each with two runs of four rows and of four columns: its reads of 16 bytes a thread fall
-    // on 64 and 128 neighbouring bytes, which no two banks fight over.
+    // A warp has 4 × 8 threads, each with two runs of four rows and of four columns: its reads of 16 bytes a thread
+    // cover 64 and 128 neighbouring bytes, without bank conflicts.
     __device__ OuterProduct() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         row = warp / (COLUMNS / 64) * 32 + lane / 8 * 4;

@@ -1,5 +1,5 @@
-// Four neighbouring samples in registers as they lie in memory, and as floats. Converting whole numbers with I2F runs at
-// an eighth of the rate of a byte permutation (sm_90), so their bytes are put under the exponent of 2^23 instead.
+// Four neighbouring samples in registers, as in memory and as floats. Converting integers with I2F runs at an eighth of the
+// rate of a byte permutation (sm_90), so their bytes are put under the exponent of 2^23 instead.
 #pragma once
 
 #include "samples.cuh"

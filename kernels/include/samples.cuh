@@ -1,4 +1,4 @@
-// Samples of an image as the numbers they are summed in, and back.
+// Conversions between an image's samples and the type of their sums.
 #pragma once
 
 template <typename A, typename B>
@@ -9,7 +9,7 @@ constexpr bool same<A, A> = true;
 __device__ inline float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ inline double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// Signed samples are summed with 32768 added to each, so that every sum is unsigned and division rounds one way.
+// 32768 is added to each signed sample, so that sums are unsigned and division always rounds the same way.
 template <typename Sum, typename Sample>
 __device__ inline Sum to_sum(Sample sample) {
     if constexpr (same<Sample, short>) return static_cast<unsigned short>(sample ^ 0x8000);
@@ -28,7 +28,7 @@ __device__ inline Sample to_mean(Sum sum, Sum divisor) {
     }
 }
 
-// A weighted sum as a sample: whole numbers are rounded to nearest, ties to even.
+// A weighted sum as a sample: integers are rounded to nearest, ties to even.
 template <typename Sample, typename Work>
 __device__ inline Sample to_sample(Work value) {
     if constexpr (same<Sample, Work>) return value;

@@ -1,4 +1,4 @@
-// Rows of memory that begin anywhere, read and written 16 bytes at a time.
+// Reads and writes of unaligned rows of memory, 16 bytes at a time.
 #pragma once
 
 // 16 bytes of two neighbouring pieces of 16, from `bytes` on (0 … 15), a multiple of SIZE, the size of an element.
@@ -17,7 +17,7 @@ __device__ inline uint4 shifted(uint4 low, uint4 high, unsigned bytes) {
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// 16 bytes from anywhere. Up to 15 before and behind them are read too.
+// 16 unaligned bytes. Up to 15 bytes before and behind them are read too.
 template <typename Element>
 __device__ inline uint4 load_anywhere(const Element* at) {
     const unsigned past = reinterpret_cast<unsigned long long>(at) % 16;
@@ -25,15 +25,15 @@ __device__ inline uint4 load_anywhere(const Element* at) {
     return shifted<sizeof(Element)>(__ldg(pieces), __ldg(pieces + (past != 0)), past);
 }
 
-// Left to itself the compiler makes four stores of one under a condition.
+// Without this, the compiler splits a conditional store into four.
 __device__ inline void store_16_bytes(void* to, uint4 vector) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(vector.x), "r"(vector.y), "r"(vector.z),
                  "r"(vector.w)
                  : "memory");
 }
 
-// A warp writes `count` elements to `line`, MOST or fewer: 16 bytes at a time where memory has them together, single ones
-// at the ends. element(i) is the i-th, vector(i) the i-th 16 bytes of them; one more vector than are written may be read.
+// A warp writes `count` elements (at most MOST) to `line`: 16 bytes at a time where they are aligned, single ones at the ends.
+// element(i) is the i-th of them, vector(i) their i-th 16 bytes; one vector more than is written may be read.
 template <int MOST, typename Element, typename Vector, typename Single>
 __device__ inline void store_anywhere(Element* line, int count, Vector vector, Single element) {
     constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;

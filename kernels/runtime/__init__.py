@@ -1,1 +1,1 @@
-"""What every operation runs on: compiling and launching CUDA, compiled CPU bodies, threads, and measuring."""
+"""The runtime that all operations share: compiling and launching CUDA, compiled CPU bodies, threads, measuring."""

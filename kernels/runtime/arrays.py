@@ -1,4 +1,4 @@
-"""What the public functions of all operations refuse alike: no arrays, arrays for results, numbers of threads."""
+"""Checks that the public functions of all operations share: arrays, arrays for results, numbers of threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_array", "check_out", "check_workers"]
 
 
 def check_array(name: str, array: Any) -> None:
-    """TypeError unless `array` is NumPy's or CuPy's, and has no mask of numpy.ma, which would count for nothing."""
+    """TypeError unless `array` is a NumPy or CuPy array without a numpy.ma mask, which would be ignored."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{name} is a numpy.ma array, whose mask would be ignored: give {name}.filled(…) or {name}.data"
@@ -21,7 +21,7 @@ def check_array(name: str, array: Any) -> None:
 
 
 def check_workers(workers: Any) -> None:
-    """ValueError unless `workers` is None or a whole number of threads, 1 or more."""
+    """ValueError unless `workers` is None or a positive int."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError(f"workers must be a whole number of threads, 1 or more; got {workers!r}")
 
@@ -29,13 +29,13 @@ def check_workers(workers: Any) -> None:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: Any, *, apart_from: Mapping[str, Any], may_be: str | None = None
 ) -> None:
-    """ValueError unless `out` is None, or can take a result while the inputs are still read.
+    """ValueError unless `out` is None, or can be written while the inputs are still read.
 
-    shape, dtype : the result's; it is C-contiguous, and of the library of the first array in `apart_from`
-    apart_from   : the arrays that are read, by their parameters' names; None stands for one that was not given. Arrays
-                   of NumPy and of CuPy are apart in any case. From the first byte to the last of each counts, also
-                   what strides leave out.
-    may_be       : the name of the one that `out` may be all the same: the very same elements in the same order
+    shape, dtype : of the result, which is C-contiguous and of the same library as the first array in `apart_from`
+    apart_from   : the arrays that are read, by parameter name; None for one that was not passed. NumPy and CuPy arrays
+                   never overlap. An array covers every byte from its first to its last, including those that its
+                   strides skip.
+    may_be       : the name of an input that `out` may equal: the same elements in the same order
     """
     if out is None:
         return
@@ -63,13 +63,13 @@ def _address(array: Any) -> int:
 
 
 def _may_share_device_memory(one: Any, other: Any) -> bool:
-    """As `np.may_share_memory`, of CuPy's arrays."""
+    """`np.may_share_memory` for CuPy arrays."""
     (low, high), (begin, end) = _span(one), _span(other)
     return low < end and begin < high
 
 
 def _span(array: Any) -> tuple[int, int]:
-    """The addresses between which an array's elements lie: of the first byte, and one past the last."""
+    """The addresses of an array's first byte and of the one after its last."""
     if array.size == 0:
         return 0, 0
     first = _address(array)

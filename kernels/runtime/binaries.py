@@ -1,5 +1,5 @@
-"""Binaries of CUDA kernels, kept on disk under a hash of everything that went into them: in `MILLRACE_CACHE_DIR`, or
-the user's cache folder. A cache that cannot be read or written only costs time."""
+"""A disk cache of compiled CUDA kernels, by a hash of everything that went into them: in `MILLRACE_CACHE_DIR` or the
+user's cache folder. A cache that cannot be read or written only costs time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Binary:
     """Kernels compiled for one architecture."""
 
     code: bytes  # a cubin, or PTX for a device newer than this NVRTC
-    lowered: dict[str, str]  # the mangled names under which the code holds them, by C++ expression
+    lowered: dict[str, str]  # their mangled names in the code, by C++ expression
     log: str
 
 
 def cache_folder(kind: str) -> Path:
-    """A folder of the user's for one kind of compiled code; it may not exist, or not be writable.
+    """The user's cache folder for one kind of compiled code; it may be missing or read-only.
 
     MILLRACE_CACHE_DIR, else XDG_CACHE_HOME/millrace, else ~/.cache/millrace.
     """
@@ -48,7 +48,7 @@ def source_path(operation: str) -> Path:
 
 
 def key(operation: str, settings: Iterable[str]) -> str:
-    """A hash of an operation's source, the headers it includes and all settings: options, compiler, kernels' names."""
+    """A hash of an operation's source, the headers it includes and all settings (options, compiler, kernel names)."""
     digest = hashlib.sha256()
     for setting in settings:
         digest.update(setting.encode() + b"\0")
@@ -59,7 +59,7 @@ def key(operation: str, settings: Iterable[str]) -> str:
 
 @cache
 def _source_files(source: Path) -> tuple[Path, ...]:
-    """The source and every header it includes, directly or not, in the order met."""
+    """The source and every header it includes, directly or not, in the order found."""
     found: dict[Path, None] = {source: None}
     waiting = [source]
     while waiting:
@@ -73,7 +73,7 @@ def _source_files(source: Path) -> tuple[Path, ...]:
 
 
 def read(name: str) -> Binary | None:
-    """None where there is nothing, or where what is there is not what was written."""
+    """The cached binary; None if it is missing or damaged."""
     try:
         head, _, code = (cache_folder("cuda") / name).read_bytes().partition(b"\n")
         written = json.loads(head)
@@ -90,8 +90,11 @@ def write(name: str, binary: Binary) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:16]}-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(head.encode() + b"\n" + binary.code)
-        Path(temporary).replace(folder / name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(head.encode() + b"\n" + binary.code)
+            Path(temporary).replace(folder / name)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
     except OSError:
-        return  # a read-only home costs a compilation a process, nothing more
+        return  # with a read-only home, each process compiles again

@@ -1,4 +1,4 @@
-"""Numba-compiled functions of the CPU bodies: kept on disk, and compiled anew when any of their sources has changed."""
+"""Numba-compiled functions of the CPU bodies: cached on disk, and compiled again when any of their sources changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kernels.runtime.operations import FOLDER
 
 
 def _no_blas() -> None:
-    raise ImportError("it is not looked for")
+    raise ImportError("not needed")
 
 
-# Numba looks for SciPy's BLAS as it loads, a third of every start, for matrix products that no compiled body here has.
-# What it looks with is Numba's own: other threads may be loading SciPy meanwhile, and want the BLAS.
+# On import, Numba looks for SciPy's BLAS, which takes a third of every start and serves matrix products that we do not
+# compile. Only Numba's own lookup is replaced: other threads may be importing SciPy, which needs the BLAS.
 if "scipy.linalg" not in sys.modules:
     _find = numba.np.linalg.ensure_blas
     numba.np.linalg.ensure_blas = _no_blas
@@ -34,26 +34,25 @@ if "scipy.linalg" not in sys.modules:
         numba.np.linalg.ensure_blas = _find
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-# CPU bodies are loaded where they are first needed, by several threads at once, and Numba's setting is of the process.
+# Several threads may load CPU bodies at once, when they first need them, and Numba's setting is global.
 _setting = threading.Lock()
 
 
 def compiled(function: Function) -> Function:
-    """Machine code that runs without the interpreter's lock, with IEEE arithmetic (no fastmath).
+    """Machine code that runs without the GIL, with IEEE arithmetic (no fastmath).
 
-    Kept in NUMBA_CACHE_DIR, or else in the user's cache folder; where nothing can be written it is compiled each time.
+    Cached in NUMBA_CACHE_DIR or the user's cache folder; if neither is writable, each process compiles it again.
     """
     with _own_folder():
         body = numba.njit(nogil=True, error_model="numpy")(function)
-        with suppress(RuntimeError):  # "no locator available": not one folder can be written
+        with suppress(RuntimeError):  # "no locator available": no writable folder
             body._cache = _MendingCache(function)
     return cast("Function", body)
 
 
 class _MendingCache(FunctionCache):  # type: ignore[misc]
-    """Numba's own cache, but files that a crash or a full disk has cut short count as none, and are written anew.
-
-    And functions are told apart by the constants that they have from other files, too: they are compiled into them.
+    """Numba's cache, except that it replaces files truncated by a crash or a full disk, and that its key includes the
+    constants that a function uses from other files, since they are compiled in.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -69,7 +68,7 @@ class _MendingCache(FunctionCache):  # type: ignore[misc]
 
 
 def _constants(function: Any) -> set[tuple[str, str]]:
-    """Names and values of the constants in a function and in the compiled ones that it calls."""
+    """Names and values of the constants in a function and in the compiled functions that it calls."""
     found, met, waiting = set(), {function}, [function]
     while waiting:
         each = waiting.pop()
@@ -86,7 +85,7 @@ def _constants(function: Any) -> set[tuple[str, str]]:
 
 @contextmanager
 def _own_folder() -> Iterator[None]:
-    """Numba dates a cached function by its own file alone; ours call others, so all of them name the folder."""
+    """Caches in a folder named after all CPU sources: Numba checks only a function's own file, but ours call others."""
     with _setting:
         chosen = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(Path(chosen or cache_folder("numba")) / _sources_digest())

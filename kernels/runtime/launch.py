@@ -1,12 +1,12 @@
-"""The only place that compiles and launches CUDA: NVRTC and the driver, through CuPy's bindings of both.
+"""The only place that compiles and launches CUDA, through CuPy's bindings of NVRTC and the driver.
 
-An operation's kernels are in `<operation>.cu` in its folder; headers that several share in `kernels/include`.
-A kernel is named by a C++ expression (`box_separable<unsigned char, unsigned, unsigned char>`), so that each template
-is instantiated when it is first asked for. Binaries are kept on disk: kernels/runtime/binaries.py.
+An operation's kernels are in `<operation>.cu` in its folder; shared headers are in `kernels/include`.
+A kernel is named by a C++ expression (`box_separable<unsigned char, unsigned, unsigned char>`), so each template
+is instantiated on first use. Binaries are cached on disk: kernels/runtime/binaries.py.
 
 KernelError(RuntimeError)
-├── KernelCompileError    NVRTC refused the source, or is not there; carries the compiler's log
-└── KernelLaunchError     the driver refused a launch; names the kernel, grid and block
+├── KernelCompileError    NVRTC rejected the source or is missing; carries the compiler's log
+└── KernelLaunchError     the driver rejected a launch; names the kernel, grid and block
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ __all__ = [
     "KernelLaunchError",
     "Launch",
     "Repeat",
+    "blocks_a_multiprocessor",
     "blocks_of",
+    "cached_binary",
     "compile_for",
     "entries",
-    "kept",
     "kernel",
     "multiprocessors",
     "observe",
@@ -42,11 +43,12 @@ __all__ = [
     "pointer",
     "record",
     "shared_bytes_a_block",
+    "shared_bytes_a_multiprocessor",
 ]
 
-# NVRTC before 13.5 takes a lambda without the second for a host function.
+# Without the second option, NVRTC before 13.5 takes a lambda for a host function.
 LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
-# A launch may use this much shared memory without asking; more has to be granted to the kernel first.
+# A launch may always use this much shared memory; more must be granted to the kernel first.
 SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # percent
@@ -57,7 +59,7 @@ class KernelError(RuntimeError):
 
 
 class KernelCompileError(KernelError):
-    """NVRTC refused a kernel; `log` is what it said."""
+    """NVRTC rejected a kernel; `log` is its output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(f"{message}\n{log}" if log else message)
@@ -65,7 +67,7 @@ class KernelCompileError(KernelError):
 
 
 class KernelLaunchError(KernelError):
-    """The driver refused to load or launch a kernel."""
+    """The driver rejected the loading or a launch of a kernel."""
 
 
 class Kernel:
@@ -86,36 +88,36 @@ class Kernel:
         *,
         shared_bytes: int = 0,
         stream: Any,
-        early: bool = False,
+        dependent_launch: bool = False,
     ) -> None:
-        """Launches on `stream` (a cupy.cuda.Stream of this kernel's device, which must be the current one).
+        """Launches on `stream`, a cupy.cuda.Stream of this kernel's device, which must be current.
 
-        grid, block : one to three sizes
-        args        : CuPy arrays (passed as their pointers) and ctypes values (numbers and structures, by value)
-        early       : its blocks may come in before the kernel before it is done, since they wait for that themselves:
-                      every thread calls await_earlier_kernels of kernels/include/pdl.cuh
+        grid, block      : one to three sizes
+        args             : CuPy arrays (passed as their pointers) and ctypes values (numbers and structures, by value)
+        dependent_launch : enables programmatic dependent launch; every thread of the kernel must call
+                           grid_dependency_synchronize of kernels/include/pdl.cuh
 
-        Raises KernelLaunchError where the driver refuses.
+        Raises KernelLaunchError if the driver rejects the launch.
         """
         values = [_value(position, arg) for position, arg in enumerate(args)]
-        prepared = _Prepared(self, grid, block, values, shared_bytes, early)
+        prepared = _Prepared(self, grid, block, values, shared_bytes, dependent_launch)
         prepared.launch(prepared.pointers, stream.ptr)
         if _recording.launches is not None:
             _recording.launches.append((prepared, tuple(args)))
 
     def grant(self, shared_bytes: int) -> None:
-        """Lets launches use so much shared memory."""
+        """Allows launches with this much dynamic shared memory."""
         if shared_bytes <= self._granted_shared_bytes:
             return
         driver = _driver()
         driver.funcSetAttribute(self.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-        # Blocks that ask for much are sized to share a multiprocessor: it must not keep memory back as cache.
+        # Blocks that use much are sized to share a multiprocessor, so none of its memory may serve as L1 cache.
         driver.funcSetAttribute(self.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
         self._granted_shared_bytes = shared_bytes
 
 
 class _Prepared:
-    """A launch that lacks nothing but a stream. `pointers` are the addresses of its arguments, which it keeps alive."""
+    """A launch without its stream. `pointers` are the addresses of its arguments, which it keeps alive."""
 
     def __init__(
         self,
@@ -124,13 +126,13 @@ class _Prepared:
         block: Sequence[int],
         values: Sequence[Any],
         shared_bytes: int,
-        is_early: bool,
+        dependent_launch: bool,
     ) -> None:
         self.kernel = kernel
         self.pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         self._values = values
         self._sizes = (*(*grid, 1, 1, 1)[:3], *(*block, 1, 1, 1)[:3], shared_bytes)
-        self._early = is_early and _attribute(75, kernel.device) >= pdl.MIN_MAJOR
+        self._dependent_launch = dependent_launch and _attribute(75, kernel.device) >= pdl.MIN_MAJOR
 
     def launch(self, pointers: Any, stream: int) -> None:
         driver, runtime = _driver(), _runtime()
@@ -140,9 +142,9 @@ class _Prepared:
                 raise KernelLaunchError(
                     f"{kernel.expression} is loaded on device {kernel.device}: make it the current one"
                 )
-            runtime.setDevice(kernel.device)  # a thread that has not touched CUDA yet has no context
+            runtime.setDevice(kernel.device)  # gives a thread that is new to CUDA its context
             kernel.grant(self._sizes[6])
-            if self._early:
+            if self._dependent_launch:
                 result = pdl.launch(kernel.function, self._sizes, stream, pointers)
                 if result:
                     raise driver.CUDADriverError(result)
@@ -162,16 +164,16 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch that was made."""
+    """A launch as it was made."""
 
     kernel: Kernel
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    shared_bytes: int  # asked for at the launch, beside the kernel's own
+    shared_bytes: int  # dynamic, in addition to the kernel's static
 
 
 def observe(run: Callable[[], Any]) -> list[Launch]:
-    """Runs `run` and says which launches this thread made meanwhile."""
+    """Runs `run` and returns the launches that this thread made."""
     launches: list[Launch] = []
     _recording.observed = launches
     try:
@@ -182,10 +184,10 @@ def observe(run: Callable[[], Any]) -> list[Launch]:
 
 
 class Repeat:
-    """Launches made once, to be made again on other arrays: those of a run that `record` watched."""
+    """Repeats recorded launches on other arrays: see `record`."""
 
     def __init__(self, launches: Sequence[tuple[_Prepared, Sequence[int | None]]]) -> None:
-        # Of each launch: the places of its arguments that are arrays, and which of the run's arrays each is.
+        # For each launch: the positions of its array arguments, and the index of each among the run's arrays.
         self._launches = [
             (prepared, [(place, which) for place, which in enumerate(arrays) if which is not None])
             for prepared, arrays in launches
@@ -194,7 +196,7 @@ class Repeat:
     def launch(self, arrays: Sequence[int], stream: int) -> None:
         """arrays: pointers to arrays laid out like the run's, in the same order; stream: a CUDA stream's handle.
 
-        Safe from any thread. Raises KernelLaunchError where the driver refuses.
+        Thread-safe. Raises KernelLaunchError if the driver rejects a launch.
         """
         cells = (ctypes.c_void_p * len(arrays))(*arrays)
         first = ctypes.addressof(cells)
@@ -206,11 +208,11 @@ class Repeat:
 
 
 def record(run: Callable[[], None], arrays: Sequence[Any]) -> Repeat | None:
-    """Runs `run`, which does nothing but launch kernels, and keeps its launches.
+    """Runs `run`, which only launches kernels, and records its launches.
 
-    arrays : the CuPy arrays that it may be given to work on
+    arrays : the CuPy arrays that a repeat replaces
 
-    Returns what makes the same launches on other arrays; None where the run took more arrays than these.
+    Returns a Repeat of the launches on other arrays; None if the run used arrays other than these.
     """
     _recording.launches = []
     try:
@@ -228,9 +230,9 @@ def record(run: Callable[[], None], arrays: Sequence[Any]) -> Repeat | None:
 
 @contextmanager
 def on_stream(array: Any, stream: Any = None) -> Iterator[Any]:
-    """Makes current the device of a CuPy array, and on it a stream: the one given, or else CuPy's current one there.
+    """Makes a CuPy array's device current, and on it `stream`, by default CuPy's current stream there.
 
-    Yields the stream: what is launched on it, and what CuPy does meanwhile, is done in order.
+    Yields the stream, on which CuPy's own work inside the context runs too.
     """
     import cupy
 
@@ -241,7 +243,7 @@ def on_stream(array: Any, stream: Any = None) -> Iterator[Any]:
 
 
 def kernel(operation: str, expression: str) -> Kernel:
-    """The kernel that a C++ expression names, compiled and loaded for the current device. Safe from any thread.
+    """The kernel that a C++ expression names, compiled and loaded for the current device. Thread-safe.
 
     Raises KernelCompileError, KernelLaunchError.
     """
@@ -258,7 +260,7 @@ def kernel(operation: str, expression: str) -> Kernel:
 
 
 def entries(operation: str) -> tuple[str, ...]:
-    """The C++ expressions of every kernel of every VARIANTS of an operation."""
+    """The C++ expressions of all kernels in an operation's VARIANTS."""
     variants = cuda_module(operation).VARIANTS
     return tuple(dict.fromkeys(entry for variant in variants.values() for entry in variant.entries))
 
@@ -268,9 +270,9 @@ def compile_for(
 ) -> Binary:
     """Compiles kernels of an operation, by default all, for an architecture such as "sm_90". Needs no GPU.
 
-    options : for NVRTC, beside the operation's own
+    options : for NVRTC, in addition to the operation's own
 
-    Raises KernelCompileError with the compiler's log, also where an expression names no kernel in the source.
+    Raises KernelCompileError with the compiler's log, also if an expression names no kernel in the source.
     """
     nvrtc = _nvrtc()
     path = binaries.source_path(operation)
@@ -291,8 +293,8 @@ def compile_for(
         nvrtc.destroyProgram(program)
 
 
-def kept(operation: str, expression: str, architecture: str) -> Binary:
-    """One kernel's binary from the disk; compiled, and put there, where it is not yet. Needs no GPU.
+def cached_binary(operation: str, expression: str, architecture: str) -> Binary:
+    """One kernel's binary from the disk cache; compiled and stored there if it is missing. Needs no GPU.
 
     Raises KernelCompileError.
     """
@@ -310,7 +312,7 @@ def multiprocessors() -> int:
 
 
 def shared_bytes_a_block() -> int:
-    """The most shared memory that a block can ask for on the current device."""
+    """Maximum shared memory of a block on the current device."""
     return _attribute(97, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 
 
@@ -322,6 +324,17 @@ def blocks_of(count: int, each: int) -> int:
 def pointer(array: Any) -> int:
     """The device address of a CuPy array; 0 for None."""
     return 0 if array is None else int(array.data.ptr)
+
+
+def shared_bytes_a_multiprocessor() -> int:
+    """Shared memory of a multiprocessor of the current device."""
+    return _attribute(81, _runtime().getDevice())  # cudaDevAttrMaxSharedMemoryPerMultiprocessor
+
+
+def blocks_a_multiprocessor(shared_bytes: int) -> int:
+    """Blocks that a multiprocessor's shared memory holds, less what the driver reserves for one more; at least 1."""
+    reserved = _attribute(111, _runtime().getDevice())  # cudaDevAttrReservedSharedMemoryPerBlock
+    return max((shared_bytes_a_multiprocessor() - reserved) // (shared_bytes + reserved), 1)
 
 
 @cache
@@ -345,7 +358,7 @@ _BY_VALUE = (ctypes._SimpleCData, ctypes.Structure, ctypes.Array)
 def _value(position: int, arg: Any) -> Any:
     if isinstance(arg, _BY_VALUE):
         return arg
-    # Not asked for as __cuda_array_interface__, which is made anew each time.
+    # Not __cuda_array_interface__, which CuPy builds on each access.
     pointer = getattr(getattr(arg, "data", None), "ptr", None)
     if pointer is None:
         kind = type(arg).__name__
@@ -357,7 +370,7 @@ def _load(device: int, operation: str, expression: str) -> Kernel:
     driver, runtime = _driver(), _runtime()
     major, minor = _attribute(75, device), _attribute(76, device)  # cudaDevAttrComputeCapabilityMajor, Minor
     architecture = _newest_supported(major * 10 + minor)
-    binary = kept(operation, expression, architecture)
+    binary = cached_binary(operation, expression, architecture)
     try:
         runtime.setDevice(device)
         module = driver.moduleLoadData(binary.code)
@@ -376,9 +389,7 @@ def _newest_supported(capability: int) -> str:
 
 @cache
 def _options(operation: str) -> tuple[str, ...]:
-    further = os.environ.get(
-        "MILLRACE_TEST_KERNEL_OPTIONS", ""
-    ).split()  # of tools that watch kernels: scripts/sanitize
+    further = os.environ.get("MILLRACE_TEST_KERNEL_OPTIONS", "").split()  # set by scripts/sanitize
     return (*LANGUAGE, *cuda_module(operation).OPTIONS, *further)
 
 

@@ -1,17 +1,15 @@
-"""Measures the ladders of operations on the current GPU: time, the fraction of what the device can do, occupancy, and
-what each rung is bound by.
+"""Measures the ladders of operations on the current GPU: time, fraction of the device's limit, occupancy, and what
+bounds each rung.
 
-A rung is warmed up, then timed by CUDA events in rounds that it shares with the limit its ladder names, so that a slow
-moment strikes both. Calls are queued behind other work, so that the host's way to a launch is hidden. Where a ladder's
-bytes do not exceed the L2 cache by far, the cache is overwritten before each call; where they do, calls follow one
-another.
+A rung is warmed up, then timed by CUDA events in rounds that alternate with its ladder's limit, so that a slow moment
+affects both. Calls are queued behind other work, which hides the host's launch overhead. If a ladder's bytes do not
+far exceed the L2 cache, the cache is overwritten before each call; otherwise calls follow one another.
 
-Rules of the roofline: a rung takes at least its bytes over the bandwidth, and its operations over the rate of the unit
-that does them. Where its time is within 1 / NEAR of the larger of the two, it is bound by that, "memory" or
-"instruction"; where it is far from both, by "latency": it waits (for single accesses, barriers, conflicts in banks, or
-because too little is on the way). A rung that passes a limit does not do what is counted: it gets by with fewer
-operations than the definition, or has other units do them, such as tensor cores. Of what that is bound by nothing is
-said: "other".
+Roofline: a rung takes at least its bytes over the bandwidth, and its operations over the rate of the unit that does
+them. If its time is within 1 / NEAR of the larger of the two, that one bounds it, "memory" or "instruction". If it is
+far from both, the bound is "latency": it waits for single accesses, barriers or bank conflicts, or has too little in
+flight. A rung that exceeds a limit does less than is counted: fewer operations than the definition, or on other units,
+such as tensor cores. Its bound is unknown: "other".
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ __all__ = ["Bound", "DeviceFacts", "LadderResult", "Occupancy", "Rung", "bound_o
 Bound = Literal["memory", "instruction", "latency", "other"]
 LIMITS: tuple[Limit, ...] = ("copy", "read", "fma", "roots")
 
-NEAR = 0.6  # of a limit, from which on a rung is said to be bound by it
-BEYOND = 1.15  # of a limit, from which on it is not the limit
-SAME = 0.02  # times that differ by less are the same
-TIMES = 2  # from so many times on, times are said instead of per cent
+NEAR = 0.6  # fraction of a limit from which a rung counts as bound by it
+BEYOND = 1.15  # fraction of a limit above which it is not the limit
+SAME = 0.02  # relative difference below which times are equal
+TIMES = 2  # ratio from which it is reported as a factor instead of per cent
 ROUNDS, MOST_CALLS, ROUND_S = 5, 10, 0.02
-SLOW_S = 0.1  # from here on one call must do
-L2_TIMES = 4  # inputs larger than so many caches find nothing of themselves there
+SLOW_S = 0.1  # a variant this slow is called once
+L2_TIMES = 4  # an input larger than this many L2 caches finds nothing of itself there
 LIMIT_BYTES = 1 << 30
 ATTRIBUTE_L2_BYTES, ATTRIBUTE_THREADS = 38, 39  # cudaDevAttr…
 FUNCTION_SHARED_BYTES, FUNCTION_REGISTERS = 1, 4  # CU_FUNC_ATTRIBUTE_…
@@ -51,10 +49,10 @@ WARP = 32
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What was measured on, when, and what it can do at best."""
+    """The device, when it was measured, and its limits."""
 
     model: str
-    driver: str  # the CUDA version that it supports
+    driver: str  # the newest CUDA version that it supports
     multiprocessors: int
     l2_bytes: int
     measured: str  # UTC, ISO 8601
@@ -63,7 +61,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """How a multiprocessor is filled by the launch of a rung that has most threads."""
+    """Occupancy of a multiprocessor in a rung's launch with the most threads."""
 
     kernel: str
     registers: int  # a thread
@@ -79,9 +77,9 @@ class Rung:
 
     name: str
     summary: str
-    seconds: float  # of one call: the median of the rounds
+    seconds: float  # of one call, median of the rounds
     spread: tuple[float, float]  # fastest and slowest round
-    bytes_per_s: float  # of the least traffic
+    bytes_per_s: float  # of the ladder's least traffic
     flops_per_s: float
     fraction: float  # of the limit
     bound: Bound
@@ -99,15 +97,15 @@ class LadderResult:
     limit_per_s: float
     bytes: int
     flops: int
-    bound_rung: str | None  # the rung that is an upper bound, not a step
+    bound_rung: str | None  # a rung that is an upper bound, not a step
     rungs: tuple[Rung, ...]
     libraries: tuple[Rung, ...]
-    failures: Mapping[str, str] = field(default_factory=dict)  # rungs that could not be measured, and why
-    missing: Mapping[str, str] = field(default_factory=dict)  # the same of libraries: not our fault, and no error
+    failures: Mapping[str, str] = field(default_factory=dict)  # why a rung could not be measured
+    missing: Mapping[str, str] = field(default_factory=dict)  # why a library could not be measured; not an error
 
 
 def ladders_of(operation: str) -> tuple[Ladder, ...]:
-    """An operation's ladders; none where it has not got any. KeyError names what there is."""
+    """An operation's ladders, if it has any. KeyError lists the operations."""
     operations.get(operation)
     package = operations.package_of(operation)
     found = import_module(f"{package}.ladder") if find_spec(f"{package}.ladder") else operations.cuda_module(operation)
@@ -116,7 +114,7 @@ def ladders_of(operation: str) -> tuple[Ladder, ...]:
 
 
 def bound_of(memory: float, instruction: float) -> Bound:
-    """What a rung is bound by that reaches these fractions of the bandwidth and of the rate of its operations."""
+    """The bound of a rung that reaches these fractions of the bandwidth and of the rate of its operations."""
     if max(memory, instruction) > BEYOND:
         return "other"
     if max(memory, instruction) < NEAR:
@@ -125,7 +123,7 @@ def bound_of(memory: float, instruction: float) -> Bound:
 
 
 def unpaid(result: LadderResult) -> list[str]:
-    """Where a step of the ladder does not pay on this device, one sentence each."""
+    """One sentence for each step of the ladder that does not pay on this device."""
     steps = [rung for rung in result.rungs if rung.name != result.bound_rung]
     said = []
     for before, after in itertools.pairwise(steps):
@@ -199,7 +197,7 @@ class Meter:
     def _libraries(self, ladder: Ladder, missing: dict[str, str]) -> Mapping[str, Callable[[], Any]]:
         try:
             return ladder.libraries()
-        except Exception as error:  # a library may be there and broken in any way
+        except Exception as error:  # an installed library may be broken in any way
             missing["libraries"] = f"{type(error).__name__}: {error}"
             return {}
 
@@ -209,7 +207,7 @@ class Meter:
     ) -> list[Rung]:  # fmt: skip
         try:
             return [self._rung(name, summary, prepare(), ladder, limit_rates)]
-        except Exception as error:  # whatever it is, it is told, and the others are measured
+        except Exception as error:  # reported, and the others are still measured
             failures[name] = f"{type(error).__name__}: {error}"
             self._free()
             return []
@@ -241,7 +239,7 @@ class Meter:
         )  # fmt: skip
 
     def _fractions(self, ladder: Ladder, seconds: float, limit_per_s: float) -> dict[Limit, float]:
-        """Of every limit; of the ladder's own as it was measured beside the rung."""
+        """Fractions of all limits; of the ladder's own limit as measured in the rung's rounds."""
         rates = {**self.limits, ladder.limit: limit_per_s}
         counted: dict[Limit, float] = {
             "copy": ladder.bytes, "read": ladder.bytes, "fma": ladder.flops / 2, "roots": ladder.roots,
@@ -266,7 +264,7 @@ class Meter:
         )
 
     def _limit_rate(self, limit: Limit) -> float:
-        """A second, from a few launches."""
+        """Units per second, from a few launches."""
         counted = {"copy": 2 * self._task.source.nbytes, "read": self._task.source.nbytes}
         run = self._limits.VARIANTS[limit].run
         seconds = self._calls(lambda: run(self._task), 3, 2e-4)
@@ -280,17 +278,17 @@ class Meter:
         self._flushed.data.memset_async(1, self._flushed.nbytes, self._task.stream)
 
     def _head_start(self, host_s: float) -> None:
-        """Gives the device work for so long, so that the host can queue what is timed."""
+        """Keeps the device busy for this long, while the host queues the calls to be timed."""
         for _ in range(min(2000, int(1.5 * host_s / self._flush_s) + 2)):
             self._flush()
 
     def _calls(self, run: Callable[[], Any], calls: int, host_s: float) -> float:
-        """Seconds of one of several calls, one after another."""
+        """Seconds of a call, averaged over several in a row."""
         self._head_start(calls * host_s)
         return self._events(run, calls)
 
     def _flushed_calls(self, run: Callable[[], Any], calls: int, host_s: float) -> float:
-        """Seconds of a call that finds nothing in the L2 cache: the median of several."""
+        """Seconds of a call with a cold L2 cache, median of several."""
         event = self._cupy.cuda.Event
         pairs = [(event(), event()) for _ in range(calls)]
         self._head_start(calls * host_s)
@@ -316,7 +314,7 @@ class Meter:
         self._cupy.cuda.get_current_stream().synchronize()
 
     def _free(self) -> None:
-        """Gives back what ladders have allocated."""
+        """Frees the memory that ladders allocated."""
         import gc
 
         gc.collect()
@@ -324,12 +322,12 @@ class Meter:
 
 
 def measure(operations: Sequence[str]) -> Iterator[DeviceFacts | LadderResult]:
-    """The device first, then each ladder of each operation as soon as it is measured, on the current device."""
+    """Yields the current device's facts, then the result of each ladder of each operation as it is measured."""
     meter = Meter()
     yield meter.facts()
     for operation in operations:
         ladders = list(ladders_of(operation))
-        while ladders:  # a ladder keeps its inputs as long as it lives
+        while ladders:  # each is dropped after its turn, since a ladder holds its inputs
             yield meter.ladder(operation, ladders.pop(0))
             meter._free()
 

@@ -1,4 +1,4 @@
-"""The operations there are, and the folder and package in which each lives."""
+"""Finds the operations, and the folder and package of each."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _GROUPS = ("", "classic", "runtime")
 
 
 def names() -> list[str]:
-    """The operations, in alphabetical order: every folder that has test cases."""
+    """All operations (folders with test cases), in alphabetical order."""
     return sorted(cases.parent.name for cases in (*FOLDER.glob("*/cases.py"), *FOLDER.glob("classic/*/cases.py")))
 
 
 def get(name: str) -> ModuleType:
-    """The operation's package, with its public functions; KeyError names the operations there are."""
+    """The operation's package, with its public functions; KeyError lists the operations."""
     if name not in names():
         raise KeyError(f"no operation named {name!r}; there are {', '.join(names())}")
     return import_module(package_of(name))
 
 
 def folder_of(operation: str) -> Path:
-    """Where an operation's sources are."""
+    """The folder of an operation's sources."""
     folders = (FOLDER / group / operation for group in _GROUPS)
     return next((folder for folder in folders if (folder / "__init__.py").is_file()), FOLDER / operation)
 
@@ -36,5 +36,5 @@ def package_of(operation: str) -> str:
 
 
 def cuda_module(operation: str) -> ModuleType:
-    """The module of an operation that holds its `VARIANTS` and the `OPTIONS` of its compilation."""
+    """The operation's module with its `VARIANTS` and compiler `OPTIONS`."""
     return import_module(f"{package_of(operation)}.cuda")

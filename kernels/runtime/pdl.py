@@ -1,5 +1,5 @@
-"""cuLaunchKernelEx of the CUDA driver, which CuPy does not bind, for the one attribute that Millrace asks for: that a
-kernel's blocks may come in while those of the kernel before it finish (programmatic stream serialization)."""
+"""Programmatic dependent launch, by the CUDA driver's cuLaunchKernelEx, which CuPy does not bind: a kernel's blocks may
+start while those of the previous kernel finish."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _launch_kernel_ex() -> Any:
 
 
 def launch(function: int, sizes: Sequence[int], stream: int, pointers: Any) -> int:
-    """Launches a loaded kernel that waits for those before it itself: kernels/include/pdl.cuh.
+    """Launches a loaded kernel that synchronizes with the previous ones itself: kernels/include/pdl.cuh.
 
     sizes    : three of the grid, three of a block, bytes of shared memory
     pointers : a ctypes array of the arguments' addresses

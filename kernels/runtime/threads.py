@@ -1,4 +1,4 @@
-"""Threads that CPU bodies share their work among; they stay, since starting one costs more than many a tile."""
+"""The thread pool of the CPU bodies. Threads are reused: starting one costs more than many tiles do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survi
 
 
 class Interrupted(Exception):
-    """What was being computed is not wanted any more."""
+    """The computation was cancelled."""
 
 
 class _Calling(threading.local):
@@ -39,7 +39,7 @@ _NEVER = threading.Event()
 
 @contextmanager
 def interruptible(given_up: threading.Event) -> Iterator[None]:
-    """What the calling thread computes meanwhile ends, with Interrupted, soon after the event is set."""
+    """Inside this context, the calling thread's computations raise Interrupted soon after the event is set."""
     before, _calling.given_up = _calling.given_up, given_up
     try:
         yield
@@ -48,15 +48,15 @@ def interruptible(given_up: threading.Event) -> Iterator[None]:
 
 
 def check_wanted() -> None:
-    """Raises Interrupted where what the calling thread computes is not wanted any more: for long work between parts."""
+    """Raises Interrupted if the calling thread's computation was cancelled: for long work between parts."""
     if (_calling.given_up or _NEVER).is_set():
         raise Interrupted
 
 
 def for_each(compute: Callable[[Part], None], parts: Iterable[Part], workers: int) -> None:
-    """Computes every part, the calling thread and up to `workers - 1` others each taking the next one.
+    """Computes all parts: the calling thread and up to `workers - 1` others each take the next one.
 
-    Raises what `compute` raises, once all who began are done; Interrupted as `interruptible` says, between parts.
+    Raises what `compute` raises, after all threads have finished; Interrupted between parts (see `interruptible`).
     """
     parts = list(parts)
     remaining, given_up = iter(parts), _calling.given_up or _NEVER
@@ -71,7 +71,7 @@ def for_each(compute: Callable[[Part], None], parts: Iterable[Part], workers: in
     try:
         work()
     finally:
-        started = [other for other in others if not other.cancel()]  # nothing is left for those who come late
+        started = [other for other in others if not other.cancel()]  # the cancelled ones had no part left
         wait(started)
     for other in started:
         other.result()

@@ -1,28 +1,29 @@
 """Box and Gaussian smoothing of images and volumes, on NumPy arrays (CPU) and CuPy arrays (CUDA).
 
-The parameters are scipy.ndimage's. The arithmetic is our own contract, the same on every device, so that the
-result depends on nothing but the input: not on the device, the number of threads, or how the image was cut.
+The parameters are those of scipy.ndimage. The arithmetic is our own contract, so results have the same bits on every
+device, with any number of threads, and however the image is cut into chunks.
 
 Box, integer images: the integer sum over the whole window, then one rounding to nearest: floor(sum / n + 1/2).
 Box, float images: along each axis in turn the window sum W(taps) is built by doubling, in the image's own precision:
     W(1)[i] = x[i];  W(2m)[i] = W(m)[i] + W(m)[i + m];  W(2m+1)[i] = W(2m)[i] + x[i + 2m]
   and the last axis's sum is multiplied by 1/n rounded to that precision (samples within a factor n of the type's
-  largest value may so become infinite). No running sum: an infinity or NaN stays in
-  the windows that hold it, and nothing depends on where a chunk begins.
-Gaussian, uint8 images, where no axis's radius is beyond 32: every sum is exact, so that its order does not matter.
-  Weights have at most 11 significant bits, are whole multiples of 2**-16 (first filtered axis) or 2**-15 (every later
-  one), and sum to exactly one; a window of one tap is no axis here. The sums of every axis but the last are rounded to
-  quarters, ties to even, and the next axis takes 128 + sum of w (x - 128) of these x, which float32 holds. The last
-  axis's sums are rounded to nearest, ties to even. Beyond the edge every axis sees cval; a constant image stays
-  constant. Besides the last rounding's 0.5, each earlier one moves a result by up to 0.125, and the weights by up to
-  0.08 (first axis) or 0.1 (every later one): within 0.58 of the real Gaussian along one axis, 0.81 along two, 1.04
-  along three.
+  largest value may become infinite). There is no running sum: an infinity or NaN affects only the windows that
+  contain it, and results do not depend on where a chunk begins.
+Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so its order does not matter.
+  Weights have at most 11 significant bits, are integer multiples of 2**-16 (first filtered axis) or 2**-15 (later
+  axes), and sum to exactly one; an axis with a window of one tap does not count as filtered. The sums along every axis
+  but the last are rounded to quarters, ties to even, and the next axis computes 128 + sum of w (x - 128) of these x,
+  which float32 holds. The last axis's sums are rounded to nearest, ties to even. Beyond the edge every axis sees cval;
+  a constant image stays constant. In addition to the last rounding's 0.5, each earlier one moves a result by up to
+  0.125, and the weights by up to 0.08 (first axis) or 0.1 (each later axis): within 0.58 of the real Gaussian along
+  one axis, 0.81 along two, 1.04 along three.
 Gaussian, all other images: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
-  in float32 for integer and float32 images, in float64 for float64 images. Integer images take weights that are whole
-  multiples of 2**-24 and sum to exactly one, and are rounded once, at the end, to nearest (ties to even); a constant
-  image stays constant. Besides the rounding's 0.5, the weights of the widest kernel move a 16-bit result by up to 0.29
-  and the float32 sums by a little more: within one step of the exact Gaussian (worst found by search: 0.573).
+  in float32 for integer and float32 images, in float64 for float64 images. For integer images the weights are integer
+  multiples of 2**-24 that sum to exactly one, and results are rounded once, at the end, to nearest (ties to even); a
+  constant image stays constant. In addition to the rounding's 0.5, the weights of the widest kernel move a 16-bit
+  result by up to 0.29 and the float32 sums by slightly more: within 1 of the exact Gaussian (worst found by search:
+  0.573).
 Axes are taken in ascending order; the image is first extended beyond its edges along all of them.
 """
 
@@ -64,20 +65,20 @@ def box(
     """Mean over a box around each sample (scipy.ndimage.uniform_filter's parameters).
 
     image        : NumPy or CuPy array, one of `DTYPES`, at least one sample
-    size         : samples along each filtered axis, 1 … 255; an even size reaches one farther to the left
-    mode         : border mode, one for all axes or one an axis; "valid" keeps only whole windows (the axis shrinks)
-    cval         : value beyond the edge for mode "constant"; for integer images a whole number the dtype can hold
+    size         : samples along each filtered axis, 1 … 255; an even size reaches one sample farther to the left
+    mode         : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
+    cval         : value beyond the edge for mode "constant"; for integer images an integer that the dtype can hold
     axes         : axes to filter; default all but `channel_axis`
-    channel_axis : the axis that holds channels, never filtered (scikit-image's meaning)
+    channel_axis : the axis of the channels, never filtered (as in scikit-image)
     nan_policy   : float images: "propagate", "omit" (mean over the samples that are not NaN) or "raise"
     mask         : float images: boolean array of the image's shape, True where a sample counts; the mean is over those
-                   samples, NaN where there are none. A border of mode "constant" counts as samples.
+                   samples, NaN if a window has none. The border of mode "constant" counts.
     out          : array for the result, C-contiguous, in native byte order, not overlapping `image` or `mask`
-    workers      : CPU threads; default one a core
-    stream       : CUDA: the stream to launch on; default CuPy's current one
+    workers      : CPU threads; default one per core
+    stream       : CUDA stream to launch on; default CuPy's current stream
 
-    Returns an array of the image's kind and dtype (native byte order), and its shape except along "valid" axes.
-    Raises ValueError or TypeError, in one line that names the parameter.
+    Returns an array of the image's kind, dtype (native byte order) and shape, except along "valid" axes.
+    Raises ValueError or TypeError with a line that names the parameter.
     """
     request = _request(image, _box_windows, (axes, channel_axis, size, mode))
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
@@ -102,7 +103,7 @@ def gaussian(
     """Gaussian smoothing (scipy.ndimage.gaussian_filter's parameters, order 0).
 
     sigma    : standard deviation in samples along each filtered axis, > 0
-    truncate : the kernel is cut at round(truncate * sigma) samples
+    truncate : the kernel ends at round(truncate * sigma) samples
     radius   : samples on each side instead of `truncate`; at most 127
 
     Everything else is as in `box`.
@@ -113,7 +114,7 @@ def gaussian(
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What does not depend on the arrays themselves."""
+    """The checked parameters of a call, apart from its arrays."""
 
     windows: tuple[Window, ...]  # sorted by axis, without those of one tap
     dtype: np.dtype[Any]  # of the result
@@ -121,14 +122,14 @@ class _Request:
 
 
 def _request(image: Any, make_windows: Callable[..., list[Window]], parameters: tuple[Any, ...]) -> _Request:
-    """Checked once for each shape, dtype and parameters: a stream of chunks asks for the same again and again."""
+    """Checked once for each shape, dtype and parameters, since a stream of chunks repeats them."""
     if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
         raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
-    # By type too: 1, 1.0 and True are equal, and not all are a size.
+    # The key includes types: 1, 1.0 and True are equal, but not all are valid sizes.
     types = tuple(tuple(map(type, value)) if type(value) is tuple else type(value) for value in parameters)
     try:
         return _known_request(image.shape, image.dtype, make_windows, parameters, types)
-    except TypeError:  # a parameter that has no hash, such as a list, or that is wrong
+    except TypeError:  # a parameter that is not hashable, such as a list, or invalid
         pass
     return _checked_request(image.shape, image.dtype, make_windows, parameters)
 
@@ -185,7 +186,7 @@ def _smooth(
     filled = image.copy()
     filled[~counted] = 0
     total = body(filled, windows, cval, out)
-    with np.errstate(divide="ignore", invalid="ignore"):  # windows without a sample: 0 / 0 is the NaN we want
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 is the NaN that a window without samples gives
         total /= body(counted.astype(image.dtype), windows, 1, None)
     return total
 
@@ -257,7 +258,7 @@ def _output_shape(shape: tuple[int, ...], windows: list[Window]) -> tuple[int, .
 
 
 def _counted(image: Any, nan_policy: str, mask: Any) -> Any:
-    """Boolean array of the samples that count, or None where all do."""
+    """Boolean array of the samples that count, or None if all do."""
     if nan_policy not in NAN_POLICIES:
         raise ValueError(f"nan_policy must be one of {', '.join(NAN_POLICIES)}; got {nan_policy!r}")
     if np.dtype(image.dtype).kind != "f":

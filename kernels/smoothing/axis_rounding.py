@@ -1,4 +1,4 @@
-"""What becomes of the sums along one axis of a Gaussian before the next axis, or the result, takes them."""
+"""How the sums along each axis of a Gaussian are rounded before the next axis or the result."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ import numpy as np
 
 from kernels.smoothing.window import Window
 
-# Floats of this size are so far apart that adding one rounds a small number, ties to even.
+# Adding a float of this size rounds a small number, ties to even, because such floats are far apart.
 QUARTERS = 1.5 * 2**21  # to quarters, |number| < 2**20
-WHOLES = 1.5 * 2**23  # to whole numbers, |number| < 2**22
-MIDDLE = 128  # of the range of uint8: an exact Gaussian keeps samples relative to it from its first axis to its last
+WHOLES = 1.5 * 2**23  # to integers, |number| < 2**22
+MIDDLE = 128  # of uint8's range; between its first and last axis, an exact Gaussian keeps samples relative to it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settling:
+class AxisRounding:
     """A sum becomes (sum + up) - down, in float32 or float64."""
 
     up: float
     down: float
 
     def of(self, total: Any) -> Any:
-        """The same for a NumPy scalar, in its type."""
+        """The rounded sum; `total` is a NumPy scalar, and the arithmetic is in its type."""
         return (total + type(total)(self.up)) - type(total)(self.down)
 
 
-UNSETTLED = Settling(up=-0.0, down=0.0)  # adding -0 leaves every number as it is, even 0 and -0
+NO_ROUNDING = AxisRounding(up=-0.0, down=0.0)  # adding -0 changes no number, not even 0 or -0
 
 
-def settlings(windows: Sequence[Window], *, whole: bool) -> list[Settling]:
-    """For each axis of a Gaussian: what its sums become.
+def axis_roundings(windows: Sequence[Window], *, whole: bool) -> list[AxisRounding]:
+    """The rounding of the sums along each axis of a Gaussian.
 
     windows : sorted by axis, at least two taps each
-    whole   : whether the result is of whole numbers
+    whole   : whether the result has an integer dtype
     """
     last, exact = len(windows) - 1, windows[0].exact
     found = []
     for place in range(len(windows)):
         rounds_to_wholes = whole and place == last
         if not (exact or rounds_to_wholes):
-            found.append(UNSETTLED)
+            found.append(NO_ROUNDING)
             continue
         up = WHOLES if rounds_to_wholes else QUARTERS
         taken = MIDDLE * ((place == 0) - (place == last)) if exact else 0
-        found.append(Settling(up=up, down=up + taken))
+        found.append(AxisRounding(up=up, down=up + taken))
     return found
 
 
 def filtered_constant(window: Window, value: Any) -> Any:
-    """The window's sum over samples that are all `value` (a NumPy scalar), by the contract's arithmetic in its type."""
+    """The window's sum over samples equal to `value` (a NumPy scalar), by the contract's arithmetic in its type."""
     if window.half_weights is None:
         return _box_sum(value, window.taps)
     weights = [value.dtype.type(weight) for weight in window.half_weights]

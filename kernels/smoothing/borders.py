@@ -1,24 +1,24 @@
-"""What lies beyond the edge of an image: the border modes of scipy.ndimage as an index map."""
+"""Samples beyond the edge of an image: the border modes of scipy.ndimage as an index map."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# "valid" is ours: the output shrinks to where the whole window lies inside (as in numpy.convolve).
+# "valid" is our addition: the output shrinks to the windows that lie inside the image (as in numpy.convolve).
 BORDER_MODES = ("reflect", "mirror", "nearest", "wrap", "constant")
 MODES = (*BORDER_MODES, "valid")
 OUTSIDE = -1
 
 
 def border_indices(positions: ArrayLike, length: int, mode: str) -> NDArray[np.int64]:
-    """Where along an axis the sample for each position comes from.
+    """Index along an axis from which the sample at each position comes.
 
     positions : integers, any shape, any value (negative and ≥ `length` lie beyond the edge)
     length    : samples along the axis, ≥ 1
     mode      : one of `BORDER_MODES`
 
-    Returns int64 indices of the same shape in [0, length), or `OUTSIDE` where mode "constant" asks for `cval`.
+    Returns int64 indices of the same shape in [0, length); `OUTSIDE` for positions that mode "constant" sets to `cval`.
 
     reflect  d c b a | a b c d | d c b a        mirror    d c b | a b c d | c b a
     nearest  a a a a | a b c d | d d d d        wrap    a b c d | a b c d | a b c d

@@ -1,9 +1,9 @@
-"""Test inputs of smoothing and what must come out: what the tests and benchmarks of every device iterate over.
+"""Test inputs of smoothing with their expected results, for the tests and benchmarks of all devices.
 
-Two oracles, neither of them like the code under test. `exact` is the definition in real numbers: gather every window
-from the extended image; int64 for boxes of integers, float64 otherwise. `bits` is the contract of `kernels.smoothing`
-spelled out operation by operation, with each fused multiply-add done exactly and rounded once; of an exact Gaussian, in
-whole numbers.
+Two oracles compute them by other methods than the code under test. `exact` is the definition in real numbers: it
+gathers every window from the extended image, in int64 for boxes of integers, float64 otherwise. `bits` follows the
+contract of `kernels.smoothing` operation by operation, with each fused multiply-add computed exactly and rounded once,
+and exact Gaussians in integers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kernels.smoothing.window import Window, box_window, gaussian_windows
 Array = NDArray[Any]
 
 CONTENTS = ("random", "constant", "extreme", "checkerboard", "impulse")
-# 0.5 for rounding to whole numbers, 0.1 for quantised weights and float32 sums: the contract's bound.
+# 0.5 for rounding to integers, 0.1 for quantised weights and float32 sums: the contract's bound.
 INTEGER_GAUSSIAN_TOLERANCE = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call of `box` (sizes) or `gaussian` (sigmas) on a made image."""
+    """One call of `box` (sizes) or `gaussian` (sigmas) on a generated image."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -48,7 +48,7 @@ class Case:
         return f"{what}-{self.dtype}-{where}-{'+'.join(dict.fromkeys(self.modes))}-{self.content}"
 
     def image(self) -> Array:
-        """The input, C-contiguous; the same for every call."""
+        """The input, C-contiguous, identical in every call."""
         return _content(self.content, self.shape, np.dtype(self.dtype))
 
     def apply(self, image: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ class Case:
         return sorted((window for window in made if window.taps > 1), key=lambda window: window.axis)
 
     def exact(self) -> Array:
-        """Boxes of integers: the answer, int64. Everything else: the real number, rounded only to float64."""
+        """Boxes of integers: the result, int64. All others: the real number, rounded only to float64."""
         values = _extended(self.image(), self.windows(), self.cval)
         integers = values.dtype.kind != "f" and self.sizes is not None
         values = values.astype(np.int64 if integers else np.float64)
@@ -90,7 +90,7 @@ class Case:
         return np.asarray(weights / weights.sum())
 
     def bits(self) -> Array:
-        """The answer to the last bit, in the image's dtype."""
+        """The expected bits, in the image's dtype."""
         image, windows, dtype = self.image(), self.windows(), np.dtype(self.dtype)
         if self.sizes is not None and dtype.kind != "f":
             return self.exact().astype(dtype)
@@ -109,7 +109,7 @@ class Case:
         return values if dtype.kind == "f" else np.rint(values).astype(dtype)
 
     def tolerance(self) -> float:
-        """How far a correct result may lie from `exact`."""
+        """Largest difference of a correct result from `exact`."""
         dtype = np.dtype(self.dtype)
         windows = self.windows()
         if dtype.kind != "f" and self.sizes is not None:
@@ -124,13 +124,13 @@ class Case:
         return roundings * float(np.finfo(dtype).eps) * largest
 
     def _moved_by_weights(self, window: Window) -> float:
-        """How far the weights' own errors can move a sum of samples in 0 … 255: they sum to zero, so that samples count
-        from the middle of their range."""
+        """How far the errors of the weights can move a sum of samples in 0 … 255: the errors sum to zero, so only
+        distances from the middle of the range matter."""
         half = np.array(window.half_weights)
         return 127.5 * float(np.abs(np.concatenate((half[:0:-1], half)) - self._real_weights(window)).sum())
 
     def check(self, result: Array) -> None:
-        """AssertionError unless every element of the result, brought to the host, is right to the bit."""
+        """AssertionError unless every bit of the result, a NumPy array, is right."""
         expected = self.exact()
         assert result.shape == expected.shape, f"{self.name}: shape {result.shape}, expected {expected.shape}"
         assert result.dtype == np.dtype(self.dtype), f"{self.name}: dtype {result.dtype}"
@@ -149,7 +149,7 @@ class Case:
         return samples * np.dtype(self.dtype).itemsize
 
     def flops(self) -> int:
-        """Operations of the definition, axis by axis: taps - 1 adds (box) or radius × (add, multiply, add) + 1."""
+        """Operations of the definition, per axis: taps - 1 adds (box) or radius × (add, multiply, add) + 1."""
         samples = int(np.prod(self.shape))
         if self.sizes is not None:
             return samples * (sum(window.taps - 1 for window in self.windows()) + 1)
@@ -157,8 +157,8 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Every dtype with every mode, odd and even sizes, interleaved channels, lone and leading axes, images shorter than
-    the window, single samples, extreme values. Small images of prime sides: a few milliseconds each."""
+    """Every dtype with every mode, odd and even sizes, interleaved channels, single and leading axes, images shorter
+    than the window, single samples, extreme values. The images are small, with prime sides: a few milliseconds each."""
     for dtype, mode in itertools.product(DTYPES, MODES):
         yield Case(shape=(37, 53), dtype=dtype, axes=(0, 1), sizes=(4, 7), modes=(mode,) * 2, cval=7)
         yield Case(shape=(23, 29, 3), dtype=dtype, axes=(0, 1), sizes=(5, 2), modes=(mode,) * 2, cval=9)
@@ -172,7 +172,7 @@ def cases() -> Iterator[Case]:
     for dtype, mode in itertools.product(("uint8", "uint16", "int16", "float32"), MODES):
         yield from _volumes(dtype, mode)
     for mode, content in itertools.product(MODES, ("random", "extreme")):
-        # Of uint8: exact, both as far as that goes and with an axis that is not filtered, or one too far for it.
+        # uint8: exact up to the longest reach, some with an axis that is not filtered; the last reaches too far.
         for sigmas in ((8.0, 5.0), (3.0, 8.0), (0.1, 2.0), (2.0, 0.1), (1.0, 8.2)):
             yield Case(
                 shape=(67, 71), dtype="uint8", axes=(0, 1), sigmas=sigmas, modes=(mode,) * 2, cval=251, content=content
@@ -232,7 +232,7 @@ def _content(content: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Arra
 
 
 def _extended(image: Array, windows: list[Window], cval: float) -> Array:
-    """The image and what its windows see beyond its edges: every axis is extended before any is filtered."""
+    """The image extended by what its windows see beyond the edges, along every axis before any is filtered."""
     for window in windows:
         length = image.shape[window.axis]
         if window.mode == "valid":
@@ -250,7 +250,7 @@ def _shifted(values: Array, window: Window, k: int, taps: int | None = None) -> 
 
 
 def _doubled(values: Array, window: Window, taps: int) -> Array:
-    """Sums of `taps` neighbours as the contract builds them."""
+    """Sums of `taps` neighbours, built as in the contract."""
     if taps == 1:
         return values
     half = _doubled(values, window, taps // 2)
@@ -273,8 +273,7 @@ def _weighted(values: Array, window: Window) -> Array:
 
 
 def _exactly_weighted(values: Array, windows: list[Window]) -> Array:
-    """An exact Gaussian by its definition, in int64: `values` come in units of 1, lie between axes in quarters, and are
-    whole at the end."""
+    """An exact Gaussian by its definition, in int64: in units of 1 at both ends, in quarters between axes."""
     values, unit = values.astype(np.int64), 1
     for place, window in enumerate(windows):
         assert window.half_weights is not None
@@ -291,14 +290,14 @@ def _exactly_weighted(values: Array, windows: list[Window]) -> Array:
 
 
 def _divided(total: Array, divisor: int) -> Array:
-    """The nearest whole number to total / divisor, ties to even."""
+    """The integer nearest to total / divisor, ties to even."""
     quotient, rest = np.divmod(total, divisor)
     return np.asarray(quotient + ((2 * rest > divisor) | ((2 * rest == divisor) & (quotient % 2 == 1))))
 
 
 def _fma_float32(weight: float, x: Array, total: Array) -> Array:
-    """weight * x + total, rounded once. The product of two float32 is exact in float64; the sum is rounded to odd (its
-    last bit records that something was lost), after which rounding to float32 comes out as if done once."""
+    """weight * x + total, rounded once. The product of two float32 is exact in float64; the sum is rounded to odd (the
+    last bit records a loss), so that rounding it to float32 is as good as a single rounding."""
     product, addend = weight * x.astype(np.float64), total.astype(np.float64)
     rounded = product + addend
     part = rounded - product

@@ -1,4 +1,4 @@
-"""The ladder of smoothing on inputs of everyday size."""
+"""The ladders of smoothing, on inputs of realistic size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FILTERS = (
 
 
 def ladders() -> tuple[Ladder, ...]:
-    """RGB images of 8192 × 8192 pixels, border mode mirror: every variant that applies."""
+    """RGB images of 8192 × 8192 pixels, border mode "mirror", with all variants that apply."""
     return tuple(_ladder(each) for each in _FILTERS)
 
 

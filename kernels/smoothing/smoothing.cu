@@ -1,25 +1,25 @@
 // Box and Gaussian smoothing. The arithmetic is defined to the bit in kernels/smoothing/__init__.py.
 //
 // Arrays are C-contiguous. A pass filters one axis of an array seen as [outer, length, inner] and writes
-// [outer, out_length, inner]; passes run in ascending order of axes. Between the passes of a box over whole numbers
-// stand the exact sums (32 bits where they fit, else 64), between those of a Gaussian the float sums, unrounded, or of an
-// exact one (uint8) what they settle to.
-// Border modes are numbered in borders.cuh; `fill` is what a pass sees beyond the edge in mode CONSTANT.
+// [outer, out_length, inner]; passes run in ascending order of axes. The arrays between the passes hold, for a box over
+// integers, the exact sums (in 32 bits if they fit, otherwise 64); for a Gaussian, the unrounded float sums; for an exact
+// Gaussian (uint8), the rounded sums.
+// Border modes are numbered in borders.cuh; `fill` is the value beyond the edge in mode CONSTANT.
 //
-// Floors of a two-dimensional filter of N samples of b bytes, t taps an axis, on a device with bandwidth B, rate F:
+// Floors of a two-dimensional filter of N samples of b bytes, t taps per axis, on a device with bandwidth B, rate F:
 //   bytes       2 N b / B           each sample is read once and written once
 //   operations  box N (2 log2 t … 4) / F;  Gaussian N (2 t) / F: an addition and a multiply-add a pair of taps, twice
 //
 // Kernels, naive to fast:
-//   box_gather, gauss_gather        one thread a result, every tap from global memory
-//   box_direct                      the same over all axes at once (whole numbers)
+//   box_gather, gauss_gather        one thread per result, every tap from global memory
+//   box_direct                      the same over all axes at once (integers)
 //   tiled, lay_out, gather          the classic steps: a shared tile, padded pixels, pitched rows (ladder/)
-//   box_separable, gauss_separable  one axis a pass, taps from a tile in shared memory
-//   box_columns, box_rows           boxes of floats, one axis a pass at the speed of memory (streamed.cuh)
+//   box_separable, gauss_separable  one axis per pass, taps from a tile in shared memory
+//   box_columns, box_rows           boxes of floats, one axis per pass at the speed of memory (streamed.cuh)
 //   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
-//   box_running (running.cuh)       boxes of whole numbers, any size: both axes at once, by running sums
-//   box_column_sums (columns.cuh)   the same for bytes, where windows are not too wide: by sums down the columns
-//   wide (wide.cuh)                 Gaussians of middling reach: both axes at once, along strips of rows
+//   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
+//   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
+//   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
 // Source of the doubling sums: Blelloch, "Prefix sums and their applications" (1990), applied to windows of any length.
@@ -48,7 +48,7 @@ struct Axis {
 template <typename Work>
 struct Weights {
     Work half[MAX_HALF];
-    Settling<Work> settling;
+    AxisRounding<Work> rounding;
 };
 
 // Input position of the first tap of output 0.
@@ -90,7 +90,7 @@ __device__ inline Sum window_sum(const In* line, long long first, const Axis& ax
     }
 }
 
-// box_gather: the definition, one axis a pass. Every tap is a load, and the same samples are loaded `taps` times.
+// box_gather: the definition, one axis per pass. Every tap is a load, so each sample is loaded `taps` times.
 template <typename In, typename Sum, typename Out>
 __global__ void __launch_bounds__(THREADS)
 box_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Sum fill, Sum divisor) {
@@ -104,7 +104,7 @@ box_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Sum fill
     }
 }
 
-// gauss_gather: the same for weights.
+// gauss_gather: the same for Gaussians.
 template <typename In, typename Work, typename Out>
 __global__ void __launch_bounds__(THREADS)
 gauss_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work fill, Weights<Work> weights) {
@@ -118,7 +118,7 @@ gauss_gather(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work f
             const Work pair = weighed_tap(line, centre - k, axis, fill) + weighed_tap(line, centre + k, axis, fill);
             sum = fma_rn(weights.half[k], pair, sum);
         }
-        out[i] = to_sample<Out>(settled(sum, weights.settling));
+        out[i] = to_sample<Out>(rounded(sum, weights.rounding));
     }
 }
 
@@ -129,7 +129,7 @@ struct Axes {
     long long inner, total;
 };
 
-// box_direct: the whole window at once. Saves the intermediate arrays of box_gather, pays with the product of the sizes.
+// box_direct: the whole window at once. Saves the intermediate arrays of box_gather, but loads the product of the sizes.
 template <typename Sample>
 __global__ void __launch_bounds__(THREADS)
 box_direct(const Sample* __restrict__ in, Sample* __restrict__ out, Axes axes, int fill, unsigned long long divisor) {
@@ -166,7 +166,7 @@ constexpr int TILE = THREADS * PER_THREAD<Sum>;
 
 struct Tile {
     long long input, output, position;  // offsets of its first column; position of its first output along the axis
-    int columns;                        // how many of its columns exist
+    int columns;                        // number of columns inside the array
 };
 
 __device__ inline Tile tile_at(long long index, const Axis& axis, int outputs) {
@@ -178,7 +178,7 @@ __device__ inline Tile tile_at(long long index, const Axis& axis, int outputs) {
             position, static_cast<int>(min(static_cast<long long>(axis.columns), axis.inner - column))};
 }
 
-// box_separable: windows by doubling in a tile, as the contract has it: log2(taps) steps in place of `taps` loads.
+// box_separable: windows by doubling in a tile, as in the contract: log2(taps) steps instead of `taps` loads.
 // A thread keeps its window sums in registers; shared memory passes them to the threads `m` positions before.
 template <typename In, typename Sum, typename Out>
 __global__ void __launch_bounds__(THREADS)
@@ -218,7 +218,7 @@ box_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Sum f
     }
 }
 
-// gauss_separable: each sample is loaded once a tile; the taps come from shared memory.
+// gauss_separable: each sample is loaded once per tile; the taps come from shared memory.
 template <typename In, typename Work, typename Out>
 __global__ void __launch_bounds__(THREADS)
 gauss_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Work fill, Weights<Work> weights,
@@ -243,7 +243,7 @@ gauss_separable(const In* __restrict__ in, Out* __restrict__ out, Axis axis, Wor
             Work sum = weights.half[0] * samples[centre];
             for (int j = 1, reach = axis.columns; j <= axis.before; ++j, reach += axis.columns)
                 sum = fma_rn(weights.half[j], samples[centre - reach] + samples[centre + reach], sum);
-            out[tile.output + row * axis.inner + column] = to_sample<Out>(settled(sum, weights.settling));
+            out[tile.output + row * axis.inner + column] = to_sample<Out>(rounded(sum, weights.rounding));
         }
     }
 }

@@ -1,4 +1,4 @@
-"""Weights of a Gaussian along one axis, at distance 0 … radius, in the precision that sums are made in."""
+"""Weights of a Gaussian along one axis, at distance 0 … radius, in the precision of the sums."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-# Integer images take weights in units of 2**-24: each is exact in float32 and together they are exactly one.
+# Weights for integer images are in units of 2**-24: each is exact in float32, and they sum to exactly one.
 WEIGHT_ONE = 1 << 24
-# Exact Gaussians: what "one" is in the units of the first filtered axis's weights, and of every later one's. Samples of
-# 8 bits times the first, and quarters of -128 … 128 times the others, add up to 2**24 at most: exact in float32.
+# Exact Gaussians: one, in units of the weights of the first filtered axis and of later axes. Samples of 8 bits times
+# the first, and quarters of -128 … 128 times the others, add up to at most 2**24: exact in float32.
 EXACT_FIRST_ONE, EXACT_LATER_ONE = 1 << 16, 1 << 15
 EXACT_BITS = 11  # significant bits of an exact weight, as many as a float16 has
 
 
 @functools.lru_cache(maxsize=64)
 def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...]:
-    """Float images: rounded to their precision. Integer images: whole multiples of 2**-24 that sum to exactly one."""
+    """Float images: rounded to their precision. Integer images: multiples of 2**-24 that sum to exactly one."""
     half = _gaussian_half(sigma, radius)
     if dtype.kind == "f":
         return tuple(float(weight) for weight in half.astype(dtype))
     units = np.rint(half * WEIGHT_ONE).astype(np.int64)
-    units[0] = WEIGHT_ONE - 2 * units[1:].sum()  # the centre takes the rounding left over, so that they sum to one
+    units[0] = WEIGHT_ONE - 2 * units[1:].sum()  # the centre absorbs the rounding errors, so the sum is one
     return tuple(float(unit) / WEIGHT_ONE for unit in units)
 
 
 @functools.lru_cache(maxsize=64)
 def exact_half_weights(sigma: float, radius: int, one: int) -> tuple[float, ...]:
-    """Whole multiples of 1 / `one` (a power of two) of at most 11 significant bits, none negative, that sum to exactly
-    one. They do not grow with distance, but that the centre may be a step less than its neighbours."""
+    """Multiples of 1 / `one` (a power of two) with at most 11 significant bits, none negative, that sum to exactly one.
+    They do not grow with distance, except that the centre may be one step less than its neighbours."""
     exact = [float(weight) * one for weight in _gaussian_half(sigma, radius)]
     units = [_nearest(weight) for weight in exact]
     while missing := one - units[0] - 2 * sum(units[1:]):
@@ -38,10 +38,10 @@ def exact_half_weights(sigma: float, radius: int, one: int) -> tuple[float, ...]
 
 
 def _nearer(units: list[int], exact: list[float], missing: int) -> list[int]:
-    """One weight a step up or down, where that costs least: nearer to the sum by at least one, never past it.
+    """Moves one weight a step up or down, where that costs least, so that the sum comes nearer to one but not past it.
 
-    There always is such a step: whatever the smallest change of the sum that a step can make, all weights and so what
-    is missing are multiples of it.
+    There is always such a step: all weights, and so the missing amount, are multiples of the smallest change of the sum
+    that a step can make.
     """
     way = 1 if missing > 0 else -1
     moves = []
@@ -50,7 +50,7 @@ def _nearer(units: list[int], exact: list[float], missing: int) -> list[int]:
         if (step if distance == 0 else 2 * step) > abs(missing) or (unit == 0 and way < 0):
             continue
         moved = [*units[:distance], unit + way * step, *units[distance + 1 :]]
-        cost = step + 2 * way * (unit - exact[distance])  # squared error gained, for each unit of the sum
+        cost = step + 2 * way * (unit - exact[distance])  # added squared error per unit of the sum
         moves.append((moved != sorted(moved, reverse=True), cost, moved))
     return min(moves)[2]
 
@@ -61,7 +61,7 @@ def _nearest(weight: float) -> int:
 
 
 def _spacing(unit: int) -> int:
-    """From a number of `EXACT_BITS` significant bits, in units, to the next larger."""
+    """Distance from a number of `EXACT_BITS` significant bits to the next larger one, in units."""
     return 1 << max(unit.bit_length() - EXACT_BITS, 0)
 
 

@@ -1,4 +1,4 @@
-"""One axis's share of a separable filter: how far it reaches, its weights, and what it sees beyond the edge."""
+"""A separable filter along one axis: its reach, weights and border mode."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from kernels.smoothing.borders import MODES
 from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
 
 MAX_TAPS = 255
-EXACT_RADIUS = 32  # Gaussians of uint8 that reach no farther along any axis are exact
+EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The taps along one axis: output i is computed from input i - before … i + after.
+    """The taps along one axis: output i is computed from inputs i - before … i + after.
 
-    With mode "valid" output 0 is the first whose window lies inside, and the axis shrinks by `taps - 1`.
+    With mode "valid" output 0 is the first whose window lies inside the image, and the axis shrinks by `taps - 1`.
     """
 
     axis: int
     before: int
     after: int
     mode: str
-    half_weights: tuple[float, ...] | None = None  # Gaussian: weight at distance 0 … radius; None: a box (all equal)
-    exact: bool = False  # Gaussian of uint8 whose every sum is exact, in any order: see kernels.smoothing
+    half_weights: tuple[float, ...] | None = None  # Gaussian: weights at distance 0 … radius; None: a box
+    exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
 
     @property
     def taps(self) -> int:
@@ -40,7 +40,7 @@ class Window:
 
 
 def box_window(axis: int, size: int, mode: str) -> Window:
-    """A box of `size` samples; an even size reaches one farther to the left, as scipy.ndimage's does."""
+    """A box of `size` samples; an even size reaches one farther to the left, as in scipy.ndimage."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer):
         raise TypeError(f"size must be a whole number of samples; got {size!r}")
     if not 1 <= size <= MAX_TAPS:
@@ -58,8 +58,8 @@ def gaussian_windows(
     truncate: float = 4.0,
     radii: Sequence[int | None] | None = None,
 ) -> list[Window]:
-    """A Gaussian of standard deviation `sigmas` samples along each of `axes`, cut at `radii` (default, and where None:
-    round(truncate * sigma)). All its axes at once: on all depends whether it is exact, and on their order its weights.
+    """A Gaussian of standard deviation `sigmas` samples along `axes`, which ends at `radii` (None: round(truncate *
+    sigma)). Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
     """
     dtype = np.dtype(dtype)
     asked = zip(sigmas, [None] * len(axes) if radii is None else radii, strict=True)
@@ -75,7 +75,7 @@ def gaussian_windows(
 
 
 def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None = None) -> int:
-    """Samples on each side of the centre; ValueError where sigma, truncate or the reach is out of range."""
+    """Samples on each side of the centre; ValueError if sigma, truncate or the reach is out of range."""
     if not _is_positive(sigma):
         raise ValueError(f"sigma must be a positive number of samples; got {sigma!r} (axes says which are smoothed)")
     if radius is None:

@@ -149,7 +149,7 @@ def run(
     slow = kind if isinstance(kind, Prefetches) else None
     with (
         slow.prefetch(spec) if slow else nullcontext(),
-        open_executor(settings, slow.modules(spec) if slow else ()) as place,
+        open_executor(settings, slow.modules(spec) if slow else ()) as executor,
     ):
         job = plan_job(spec, executor.device, options)
         if dry_run:

@@ -35,19 +35,19 @@ Operation = Literal["line", "image", "layer"]
 
 
 class MaskStruct(ctypes.Structure):
-    """`Mask` of lines.cuh."""
+    """struct Mask of lines.cuh."""
 
     _fields_ = (("rows", ctypes.c_int), ("columns", ctypes.c_int), ("weight", ctypes.c_float * MAX_WEIGHTS))
 
 
 class ImageStruct(ctypes.Structure):
-    """`Image` of images.cuh."""
+    """struct Image of images.cuh."""
 
     _fields_ = (("rows", ctypes.c_int), ("columns", ctypes.c_int))
 
 
 class LayerStruct(ctypes.Structure):
-    """`Layer` of layers.cuh."""
+    """struct Layer of layers.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("channels", "rows", "columns", "maps", "mask_rows", "mask_columns")),

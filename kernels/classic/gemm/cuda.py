@@ -26,7 +26,7 @@ LADDER_EDGE = 4096
 
 
 class SizesStruct(ctypes.Structure):
-    """`Sizes` of tiles.cuh."""
+    """struct Sizes of tiles.cuh."""
 
     _fields_ = (("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int))
 

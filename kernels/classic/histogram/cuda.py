@@ -33,16 +33,18 @@ class SamplesStruct(ctypes.Structure):
     _fields_ = (("n", ctypes.c_longlong), ("channels", ctypes.c_int), ("aligned", ctypes.c_int))
 
 
-def _edges_struct(real: Any) -> type[ctypes.Structure]:
+def _edges_struct(real: Any, c_type: str) -> type[ctypes.Structure]:
     class Edges(ctypes.Structure):
-        """struct Edges of edges.cuh."""
-
+        __doc__ = f"struct Edges<{c_type}> of edges.cuh."
         _fields_ = (("at", ctypes.c_void_p), ("bins", ctypes.c_int), ("top", ctypes.c_int), ("last", real))
 
     return Edges
 
 
-EDGES_STRUCTS = {"float32": _edges_struct(ctypes.c_float), "float64": _edges_struct(ctypes.c_double)}
+EDGES_STRUCTS = {
+    "float32": _edges_struct(ctypes.c_float, "float"),
+    "float64": _edges_struct(ctypes.c_double, "double"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,9 +80,9 @@ struct LongSum {
 // prefix as soon as it is known. Sums are always added in the same order, independent of the order in which tiles finish.
 // `carried`, the prefix of the warp's tiles, and `done`, one barrier per warp, are in shared memory.
 template <typename Sum>
-__device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, LongSum<Sum>* carried, Signal* done) {
+__device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, LongSum<Sum>* carried, Mbarrier* done) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (threadIdx.x < WARPS) reset<32>(done + threadIdx.x);
+    if (threadIdx.x < WARPS) init<32>(done + threadIdx.x);
     if (threadIdx.x == 0) *carried = {Sum::none(), 0};
     __syncthreads();
     for (unsigned turn = warp; turn * 32 < tiles; turn += WARPS) {
@@ -90,7 +90,7 @@ __device__ inline void carry(Mailbox* totals, Mailbox* befores, unsigned tiles, 
         Sum total = Sum::none();
         bool there = tile >= tiles;
         if (turn > 0)
-            while (!has_ended<32>(done + (turn - 1) % WARPS, (turn - 1) / WARPS))
+            while (!test_wait<32>(done + (turn - 1) % WARPS, (turn - 1) / WARPS))
                 if (!there) there = totals[tile].look(total);
         LongSum<Sum> sum = *carried;
         __syncwarp();
@@ -125,7 +125,7 @@ scan_single_pass(Scan<T> scan, Mailbox* __restrict__ mail, unsigned tiles) {
     __shared__ typename Part::Staged staged;
     __shared__ Sum shared[WARPS], found;
     __shared__ LongSum<Sum> carried;
-    __shared__ Signal done[WARPS];
+    __shared__ Mbarrier done[WARPS];
     if (blockIdx.x == 0) {
         carry<Sum>(mail, mail + tiles, tiles, &carried, done);
         return;

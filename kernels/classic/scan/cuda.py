@@ -33,7 +33,7 @@ CLASSIC_TYPES = ("unsigned", "float")  # summed by the intermediate rungs, in th
 
 
 class SectionStruct(ctypes.Structure):
-    """struct Section of sections.cuh."""
+    """struct Section<float> of sections.cuh, as for all types."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "out", "totals")),
@@ -43,7 +43,7 @@ class SectionStruct(ctypes.Structure):
 
 
 class ScanStruct(ctypes.Structure):
-    """struct Scan of tiles.cuh."""
+    """struct Scan<float> of tiles.cuh, as for all types."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "out", "heads")),

@@ -1,8 +1,8 @@
 // Prefix sums; the contract is in kernels/classic/scan/__init__.py.
 //
-// `in` and `out` hold n values of type T. Inclusive: out[i] = in[0] + … + in[i]; exclusive: without in[i], from 0;
-// segmented: from the last i' <= i with heads[i'] != 0. Floors: 2 n sizeof(T) bytes (and n of heads) over the bandwidth
-// of a copy; n - 1 additions.
+// `values` and `out` hold n values of type T. Inclusive: out[i] = values[0] + … + values[i]; exclusive: without values[i],
+// from 0; segmented: from the last i' <= i with heads[i'] != 0. Floors: 2 n sizeof(T) bytes (and n of heads) over the
+// bandwidth of a copy; n - 1 additions.
 //
 // One section per block, totals scanned in the same way and added (4 n values moved), naive to fast:
 //   scan_kogge_stone      log2(n) rounds, two barriers each, n log2(n) additions

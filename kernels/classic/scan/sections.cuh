@@ -7,13 +7,13 @@ constexpr int LONG_SECTION = RUN * THREADS;
 
 template <typename T>
 struct Section {
-    const T* in;
+    const T* values;
     T* out;
     T* totals;  // of the sections; null if there is only one
     long long n;
     int exclusive;
 
-    __device__ T load(long long i) const { return i < n ? in[i] : T(0); }
+    __device__ T load(long long i) const { return i < n ? values[i] : T(0); }
 
     __device__ void store(long long i, T sum) const {
         if (i + exclusive < n) out[i + exclusive] = sum;

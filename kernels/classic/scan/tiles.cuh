@@ -68,12 +68,12 @@ struct Prefix {
 
 template <typename T>
 struct Scan {
-    const T* in;
+    const T* values;
     T* out;
     const unsigned char* heads;  // null: not segmented
     long long n;
     int exclusive;
-    int aligned;  // whether in and out can be accessed 16 bytes at a time, and the heads of these values together
+    int aligned;  // whether values and out can be accessed 16 bytes at a time, and the heads of these values together
 };
 
 template <typename T, bool SEGMENTED>
@@ -100,13 +100,13 @@ struct Tile {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int vector = r * 32 + lane;
-                copy_16_bytes(staged + vector, scan.in + first + vector * ACROSS);
+                copy_16_bytes(staged + vector, scan.values + first + vector * ACROSS);
             }
             if constexpr (SEGMENTED) load_heads(scan.heads + first + lane * LANE);
             wait_for_copies();
         } else {
             T* values = reinterpret_cast<T*>(staged);
-            for (int k = lane; k < WARP; k += 32) values[k] = first + k < scan.n ? scan.in[first + k] : T(0);
+            for (int k = lane; k < WARP; k += 32) values[k] = first + k < scan.n ? scan.values[first + k] : T(0);
             if constexpr (SEGMENTED)
                 for (int k = 0; k < LANE; ++k) {
                     const long long i = first + lane * LANE + k;

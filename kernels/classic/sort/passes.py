@@ -29,7 +29,7 @@ UNSIGNED = 0
 
 
 class MergeStruct(ctypes.Structure):
-    """struct Merge of merge.cuh."""
+    """struct Merge<unsigned> of merge.cuh, as for all types."""
 
     _fields_ = (
         ("first", ctypes.c_void_p),

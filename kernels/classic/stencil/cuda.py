@@ -29,7 +29,7 @@ LADDER_STEPS = 4
 
 
 class FieldStruct(ctypes.Structure):
-    """`Field` of points.cuh."""
+    """struct Field of points.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("nx", "ny", "nz", "depth")),

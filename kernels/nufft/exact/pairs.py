@@ -68,11 +68,11 @@ def _host_values(task: Any) -> tuple[Any, Any]:
 
 
 def _arrays(phases: Any, values: Any) -> Iterator[tuple[int, ArraysStruct]]:
-    for begin in range(0, len(phases), CONSTANT_SAMPLES):
-        struct, count = ArraysStruct(), len(phases[begin : begin + CONSTANT_SAMPLES])
-        np.frombuffer(struct.turns, np.uint32).reshape(3, -1)[:, :count] = phases[begin : begin + count].T
-        np.frombuffer(struct.values, np.float32).reshape(2, -1)[:, :count] = values[begin : begin + count].T
-        yield count, struct
+    records = np.concatenate([phases, values.view(np.uint32)], 1)
+    for begin in range(0, len(records), CONSTANT_SAMPLES):
+        struct, part = ArraysStruct(), records[begin : begin + CONSTANT_SAMPLES]
+        np.frombuffer(memoryview(struct), np.uint32).reshape(5, -1)[:, : len(part)] = part.T
+        yield len(part), struct
 
 
 def _structures(phases: Any, values: Any) -> Iterator[tuple[int, StructuresStruct]]:

@@ -55,7 +55,10 @@ class ForwardStruct(ctypes.Structure):
 class ArraysStruct(ctypes.Structure):
     """struct SampleArrays of pairs.cuh."""
 
-    _fields_ = (("turns", ctypes.c_uint * CONSTANT_SAMPLES * 3), ("values", ctypes.c_float * CONSTANT_SAMPLES * 2))
+    _fields_ = (
+        *((name, ctypes.c_uint * CONSTANT_SAMPLES) for name in ("kx", "ky", "kz")),
+        *((name, ctypes.c_float * CONSTANT_SAMPLES) for name in ("real", "imag")),
+    )
 
 
 class StructuresStruct(ctypes.Structure):

@@ -23,7 +23,7 @@ REALS = {"float32": "float", "float64": "double"}
 
 
 class GriddingStruct(ctypes.Structure):
-    """`Gridding` of gridding.cuh."""
+    """struct Gridding of gridding.cuh."""
 
     _fields_ = [
         ("points", ctypes.c_longlong),

@@ -25,7 +25,7 @@ LINE_THREADS, INTERLEAVED = 256, 8
 
 
 class DoubledStruct(ctypes.Structure):
-    """`Doubled` of toeplitz.cuh."""
+    """struct Doubled of toeplitz.cuh."""
 
     _fields_ = [("size", ctypes.c_int * 3), ("image", ctypes.c_int * 3), ("coils", ctypes.c_int)]
 
@@ -36,7 +36,7 @@ def at_front(sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class LinesStruct(ctypes.Structure):
-    """`Lines` of lines.cuh."""
+    """struct Lines of lines.cuh."""
 
     _fields_ = [("image", ctypes.c_int * 3), ("padded", ctypes.c_int * 3), ("coils", ctypes.c_int)]
 

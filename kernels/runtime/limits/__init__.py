@@ -1,1 +1,1 @@
-"""What a GPU can do at best, measured: bytes copied and read, multiply-adds and inverse roots a second."""
+"""Measured limits of a GPU: bytes copied, bytes read, multiply-adds and inverse roots per second."""

@@ -25,7 +25,7 @@ BLOCKS_A_MULTIPROCESSOR = 32  # four times what is resident
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the limits are measured on."""
+    """The arrays that limits are measured on."""
 
     source: Any  # CuPy bytes, a multiple of 16
     target: Any  # as many
@@ -41,7 +41,7 @@ def chained() -> int:
 
 
 def torch_stream() -> Any:
-    """CuPy's current stream as PyTorch's, for what ladders measure beside their own."""
+    """CuPy's current stream as a PyTorch stream, for ladders that also measure PyTorch."""
     import cupy
 
     torch = import_module("torch")
@@ -50,7 +50,7 @@ def torch_stream() -> Any:
 
 
 def random_values(count: int, dtype: Any, *, seed: int = 1) -> Any:
-    """CuPy array [count]: whole numbers of all bits, or floats from 0 to below 1. The same for the same seed."""
+    """CuPy array [count]: integers of all values, or floats in [0, 1). The same seed gives the same values."""
     import cupy
 
     dtype = np.dtype(dtype)

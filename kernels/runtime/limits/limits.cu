@@ -1,10 +1,10 @@
-// Kernels that do one thing as fast as the device can, to measure other kernels against, and inputs for these.
+// Kernels that each do one thing as fast as the device can, as limits for other kernels, and one that makes inputs.
 //
 //   copy_bytes    16 bytes a load and a store, one a thread (four a thread are 5 % slower on an H200)
-//   read_bytes    16 bytes a load, eight on the way a thread; what is read goes into a word that is hardly ever written
+//   read_bytes    16 bytes a load, eight in flight a thread; the values read go into a word that is almost never written
 //   multiply_add  eight independent chains of float32 fused multiply-adds a thread
 //   inverse_root  eight independent chains of float32 inverse roots a thread
-//   fill_random   words that look random, each from its own index
+//   fill_random   pseudo-random words, each from its own index
 
 constexpr int THREADS = 256;
 constexpr int CHAINS = 8;

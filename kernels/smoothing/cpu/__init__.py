@@ -1,7 +1,7 @@
-"""Smoothing of NumPy arrays: the image is cut into tiles, and our own threads compute them with Numba-compiled code.
+"""Smoothing of NumPy arrays: the image is cut into tiles, which our own threads compute with Numba-compiled code.
 
-Neighbouring filtered axes are filtered together, two at a time, without an array in between; windows along more axes
-than that take one such sweep after another, through exact sums (integer boxes) or floats of the working precision.
+Neighbouring axes are filtered in pairs, without an intermediate array. Filters along more axes take several such
+sweeps, with exact sums (integer boxes) or floats of the working precision in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.runtime.threads import for_each
-from kernels.smoothing.axis_rounding import settlings
+from kernels.smoothing.axis_rounding import axis_roundings
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
@@ -29,18 +29,18 @@ from kernels.smoothing.window import Window
 
 Array = NDArray[Any]
 
-MIN_SAMPLES_PER_WORKER = 1 << 18  # below this a thread costs more than it brings
+MIN_SAMPLES_PER_WORKER = 1 << 18  # below this a thread costs more than it saves
 MIN_TILE_SAMPLES = 1 << 12  # along a row
 TILES_PER_WORKER = 4
 MAX_KEPT_SCRATCH_BYTES = 1 << 24
 CACHE_LINE_BYTES = 64
-MAX_INT32_TAPS = (1 << 16) - 1  # so many samples of 16 bits, relative to the middle of their range, fit an int32 sum
-MANY_CHANNELS = 8  # from here on a lone axis is filtered by sums of whole rows instead of within a row
+MAX_INT32_TAPS = (1 << 16) - 1  # samples of 16 bits, relative to the middle of their range, that fit an int32 sum
+MANY_CHANNELS = 8  # from which a single axis is filtered by sums of whole rows instead of within a row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One pass over the image as [planes, rows, columns, channels]: filters rows, columns or both."""
+    """One pass over the image as [planes, rows, columns, channels], which filters rows, columns or both."""
 
     windows: tuple[Window, ...]
     planes: int
@@ -54,18 +54,18 @@ class Method:
     """How tiles are computed."""
 
     tile: Callable[..., None]  # of image, border, out, scratch, pitch, rows, columns, channels, tile, *parameters
-    precision: Any  # dtype of the scratch array, and of what lies between two sweeps
-    scratch_rows: Callable[[Axis], int]  # scratch rows that the windows down the rows need
+    precision: Any  # dtype of the scratch array and of the arrays between sweeps
+    scratch_rows: Callable[[Axis], int]  # needed for the windows down the rows
     cache_samples: int  # scratch that stays in a core's cache
-    parameters: Callable[[Sweep, bool, bool], tuple[Any, ...]]  # sweep, is it the first, is it the last
+    parameters: Callable[[Sweep, bool, bool], tuple[Any, ...]]  # of (sweep, is first, is last)
 
 
 def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, *, workers: int | None = None) -> Array:
     """Filter along each window's axis (ascending, at least two taps each; all boxes or all Gaussians).
 
     image   : uint8, uint16, int16, float32 or float64, any layout and byte order
-    out     : C-contiguous result of the right shape, in native byte order; made if None
-    workers : threads, default one a core; 1 computes in the calling thread. The bits do not depend on it.
+    out     : C-contiguous array for the result, in native byte order; None allocates one
+    workers : threads, default one per core; 1 computes in the calling thread. The bits do not depend on it.
     """
     dtype = image.dtype.newbyteorder("=")
     shape = [*image.shape]
@@ -101,7 +101,7 @@ def _method(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
 
 
 def _small_box(windows: tuple[Window, ...], divisor: int, dtype: np.dtype[Any]) -> Method | None:
-    """Of few samples; None where there are more."""
+    """The method for boxes of few samples; None if there are more."""
     middle = _middle(dtype)
     if dtype == np.uint8:
         division = cpu_small_box.byte_division(divisor)
@@ -126,7 +126,7 @@ def _small_box(windows: tuple[Window, ...], divisor: int, dtype: np.dtype[Any]) 
 
 
 def _middle(dtype: np.dtype[Any]) -> int:
-    """Of the type's range, where its sums need to be relative to that."""
+    """The middle of the type's range, for types whose sums are relative to it; otherwise 0."""
     return 1 << 15 if dtype == np.uint16 else 0
 
 
@@ -164,7 +164,7 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
 def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
     precision = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     whole = dtype.kind != "f"
-    by_axis = dict(zip((window.axis for window in windows), settlings(windows, whole=whole), strict=True))
+    by_axis = dict(zip((window.axis for window in windows), axis_roundings(windows, whole=whole), strict=True))
 
     def parameters(sweep: Sweep, _first: bool, last: bool) -> tuple[Any, ...]:
         weights = [np.array(window.half_weights, precision) for window in sweep.windows]
@@ -188,7 +188,7 @@ def _neighbours(windows: list[Window]) -> Iterator[tuple[Window, ...]]:
     rest = list(windows)
     while rest:
         pair = len(rest) > 1 and rest[0].axis + 1 == rest[1].axis
-        # Of three neighbours the last two go together: they lie closer in memory.
+        # Of three neighbours, the last two are paired: they are closer in memory.
         if pair and len(rest) > 2 and rest[1].axis + 1 == rest[2].axis and len(rest) % 2:
             pair = False
         yield tuple(rest[: 1 + pair])
@@ -228,7 +228,7 @@ def _swept_shape(shape: tuple[int, ...], windows: tuple[Window, ...]) -> tuple[i
 
 
 def _swept_border(method: Method, windows: tuple[Window, ...], first: bool, source: Array, border: Any) -> Any:
-    """What a sweep makes of the value beyond the edge: the next sweep's value beyond the edge."""
+    """The value beyond the edge as a sweep filters it, for the next sweep."""
     shape = [1] * source.ndim
     for window in windows:
         shape[window.axis] = window.taps
@@ -259,8 +259,8 @@ def _compute(
 
 
 def _tiles(method: Method, sweep: Sweep, workers: int) -> list[Tile]:
-    """Tiles that cover the output once: narrow enough for the cache, enough of them to keep the workers busy, and not
-    so small that the windows' overlap dominates."""
+    """Tiles that cover the output once: narrow enough for the cache, enough to keep the workers busy, and not so small
+    that the windows' overlap dominates."""
     rows, columns, channels = sweep.rows, sweep.columns, sweep.channels
     widest = max(
         method.cache_samples // (method.scratch_rows(rows) * channels),
@@ -288,7 +288,7 @@ def _cuts(length: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _native(image: Array) -> Array:
-    """The image, C-contiguous and in native byte order; seen as writable, lest Numba compile again for read-only."""
+    """The image, C-contiguous, in native byte order, and as writable, since Numba would compile again for read-only."""
     image = np.ascontiguousarray(image, image.dtype.newbyteorder("="))
     if image.flags.writeable:
         return np.asarray(image)
@@ -301,7 +301,7 @@ _this_thread = threading.local()
 
 
 def _scratch(samples: int, dtype: Any) -> Array:
-    """Uninitialised memory, kept from call to call, one array a thread."""
+    """Uninitialised memory, which each thread reuses from call to call."""
     needed_bytes = samples * np.dtype(dtype).itemsize
     kept: Array | None = getattr(_this_thread, "scratch", None)
     if kept is None or kept.size < needed_bytes:

@@ -1,7 +1,7 @@
 """The Gaussian of any image and the box of float images, one tile at a time, in float32 or float64.
 
-Rows are converted and extended beyond the image's edges once, as they enter the tile, into a ring in the scratch array;
-from then on every sum along an axis is a sum of rows at other places of the ring.
+Rows are converted and extended beyond the image's edges once, when they enter the tile, into a ring in the scratch
+array. Every sum along an axis is then a sum of rows of the ring.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kernels.smoothing.cpu.rows import (
     more_taps,
     one_tap,
     pair_sum,
+    round_row,
     rounded,
     row_start,
     sample,
     scaled,
-    settled,
     triple_sum,
     whole_blocks,
 )
 
 
 def doublings(taps: int) -> Any:
-    """How window sums grow to `taps` samples: rows (m, odd), each step making 2 m + odd of m. int64 [steps, 2]."""
+    """How window sums grow to `taps` samples: int64 [steps, 2] of (m, odd); a step goes from m samples to 2 m + odd."""
     steps: list[tuple[int, int]] = []
     while taps > 1:
         steps.insert(0, (taps // 2, taps % 2))
@@ -55,7 +55,7 @@ def _enter(
     plane: int,
     position: int,
 ) -> None:
-    """The image's row at `position`, over every column that the tile sees, into the scratch array."""
+    """Copies the image's row at `position`, for all columns that the tile sees, into the scratch array."""
     row = row_start(plane, position, rows, columns, channels)
     begin, end = inside(columns, tile)
     start = tile.x0 + columns.first
@@ -73,7 +73,7 @@ def _enter(
 
 
 def gaussian_scratch_rows(rows: Axis) -> int:
-    """The ring, and a row after each axis."""
+    """The ring, and one row after each axis."""
     return rows.taps + 2
 
 
@@ -99,11 +99,11 @@ def gaussian_tile(
     border   : one row of the value beyond the edge, in the image's dtype
     out      : the same layout with the axes' out_length
     scratch  : float32 or float64, the precision of the arithmetic: `gaussian_scratch_rows`, `pitch` samples each
-    *_weights: at distance 0 … radius, in that precision; a single weight: the axis is not filtered
-    between  : of an exact Gaussian: what sums down the rows become before those along the columns (`settled`)
-    after    : what the result becomes: of an exact Gaussian, and of whole numbers
-    exact    : settle sums
-    whole    : round the result to whole numbers
+    *_weights: at distance 0 … radius, in that precision; a single weight if the axis is not filtered
+    between  : exact Gaussians: rounding of the sums down the rows (`round_row`) before those along the columns
+    after    : exact Gaussians and integer results: rounding of the result
+    exact    : whether sums are rounded
+    whole    : whether the result is rounded to integers
     """
     width = (tile.x1 - tile.x0 + columns.taps - 1) * channels
     count = (tile.x1 - tile.x0) * channels
@@ -128,7 +128,7 @@ def gaussian_tile(
                 _weighted_sum(scratch, below, above, row_weights, down, whole_blocks(width))
                 row = down
                 if exact and column_weights.size > 1:
-                    settled(scratch, between, row, whole_blocks(width))
+                    round_row(scratch, between, row, whole_blocks(width))
             if column_weights.size > 1:
                 for k in range(column_weights.size):
                     below[k] = row + (column_weights.size - 1 - k) * channels
@@ -140,13 +140,13 @@ def gaussian_tile(
                 rounded(scratch, row, after, out, at, count)
             else:
                 if exact:
-                    settled(scratch, after, row, whole_blocks(count))
+                    round_row(scratch, after, row, whole_blocks(count))
                 convert(scratch, row, out, at, count)
 
 
 @compiled
 def _weighted_sum(scratch: Any, below: Any, above: Any, weights: Any, at: int, count: int) -> None:
-    """a = w[0] x; a = fma(w[k], x[-k] + x[+k], a) for k = 1, 2, …: four k in one sweep over the row while they last."""
+    """a = w[0] x; a = fma(w[k], x[-k] + x[+k], a) for k = 1, 2, …, four k in one sweep over the row if possible."""
     k = 1
     if weights.size > 4:
         first_taps(scratch, below, above, weights, at, count)
@@ -162,7 +162,7 @@ def _weighted_sum(scratch: Any, below: Any, above: Any, weights: Any, at: int, c
 
 
 def float_box_scratch_rows(rows: Axis) -> int:
-    """Three rows, and a ring for each window length on the way to the whole window."""
+    """Three rows, and a ring for each intermediate window length."""
     return 3 + sum(int(taps) + 2 for taps in doublings(rows.taps)[:, 0])
 
 
@@ -204,11 +204,11 @@ def float_box_tile(
 
 @compiled
 def _sum_down(scratch: Any, newest: int, steps: Any, arrived: int, width: int, pitch: int) -> int:
-    """Row `arrived` (counted from 0) has come: append to every ring the window sum that it completes.
+    """Adds row number `arrived` (from 0): appends the window sum that it completes to every ring.
 
-    After three spare rows lie the rings. Ring s holds the sums over steps[s, 0] rows: the sum that starts at row i lies
-    in slot i modulo the ring's length; ring 0 therefore holds the rows themselves. Returns where the sum over the whole
-    window lies, once there is one.
+    The rings follow three spare rows. Ring s holds the sums over steps[s, 0] rows: the sum that starts at row i is in
+    slot i modulo the ring's length, so ring 0 holds the rows themselves. Returns the place of the sum over the whole
+    window, once there is one.
     """
     ring = 3 * pitch
     for s in range(steps.shape[0]):
@@ -229,7 +229,7 @@ def _sum_down(scratch: Any, newest: int, steps: Any, arrived: int, width: int, p
 
 @compiled
 def sum_across(scratch: Any, row: int, steps: Any, channels: int, width: int, pitch: int) -> int:
-    """The window sums along one row, in the two spare rows by turns. Returns where they lie."""
+    """The window sums along one row, alternately in the two spare rows. Returns their place."""
     source, target, spare = row, pitch, 2 * pitch
     length = width
     for s in range(steps.shape[0]):

@@ -1,10 +1,10 @@
 """The exact mean over a box of integers, one tile at a time.
 
-Down a tile's rows goes a running sum over the window's rows (one add and one subtract a sample, whatever the window);
-along each row goes a prefix sum, whose differences are the window's sums; these are divided by the number of samples
-and rounded. Rows live in the scratch array, so that nothing of the image's size is made besides the result.
+Down the rows of a tile, a running sum over the window's rows takes one addition and one subtraction per sample for any
+window. Along each row, differences of a prefix sum are the window's sums, which are divided by the number of samples
+and rounded. Rows are in the scratch array, so only the result has the image's size.
 
-Samples are taken relative to the middle of their type's range, so that the sums of every 2-D window fit an int32.
+Samples are relative to the middle of their type's range, so the sums of every 2-D window fit an int32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def integer_box_tile(
     divisor: int,
     inverse: Any,
 ) -> None:
-    """Sums over a box of rows.taps × columns.taps, divided by `divisor` and rounded (0: left as they are).
+    """Sums over a box of rows.taps × columns.taps, divided by `divisor` and rounded; 0 leaves the sums.
 
     image    : integers, flat [planes, rows.length, columns.length, channels]
     border   : one row of the value beyond the edge, in the image's dtype
@@ -95,7 +95,7 @@ def enter(
     plane: int,
     position: int,
 ) -> None:
-    """total += the row at `position`, over every column that the tile sees."""
+    """total += the row at `position`, for all columns that the tile sees."""
     row = row_start(plane, position, rows, columns, channels)
     begin, end = inside(columns, tile)
     start = tile.x0 + columns.first
@@ -122,7 +122,7 @@ def move(
     plane: int,
     position: int,
 ) -> None:
-    """The row at `position` leaves the window and the row rows.taps farther enters it."""
+    """Removes the row at `position` from the window and adds the row `rows.taps` farther on."""
     leaving = row_start(plane, position, rows, columns, channels)
     entering = row_start(plane, position + rows.taps, rows, columns, channels)
     begin, end = inside(columns, tile)
@@ -143,8 +143,8 @@ def move(
 
 @compiled
 def _prefix_sums(array: Any, source: int, at: int, pixels: int, channels: int) -> None:
-    """array[at + k * channels + c] = the sum of the first k pixels' channel c; sums that wrap do not matter, since only
-    differences are used."""
+    """array[at + k * channels + c] = the sum of channel c of the first k pixels; sums may wrap, since only differences
+    are used."""
     if channels == 1:
         scan(array, source, at, pixels)
     elif channels <= 4:
@@ -169,11 +169,11 @@ def _means(
 ) -> None:
     """out = floor(sum / divisor + 1/2) + restored.
 
-    The quotient by floating point is off by at most one: |sum / divisor| <= 2**15, and two roundings of relative 2**-24
-    move it by less than 2**-7 before it is rounded. The remainder, which is exact, says which way.
+    The floating-point quotient is off by at most one: |sum / divisor| <= 2**15, and two roundings of relative 2**-24
+    move it by less than 2**-7 before it is rounded. The exact remainder then corrects it.
     """
-    upper = narrowed(array, (divisor + 1) // 2)  # a remainder of half a divisor or more rounds up …
-    lower = narrowed(array, -(divisor // 2))  # … and one below minus a half, down
+    upper = narrowed(array, (divisor + 1) // 2)  # a remainder of at least half the divisor rounds up,
+    lower = narrowed(array, -(divisor // 2))  # and one below minus half of it rounds down
     restored, divisor = narrowed(array, restored), narrowed(array, divisor)
     for i in range(count):
         total = narrowed(array, load(array, prefix + reach + i) - load(array, prefix + i))

@@ -1,8 +1,8 @@
-"""Loops over one row of samples, each compiled to plain SIMD: what the CPU bodies of the filters are made of.
+"""Loops over one row of samples, each compiled to plain SIMD, from which the CPU bodies of the filters are built.
 
-Rows lie in flat arrays and are named by the index of their first sample. Every loop here reads some rows and writes one
-other row; `store` and `load` tell LLVM so, which lets it vectorise without testing at run time which rows overlap. The
-promise is made a loop at a time, so `store` keeps the function it stands in from being inlined into others.
+Rows are in flat arrays and are identified by the index of their first sample. Every loop here reads some rows and
+writes one other row; `store` and `load` tell LLVM so, and it vectorises without testing at run time which rows overlap.
+This holds for a single loop, so `store` prevents its function from being inlined into others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CACHE_LINE = 16  # samples of 32 bits
 
 
 def generated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that writes its own LLVM instructions; it is called without the first parameter."""
+    """A function that generates its own LLVM instructions; callers leave out the first parameter."""
     return cast("Callable[..., Any]", intrinsic(function))
 
 
@@ -34,8 +34,8 @@ class Axis(NamedTuple):
     out_length: int
     first: int
     taps: int
-    low: Any  # int64 array: where the positions -len(low) … -1 come from (OUTSIDE: the border value)
-    high: Any  # the same for the positions length, length + 1, …
+    low: Any  # int64 array: the indices that positions -len(low) … -1 come from (OUTSIDE: the border value)
+    high: Any  # the same for positions length, length + 1, …
 
 
 class Tile(NamedTuple):
@@ -64,14 +64,14 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 
 def _written_row(builder: Any) -> Any:
-    """LLVM's name for "the row that this loop writes" (an alias scope)."""
+    """An LLVM alias scope for the row that a loop writes."""
     domain = builder.module.add_metadata(["smoothing"])
     return builder.module.add_metadata([builder.module.add_metadata(["written row", domain])])
 
 
 @generated
 def load(_typing: Any, array: Any, index: Any) -> Any:
-    """array[index], from a row that the loop does not write; no bounds, no negative index."""
+    """array[index], from a row that the loop does not write; without bounds checks or negative indices."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = builder.load(_address(context, builder, signature.args[0], *args))
@@ -110,7 +110,7 @@ def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @generated
 def floats_apart(_typing: Any, a: Any, b: Any) -> Any:
-    """By how many floats `a` lies above `b`: int32 of float32, int64 of float64."""
+    """The number of floats by which `a` exceeds `b`: int32 for float32, int64 for float64."""
 
     def code(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.IntType(_integer(a).bitwidth)
@@ -121,10 +121,10 @@ def floats_apart(_typing: Any, a: Any, b: Any) -> Any:
 
 @generated
 def nearest_product(_typing: Any, a: Any, b: Any) -> Any:
-    """The whole number nearest to a product before it is rounded to a float (|a * b| < 2**22), ties to even.
+    """The integer nearest to the exact product (|a * b| < 2**22), ties to even.
 
-    A float of the shift's size has no fraction bits, so that adding it rounds a small number to a whole one, which then
-    stands in the low bits of the sum. One instruction, where converting would take two.
+    A float of the shift's size has no fraction bits, so adding it rounds a small number to an integer, which is then in
+    the low bits of the sum. This takes one instruction; a conversion would take two.
     """
     shift = 1.5 * 2**23 if a == types.float32 else 1.5 * 2**52
 
@@ -154,7 +154,7 @@ def as_float(_typing: Any, value: Any) -> Any:
 
 @generated
 def narrowed(_typing: Any, array: Any, value: Any) -> Any:
-    """`value` in the array's type (Numba computes in int64; narrow again, LLVM keeps everything in int32)."""
+    """`value` in the array's type: Numba computes in int64, but with narrowed values LLVM keeps everything in int32."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.cast(builder, args[1], signature.args[1], signature.return_type)
@@ -164,10 +164,10 @@ def narrowed(_typing: Any, array: Any, value: Any) -> Any:
 
 @generated
 def clipped(_typing: Any, array: Any, value: Any) -> Any:
-    """`value` limited to the range of an integer array of 8 or 16 bits; as it is for any other array.
+    """`value` limited to the range of an integer array of 8 or 16 bits; unchanged for any other array.
 
-    Our values lie in the range already, or a rounding beyond it; told so, LLVM narrows with one saturating instruction,
-    and only after all arithmetic.
+    Our values exceed the range by a rounding at most, but this lets LLVM narrow with one saturating instruction, after
+    all arithmetic.
     """
     narrow = isinstance(array.dtype, types.Integer) and array.dtype.bitwidth < 32
 
@@ -183,7 +183,7 @@ def clipped(_typing: Any, array: Any, value: Any) -> Any:
 
 @compiled
 def source_index(position: int, axis: Axis) -> int:
-    """Where along the axis the sample at `position` comes from."""
+    """The index along the axis from which the sample at `position` comes."""
     if position < 0:
         return axis.low[position + axis.low.size]  # type: ignore[no-any-return]
     if position >= axis.length:
@@ -192,29 +192,29 @@ def source_index(position: int, axis: Axis) -> int:
 
 
 def row_pitch(samples: int) -> int:
-    """From one scratch row to the next: room for whole blocks, and an odd number of cache lines, so that one column of
-    many rows does not fall on one set of the cache."""
+    """Samples from one scratch row to the next: room for whole blocks, and an odd number of cache lines, so that a
+    column of many rows does not fall into one set of the cache."""
     lines = -(-samples // CACHE_LINE) + BLOCK // CACHE_LINE
     return (lines | 1) * CACHE_LINE
 
 
 @compiled
 def whole_blocks(samples: int) -> int:
-    """Scratch rows are summed in whole blocks, so that no loop ends in single samples; what lies beyond a row's end is
+    """Scratch rows are summed in whole blocks, so that no loop ends in single samples; values beyond a row's end are
     never used."""
     return -(-samples // BLOCK) * BLOCK
 
 
 @compiled
 def row_start(plane: int, position: int, rows: Axis, columns: Axis, channels: int) -> int:
-    """Index of the first sample of the row at `position`; OUTSIDE for a row of border values."""
+    """Index of the first sample of the row at `position`, or OUTSIDE for a row of border values."""
     row = source_index(position, rows)
     return OUTSIDE if row < 0 else (plane * rows.length + row) * columns.length * channels
 
 
 @compiled
 def inside(columns: Axis, tile: Tile) -> tuple[int, int]:
-    """Which of the columns that the tile sees lie inside the image: begin … end, counted from the tile's first."""
+    """The columns seen by the tile that lie inside the image: begin … end, counted from the tile's first."""
     start = tile.x0 + columns.first
     width = tile.x1 - tile.x0 + columns.taps - 1
     begin = min(max(-start, 0), width)
@@ -223,8 +223,8 @@ def inside(columns: Axis, tile: Tile) -> tuple[int, int]:
 
 @compiled
 def beyond(columns: Axis, tile: Tile) -> Any:
-    """The other columns that the tile sees, beyond the image's edges: int64 [columns, 3] of the column, where along the
-    axis its samples come from (OUTSIDE: the border value), and which column of the tile that is (-1: none)."""
+    """The columns seen by the tile that lie beyond the image's edges: int64 [columns, 3] of the column, the index along
+    the axis from which its samples come (OUTSIDE: the border value), and the tile's column at that index (-1: none)."""
     begin, end = inside(columns, tile)
     start = tile.x0 + columns.first
     width = tile.x1 - tile.x0 + columns.taps - 1
@@ -269,7 +269,7 @@ def add(source: Any, source_at: int, total: Any, at: int, count: int) -> None:
 
 @compiled
 def slide(entering: Any, entering_at: int, leaving: Any, leaving_at: int, total: Any, at: int, count: int) -> None:
-    """total += entering - leaving: the running sum moves by one row."""
+    """total += entering - leaving: moves the running sum by one row."""
     for i in range(count):
         change = load(entering, entering_at + i) - load(leaving, leaving_at + i)
         store(total, at + i, reload(total, at + i) + change)
@@ -295,18 +295,18 @@ def scaled(array: Any, source: int, factor: Any, out: Any, at: int, count: int) 
 
 
 @compiled
-def settled(array: Any, settling: Any, at: int, count: int) -> None:
-    """The row becomes (row + settling[0]) - settling[1]."""
-    up, down = settling[0], settling[1]
+def round_row(array: Any, rounding: Any, at: int, count: int) -> None:
+    """The row becomes (row + rounding[0]) - rounding[1]."""
+    up, down = rounding[0], rounding[1]
     for i in range(count):
         store(array, at + i, (reload(array, at + i) + up) - down)
 
 
 @compiled
-def rounded(array: Any, source: int, settling: Any, out: Any, at: int, count: int) -> None:
-    """The same, where settling[0] leaves whole numbers: floats of its size are one apart, and lie as far above
-    settling[1] as the result says."""
-    up, down = settling[0], settling[1]
+def rounded(array: Any, source: int, rounding: Any, out: Any, at: int, count: int) -> None:
+    """As `round_row`, into integers: floats of the size of rounding[0] are one apart, so the result is the number of
+    floats by which a sum exceeds rounding[1]."""
+    up, down = rounding[0], rounding[1]
     for i in range(count):
         store(out, at + i, clipped(out, floats_apart(load(array, source + i) + up, down)))
 
@@ -319,7 +319,7 @@ def one_tap(array: Any, low: int, high: int, weight: Any, at: int, count: int) -
 
 @compiled
 def more_taps(array: Any, low: Any, high: Any, weight: Any, k: int, at: int, count: int) -> None:
-    """Taps k … k + 3 of a symmetric weighted sum: four a sweep, so that the sum is loaded and stored once for them."""
+    """Taps k … k + 3 of a symmetric weighted sum: four per sweep, so that the sum is loaded and stored once for all."""
     low_1, low_2, low_3, low_4 = low[k], low[k + 1], low[k + 2], low[k + 3]
     high_1, high_2, high_3, high_4 = high[k], high[k + 1], high[k + 2], high[k + 3]
     weight_1, weight_2, weight_3, weight_4 = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]

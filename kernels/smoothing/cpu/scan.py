@@ -20,7 +20,7 @@ LANES = 4
 def scan(_typing: Any, array: Any, source: Any, at: Any, count: Any) -> Any:
     """array[at + k] = array[source] + … + array[source + k - 1] for k = 0 … count, wrapping.
 
-    Four at a time: two shifted adds sum within the register, and its last lane carries over.
+    Four at a time: two shifted additions sum within the register, whose last lane is carried over.
     """
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -43,13 +43,13 @@ def scan(_typing: Any, array: Any, source: Any, at: Any, count: Any) -> Any:
 
 @generated
 def scan_4(_typing: Any, array: Any, source: Any, at: Any, pixels: Any, channels: Any) -> Any:
-    """The same for each of up to four interleaved channels, a pixel at a time."""
+    """As `scan`, for each of up to four interleaved channels, a pixel at a time."""
     return _scan_pixels(array, 4)
 
 
 @generated
 def scan_8(_typing: Any, array: Any, source: Any, at: Any, pixels: Any, channels: Any) -> Any:
-    """The same for each of up to eight."""
+    """As `scan_4`, for up to eight channels."""
     return _scan_pixels(array, 8)
 
 

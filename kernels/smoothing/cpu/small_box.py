@@ -1,7 +1,7 @@
-"""The exact mean over a small box of integers, one tile at a time: of so few samples one multiplication gives it, and
-sums of bytes fit 16 bits, so that a register holds twice as many.
+"""The exact mean over a small box of integers, one tile at a time. With so few samples one multiplication gives the
+mean, and sums of bytes fit 16 bits, so a register holds twice as many.
 
-Down a tile's rows goes a running sum; along each row the window's sums are made by doubling.
+Sums down a tile's rows are running sums; along each row they are built by doubling.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kernels.smoothing.cpu.integer_box import enter, move
 from kernels.smoothing.cpu.rows import Axis, Tile, beyond, clipped, convert, fill, generated, load, store
 
 SCRATCH_ROWS = 3  # the running sums, and two for those along the row
-MOST_SAMPLES = 255  # of a box, but for bytes: see `float_division`
-MOST_COLUMNS = 9  # of a box, but for bytes: prefix sums cost less for more (AVX-512: from 9 to 15 on)
+MOST_SAMPLES = 255  # of a box, except for bytes: see `float_division`
+MOST_COLUMNS = 9  # of a box, except for bytes: prefix sums cost less for wider ones (AVX-512: from 9 to 15 on)
 WHOLE_FLOATS = 1.5 * 2**23  # floats of this size are one apart
 
 
@@ -46,7 +46,7 @@ def small_box_tile(
     middle             : subtracted from every sample
     column_steps       : `doublings` of the columns' taps
     division           : of `byte_division` or `float_division`
-    divided            : False: sums are left as they are
+    divided            : False leaves the sums
     """
     width = tile.x1 - tile.x0 + columns.taps - 1
     count = (tile.x1 - tile.x0) * channels
@@ -75,7 +75,7 @@ def _means(array: Any, sums: int, division: Any, out: Any, at: int, count: int) 
 
 @generated
 def _mean(_typing: Any, total: Any, first: Any, second: Any, third: Any) -> Any:
-    """What `byte_division` says of a uint16, or `float_division` of an int32."""
+    """The mean by `byte_division` of a uint16, or by `float_division` of an int32."""
 
     def of_bytes(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         total, half, multiplier, shift = args
@@ -94,26 +94,26 @@ def _mean(_typing: Any, total: Any, first: Any, second: Any, third: Any) -> Any:
 
 def byte_division(divisor: int) -> Any:
     """uint16 [3] of half, multiplier and shift, so that for every sum of `divisor` bytes
-    floor(sum / divisor + 1/2) is (sum + half) * multiplier >> 16 + shift; None where 16 bits do not hold them all.
+    floor(sum / divisor + 1/2) is (sum + half) * multiplier >> 16 + shift; None if 16 bits do not hold all of them.
     """
     half = divisor // 2
     most = 255 * divisor + half
     for shift in range(16 if most < 1 << 16 else 0):
         one = 1 << 16 + shift
         multiplier = -(-one // divisor)
-        # Each quotient lies 1 / divisor or more below the next whole one: by less may what is too much add up.
+        # Each quotient is at least 1 / divisor below the next integer; the multiplier's excess must add up to less.
         if multiplier < 1 << 16 and (multiplier * divisor - one) * most < one:
             return np.array((half, multiplier, shift), np.uint16)
     return None
 
 
 def float_division(divisor: int, restored: int) -> Any:
-    """float32 [3] of bias, inverse and whole, so that for every sum of `divisor` samples of 16 bits (255 at most),
-    each relative to the middle of their range, floor(sum / divisor + 1/2) + restored is how many floats
-    (sum + bias) * inverse + WHOLE_FLOATS, rounded once, lies above `whole`.
+    """float32 [3] of bias, inverse and whole, so that for every sum of `divisor` samples of 16 bits (at most 255),
+    each relative to the middle of their range, floor(sum / divisor + 1/2) + restored is the number of floats by which
+    (sum + bias) * inverse + WHOLE_FLOATS, rounded once, exceeds `whole`.
 
-    Sums are less than 2**23, so that adding a half is exact. It moves ties of an even divisor up and nothing else
-    across; then every quotient lies 1 / (2 divisor) or more from a tie, and the inverse's rounding, 2**-24 of at most
-    2**15, moves it by no more than 2**-9.
+    Sums are less than 2**23, so adding a half is exact. It moves ties of an even divisor up and nothing else across;
+    then every quotient is at least 1 / (2 divisor) from a tie, and the inverse's rounding, 2**-24 of at most 2**15,
+    moves it by at most 2**-9.
     """
     return np.array((0.5 if divisor % 2 == 0 else 0, 1 / divisor, WHOLE_FLOATS - restored), np.float32)

@@ -1,4 +1,4 @@
-"""Smoothing on CUDA: which kernels of smoothing.cu run for an image, with which grids."""
+"""Smoothing on CUDA: the choice and launch of the kernels of smoothing.cu."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing.cuda import fused, ladder, passes, running, streamed, tensor, tree, wide
 from kernels.smoothing.window import Window
 
-# The contract fixes every rounding: the compiler must not contract a multiplication and an addition on its own.
+# The contract fixes every rounding, so the compiler must not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
 
 MAX_REPEATS = 256
-ALIGNMENT = 256  # bytes; what a launch depends on of a pointer is its remainder
+ALIGNMENT = 256  # bytes; launches depend on a pointer's remainder only
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to smooth: what it is, which kernels it is made of, and how it runs them."""
+    """One way to smooth, with its kernels."""
 
     summary: str
     entries: tuple[str, ...]
     run: Callable[[Any, Sequence[Window], float, Any, Any], None]  # (image, windows, cval, out, stream)
-    # Whether it can do this: (image's shape and dtype, windows)
+    # (image's shape and dtype, windows) -> whether it can filter them
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
-    repeatable: bool = False  # whether `run` does nothing but launch kernels on the image and the result
+    repeatable: bool = False  # whether `run` only launches kernels on the image and the result
 
 
 def smooth(
     image: Any, windows: Sequence[Window], cval: float, out: Any, *, stream: Any = None, variant: str | None = None
 ) -> Any:
-    """Filters a CuPy array along the windows' axes, taken in ascending order; without windows, a copy.
+    """Filters a CuPy array along the windows' axes, in ascending order; copies it if there are no windows.
 
     image   : CuPy array of one of `kernels.smoothing.DTYPES`, any strides
     windows : sorted by axis; all boxes or all Gaussians
@@ -70,7 +70,7 @@ _repeats: dict[Any, Repeat] = {}
 
 
 def _layout(image: Any, windows: Sequence[Window], cval: Any, out: Any) -> Any:
-    """All that the launches depend on but the arrays themselves; None where `cval` cannot be compared."""
+    """Everything that the launches depend on, except the arrays; None if `cval` cannot be compared."""
     if not isinstance(cval, int | float):
         return None
     alignments = image.data.ptr % ALIGNMENT, out.data.ptr % ALIGNMENT
@@ -78,8 +78,8 @@ def _layout(image: Any, windows: Sequence[Window], cval: Any, out: Any) -> Any:
 
 
 def _repeated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> bool:
-    """Makes the launches of an earlier call on arrays laid out alike, if there was one: a stream of chunks asks for the
-    same again and again, and choosing kernels and grids takes longer than many a chunk."""
+    """Repeats the launches of an earlier call on arrays of the same layout, if there was one: a stream of chunks
+    repeats calls, and choosing kernels and grids takes longer than many chunks."""
     import cupy
 
     if out is None or not image.flags.c_contiguous:
@@ -110,7 +110,7 @@ def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
 
 @lru_cache(maxsize=256)
 def _fastest(shape: tuple[int, ...], dtype: np.dtype, windows: tuple[Window, ...]) -> Variant:
-    """The last variant that applies; looked up once, since a stream of chunks asks the same again and again."""
+    """The last variant that applies; cached, since a stream of chunks repeats calls."""
     return [found for found in VARIANTS.values() if found.applies(shape, dtype, windows)][-1]
 
 
@@ -121,11 +121,11 @@ def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int,
     return tuple(lengths)
 
 
-# In the order of the source, naive to fast: the last that applies is the one in production.
+# In the order of the source, naive to fast: production uses the last that applies.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "naive": Variant(
-            summary="one thread a result, every tap from global memory",
+            summary="one thread per result, every tap from global memory",
             entries=(*passes.DIRECT_ENTRIES, *passes.pass_entries("box_gather", "gauss_gather", single_box=False)),
             run=passes.run_naive,
         ),
@@ -136,13 +136,13 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             applies=ladder.tiled_applies,
         ),
         "padded": Variant(
-            summary="RGB copied to RGBX first, so that a tap is one vector from global memory",
+            summary="RGB is copied to RGBX first, so that a tap is one vector from global memory",
             entries=ladder.PADDED_ENTRIES,
             run=ladder.run_padded,
             applies=ladder.gather_applies,
         ),
         "pitched": Variant(
-            summary="the same, and every row begins at a multiple of 256 bytes",
+            summary="padded, with every row starting at a multiple of 256 bytes",
             entries=ladder.PITCHED_ENTRIES,
             run=ladder.run_pitched,
             applies=ladder.gather_applies,
@@ -154,18 +154,18 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             applies=ladder.pitched_tiled_applies,
         ),
         "separable": Variant(
-            summary="one axis a pass, taps from a tile in shared memory",
+            summary="one axis per pass, taps from a tile in shared memory",
             entries=passes.pass_entries("box_separable", "gauss_separable", single_box=True),
             run=passes.run_separable,
         ),
         "streamed": Variant(
-            summary="boxes of floats, one axis a pass: each sample is loaded once, sums wait in shared memory",
+            summary="boxes of floats, one axis per pass: each sample is loaded once, sums are kept in shared memory",
             entries=streamed.ENTRIES,
             run=passes.run_streamed,
             applies=streamed.applies,
         ),
         "tree": Variant(
-            summary="square boxes of float32 in one kernel: sums wait in registers down the columns and along the rows",
+            summary="square boxes of float32 in one kernel: sums stay in registers down the columns and along the rows",
             entries=tree.ENTRIES,
             run=tree.run,
             applies=tree.applies,
@@ -179,7 +179,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             repeatable=True,
         ),
         "wide": Variant(
-            summary="Gaussians of middling reach in one kernel: from registers down the columns, then along the rows",
+            summary="Gaussians of medium reach in one kernel: from registers down the columns, then along the rows",
             entries=wide.ENTRIES,
             run=wide.run,
             applies=wide.applies,

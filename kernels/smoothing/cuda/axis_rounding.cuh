@@ -1,14 +1,14 @@
-// What becomes of a Gaussian's sums between its axes, and in the end (kernels/smoothing/axis_rounding.py). Part of smoothing.cu.
+// How a Gaussian's sums are rounded between axes and at the end (kernels/smoothing/axis_rounding.py). Part of smoothing.cu.
 #pragma once
 
-// `up` is so large that floats of its size are quarters, or whole numbers, apart: adding it rounds, ties to even. -0 and 0
-// leave a sum as it is.
+// `up` is so large that neighbouring floats differ by a quarter, or by one: adding it rounds, ties to even. With -0 and 0,
+// sums are not rounded.
 template <typename Work>
-struct Settling {
+struct AxisRounding {
     Work up, down;
 };
 
 template <typename Work>
-__device__ inline Work settled(Work sum, const Settling<Work>& settling) {
-    return (sum + settling.up) - settling.down;
+__device__ inline Work rounded(Work sum, const AxisRounding<Work>& rounding) {
+    return (sum + rounding.up) - rounding.down;
 }

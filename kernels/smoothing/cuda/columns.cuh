@@ -4,13 +4,13 @@
 #include "pdl.cuh"
 #include "cuda/running.cuh"
 
-// box_column_sums: as box_running, but what passes from warp to warp are the sums down the columns:
+// box_column_sums: as box_running, but sums down the columns pass from warp to warp:
 //   V[x] of row y is that of row y - 1 plus the entering sample less the leaving one, and
 //   S[x], the sum of the window, is S[x - pixel] + V[right edge] - V[left edge].
-// So each row is summed across once, not once as it enters and once as it leaves; but a warp sums the columns beside its
-// results too, which pays while windows are short beside its strip. Sums of columns fit 16 bits, and two are added as one
-// number of 32 bits: what the lower half borrows, its sum gives back. The left edges of a lane's windows are its own columns,
-// in registers; the right edges are those of lanes behind it, in shared memory.
+// So each row is summed across once, not once as it enters and once as it leaves. In return a warp also sums the columns
+// beside its results, which pays as long as windows are short compared with its strip. Sums of columns fit 16 bits, and two
+// are added as one number of 32 bits: a borrow of the lower half is undone by its sum. The left edges of a lane's windows are
+// its own columns, in registers; the right edges are those of lanes behind it, in shared memory.
 //
 // Floors for N samples (8192 x 8192 RGB) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in a clock 128 lanes
 // issue, 64 multiply or permute, and 128 bytes of shared memory move:
@@ -22,12 +22,12 @@
 template <int WORDS>
 struct Columns {
     static constexpr int SAMPLES = 4 * WORDS, PAIRS = 2 * WORDS;  // of a lane: samples, and pairs of their columns' sums
-    static constexpr int COUNT = (33 * PAIRS + 4 + 7) / 8 * 8;    // of a row's pairs, and what is read behind, not used
-    // Bytes in shared memory: of a row, with the rest of its first sector and last vector; and of a team.
+    static constexpr int COUNT = (33 * PAIRS + 4 + 7) / 8 * 8;    // of a row's pairs, and of those read behind it, not used
+    // Bytes of shared memory: of a row, with the rest of its first sector and last vector; and of a team.
     static constexpr int PITCH = 128 * WORDS + 64, TEAM = STAGES * 2 * PITCH + 4 * COUNT + 128 * WORDS;
 };
 
-// A lane's share of a row that begins anywhere.
+// A lane's share of an unaligned row.
 template <int WORDS>
 __device__ inline void load_share(unsigned (&word)[WORDS + 1], const unsigned char* from) {
     const unsigned byte = shared_address(from) & 3, choice = 0x3210 + 0x1111 * byte;
@@ -40,8 +40,8 @@ __device__ inline void load_share(unsigned (&word)[WORDS + 1], const unsigned ch
     for (int i = 0; i < WORDS; ++i) word[i] = __byte_perm(word[i], word[i + 1], choice);
 }
 
-// What two rows change of the sums down the columns: they grow by `entering` and shrink by `leaving`. Of a window that moves,
-// the first row enters and the second leaves; while the first window is made, both enter.
+// How two rows change the sums down the columns, which grow by `entering` and shrink by `leaving`. When a window moves, the
+// first row enters and the second leaves; for the first window, both enter.
 template <bool LEAVES, int WORDS>
 __device__ inline void unpack(unsigned (&entering)[2 * WORDS], unsigned (&leaving)[2 * WORDS], const unsigned char* first,
                               const unsigned char* second) {
@@ -55,8 +55,8 @@ __device__ inline void unpack(unsigned (&entering)[2 * WORDS], unsigned (&leavin
     }
 }
 
-// Sums of windows less that of the lane's first, and over the lane, all more by BIAS and so never negative: the left edges
-// are `left`, the right edges begin at column AHEAD of `right`.
+// Sums of windows less that of the lane's first, and their change over the lane, all plus BIAS and so never negative: the left
+// edges are `left`, the right edges start at column AHEAD of `right`.
 constexpr unsigned BIAS = 1u << 31;
 
 template <int CHANNELS, int AHEAD, int WORDS>
@@ -95,7 +95,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
     const int teams = blockDim.x / 32;
-    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int team = opaque(static_cast<int>(threadIdx.x / 32)), lane = opaque(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int outputs = part.x_end - part.x, distance = mean.taps_x * CHANNELS;
     unsigned char* out_tile = first_of(out, part, picture);
@@ -115,7 +115,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
     __syncthreads();
     const unsigned long long multiplier = mean.multiplier;
 
-    await_earlier_kernels();
+    grid_dependency_synchronize();
     feed.ask(0);
 #pragma unroll 1
     for (unsigned turn = 0;; ++turn) {
@@ -125,11 +125,11 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         unsigned char* taken[2];
         feed.take(turn, taken);
         const unsigned char *first = taken[0] + 4 * lane * WORDS, *second = taken[1] + 4 * lane * WORDS;
-        unsigned column[Shape::PAIRS], leaving[Shape::PAIRS];  // first what enters
+        unsigned column[Shape::PAIRS], leaving[Shape::PAIRS];  // `column` first holds what enters
         if (warming) unpack<false, WORDS>(column, leaving, first, second);
         else unpack<true, WORDS>(column, leaving, first, second);
 
-        // The sums go from team to team: all that can be computed before the turn comes is, since the others wait for it.
+        // The sums go from team to team. As much as possible is computed before the turn comes, since the others wait for it.
         if (teams > 1 && step > 0) turns.await(team, turn);
         uint2 sums[WORDS];
 #pragma unroll
@@ -142,10 +142,10 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         if (teams > 1 && step + 1 < steps) turns.pass_on(team, teams);
         if (warming) continue;
 
-        __syncwarp();  // the warp's sums are there, and the results of the turn before have been read
+        __syncwarp();  // the warp's sums are visible, and the last turn's results have been read
         unsigned sum[SAMPLES], total[CHANNELS], before[CHANNELS];
         int first_window[CHANNELS];
-        // Lanes without results, whose windows would end behind the sums, take any.
+        // Lanes without results take any sums, since their windows would end behind these.
         const uint2* right = columns + (lane * SAMPLES < outputs ? lane * WORDS : 0) + distance / 4;
         const auto sum_by = [&](auto ahead) { sum_windows<CHANNELS, ahead.value, WORDS>(sum, total, right, column); };
         switch (distance % 4) {
@@ -163,7 +163,7 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c) total[c] -= BIAS;
         scan(before, total);
-        unsigned long long rest[CHANNELS];  // what the biased sum of a window, times the multiplier, lacks
+        unsigned long long rest[CHANNELS];  // to be added to the biased sum of a window times the multiplier
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
             rest[c] = (before[c] + warp_sum(first_window[c]) + mean.initial) * multiplier - BIAS * multiplier;
@@ -178,5 +178,5 @@ box_column_sums(const unsigned char* __restrict__ in, unsigned char* __restrict_
         store_row(out_tile + (step - strip.warm) * static_cast<long long>(picture.out_row_samples), results, outputs,
                   picture.aligned_out, lane);
     }
-    wait_for_bulk_stores();  // before the block's memory goes
+    wait_for_bulk_stores();  // before the block's shared memory is freed
 }

@@ -5,22 +5,22 @@
 #include "opaque.cuh"
 #include "cuda/tiles.cuh"
 
-// fused: both axes of [planes, rows, columns, channels] in one kernel, short windows (reach up to RADIUS on each side).
-// A block walks down a band of rows, or up, STEP at a time; the next samples are on their way to shared memory meanwhile.
-// Each thread filters four neighbouring columns from registers, where the rows of the window stay; the sums go through
-// shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once (but
-// for halos, from L2) and written once, and nothing else leaves the chip.
+// fused: both axes of [planes, rows, columns, channels] in one kernel, for short windows (reach up to RADIUS on each side).
+// A block walks down or up a band of rows, STEP at a time, while the next samples are copied to shared memory.
+// Each thread filters four neighbouring columns from registers, which hold the rows of the window; the sums go through
+// shared memory to threads that each filter a segment of one row, again from registers. So each sample is read once
+// (except for halos, from L2) and written once, and nothing else leaves the chip.
 
-// Gauss: weight at distance 0 … RADIUS; 0 beyond the reach adds nothing to whole numbers, but 0 times infinity is NaN: for
-// floats RADIUS is the reach. Box over whole numbers: 1 or 0 for each of the 2 RADIUS + 1 places. SQUARE has no weights.
-// Where samples are TINY, y is 2^126 times as large (SQUARE: scale), and bias 2^-23.
+// Gauss: weights at distance 0 … RADIUS. Zeros beyond the reach add nothing to integers, but 0 times infinity is NaN, so for
+// floats RADIUS is the reach. Box over integers: 1 or 0 for each of the 2 RADIUS + 1 places. SQUARE has no weights.
+// If samples are TINY, y is multiplied by 2^126 (SQUARE: scale), and bias by 2^-23.
 struct Filter {
     float y[2 * MAX_RADIUS + 1], x[2 * MAX_RADIUS + 1];
     float scale, bias;  // box: see finished()
     int taps_y, taps_x;
 };
 
-// Four samples' bits side by side, as they are stored.
+// The bits of four samples, packed as they are stored.
 template <int KIND, typename Sample>
 __device__ inline Packed<Sample> packed_results(const unsigned (&bits)[4]) {
     Packed<Sample> packed = pack<Sample>(bits);
@@ -31,7 +31,7 @@ __device__ inline Packed<Sample> packed_results(const unsigned (&bits)[4]) {
     return packed;
 }
 
-// A segment's means from the sums down its columns, which begin at `sums`.
+// A segment's means, from the sums down its columns that start at `sums`.
 template <typename Shape, int RADIUS, int CHANNELS, typename Sample>
 __device__ inline void filter_square(Packed<Sample> (&done)[Shape::SEGMENT / 4], const unsigned* sums, float scale) {
     constexpr int SEGMENT = Shape::SEGMENT, HALO = Shape::HALO, REACH = Shape::REACH, AT_ONCE = 4 * Shape::A_WORD;
@@ -112,22 +112,22 @@ struct Summed<true> {
     typedef unsigned Value;
 };
 
-// What a thread keeps of its four columns: the window's rows, and of a square box their sums.
+// A thread's four columns: the window's rows, and for a square box their sums.
 template <typename Shape, int RADIUS, typename Value>
 struct Window {
     Value row[2 * RADIUS + Shape::STEP][Shape::LANES];
     Value sum[Shape::LANES];
 };
 
-// A step: STEP rows enter, and the sums of the windows that they complete are put from `to` on. UPWARDS: the rows come, and
-// stand in the window, from the last up; it matters where they are summed in order.
+// A step: STEP rows enter, and the sums of the windows that they complete are written from `to` on. UPWARDS: the rows arrive,
+// and are kept in the window, from the last up; this matters if they are summed in order.
 template <typename Shape, int KIND, bool UPWARDS, int RADIUS, typename Sample, typename Value>
 __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, const Sample* entering, const int* skews,
                                       unsigned* to, const Filter& filter) {
     constexpr int STEP = Shape::STEP, LANES = Shape::LANES, WIDTH = Shape::WIDTH;
     constexpr bool FLOAT_BOX = KIND == BOX && same<Sample, float>;
     const auto filter_rows = [&](auto taps) {
-        // Two rows are loaded ahead: the compiler keeps loads behind the stores of sums.
+        // Two rows are loaded ahead, since the compiler does not move loads before the stores of sums.
         const auto row = [&](int i) { return packed_row<Shape>(entering + i * WIDTH, skews + i); };
         Packed<Sample> ahead[2] = {row(0), row(1)};
 #pragma unroll
@@ -164,7 +164,7 @@ __device__ inline void filter_columns(Window<Shape, RADIUS, Value>& window, cons
 template <typename Sample, int CHANNELS, int RADIUS, int KIND, bool ALIGNED>
 __global__ void __launch_bounds__(Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::THREADS,
                                   Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED>::BLOCKS)
-fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter, Cut bands) {
+fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Filter filter, BlockPartition bands) {
     typedef Fused<Sample, CHANNELS, RADIUS, KIND, ALIGNED> Shape;
     constexpr int STEP = Shape::STEP, WIDTH = Shape::WIDTH, SEGMENT = Shape::SEGMENT;
     constexpr int STAGE = Shape::SAMPLES / static_cast<int>(sizeof(Sample));
@@ -176,20 +176,20 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
     const Place place = place_of(blockIdx.x, picture);
     const Sample* in_plane = in + place.plane * picture.rows * picture.row_samples;
     Sample* out_plane = out + place.plane * picture.out_rows * picture.out_row_samples;
-    const int x = kept(place.tile * Shape::OUTPUTS), x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
+    const int x = opaque(place.tile * Shape::OUTPUTS), x_end = min(x + Shape::OUTPUTS, picture.out_row_samples);
     const int x_in = x - Shape::HALO + picture.centre_x;
     const int y_begin = bands.begin(place.band), y_end = min(bands.begin(place.band + 1), picture.out_rows);
     const Ends ends = ends_of<Shape>(x_in, picture);
     if (ends != Ends::NONE) find_sources<Shape, CHANNELS>(sources, x_in, x_end - x + Shape::HALO + Shape::REACH, picture);
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     typedef typename Summed<KIND == SQUARE>::Value Value;
     Window<Shape, RADIUS, Value> window;
     constexpr bool ORDERED = KIND == BOX && same<Sample, float>;
     const bool up = Shape::TURNS && place.band % 2 != 0;
     const int mine = 4 * threadIdx.x;
-    int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the row to be written next, and how many are
+    int y = up ? y_end - 1 : y_begin, left = y_end - y_begin;  // the next row to write, and the number left
     int* stage_skews = skews + (Shape::SKEWS ? 2 * MAX_RADIUS : 0);
     const auto ahead = [&](int row) { return y + picture.centre_y + (up ? -row : row); };
     const auto fetch_above = [&](Sample* to) {
@@ -199,8 +199,8 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         fetch_rows<Shape, STEP>(samples + stage * STAGE, stage_skews + stage * STEP, in_plane, ahead(RADIUS + steps * STEP), up,
                                 x_in, ends, sources, picture);
     };
-    // The rows that the first window has above its last come where the sums will be, if they fit there, together with
-    // those of the first step; else before these.
+    // The rows of the first window above its last are fetched into the place of the sums, if they fit there, together with
+    // those of the first step; otherwise before these.
     constexpr int ABOVE = 2 * RADIUS * WIDTH * static_cast<int>(sizeof(Sample));
     constexpr bool FIT = ABOVE <= Shape::SUMS;
     static_assert(FIT || (ABOVE <= Shape::SAMPLES + Shape::SUMS && Shape::STAGES == 1), "shared memory holds the rows above");
@@ -257,7 +257,7 @@ fused(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, 
         Packed<Sample> done[SEGMENT / 4];
         if constexpr (KIND == SQUARE) filter_square<Shape, RADIUS, CHANNELS>(done, segment, filter.scale);
         else filter_segment<Shape, KIND, RADIUS, CHANNELS>(done, segment, filter);
-        // Nobody else reads the warp's rows: they take the results, to be stored a row at a time.
+        // Only this warp reads its rows, so the results replace them, to be stored a row at a time.
         __syncwarp();
         constexpr int SIZE = sizeof(Sample);
 #pragma unroll

@@ -1,5 +1,5 @@
-"""The kernel `fused` of smoothing.cu, which filters both axes of an image at once: which filters it takes, how it sees
-the image, and its launch."""
+"""The kernel `fused` of smoothing.cu, which filters both axes of an image at once: when it applies, its view of the
+image, and its launch."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.cuda.block_partition import Cost, Cut, factored, mostly_short, up_to
+from kernels.smoothing.cuda import tuning
+from kernels.smoothing.cuda.block_partition import BlockPartition, PieceCost, factored, mostly_short, up_to
 from kernels.smoothing.window import Window
 
 C_TYPES = {"uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float"}
-# Compiled for these reaches: a shorter window takes the next, but for Gaussians of floats, which need their own. (Those
-# of uint8 that are so short are exact: another arithmetic.)
+# Reaches of the compiled kernels; other windows use the next larger, except Gaussians of floats, which need their own.
+# (Gaussians of uint8 with these reaches are exact: other kernels.)
 BOX_RADII, GAUSS_RADII, FLOAT_GAUSS_RADII = (1, 4), (4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
-SQUARE_RADII = (1, 2, 3, 4)  # boxes over whole numbers that reach equally far in all four directions
+SQUARE_RADII = (1, 2, 3, 4)  # boxes over integers that reach equally far in all four directions
 MAX_CHANNELS, MAX_RADIUS = 4, 8
 MAX_LENGTH = 1 << 30  # positions along either axis are 32-bit numbers; offsets are not
 MAX_BLOCKS = (1 << 31) - 1
 MIN_BAND_ROWS = 8
-# Bands are mostly short where memory is waited for, and each block on the device has so many rows. Else they are
-# factored, by these shares: for windows that reach up to 4, of floats and of others, and for those that reach farther.
-# All measured on an H200.
-SHORT_FROM_ROWS = 400
-FLOAT_SHARE, SHARE, FAR_SHARE = 0.35, 0.55, 0.6
-VECTOR_BYTES = 16  # what a thread loads and stores at once
-SECTOR_BYTES = 32  # memory is written in these: blocks write whole ones
-SHARED_BYTES = 227 << 10  # that blocks share on a multiprocessor of sm_90
+VECTOR_BYTES = 16  # of a thread's loads and stores
+SECTOR_BYTES = 32  # unit of writes to memory; blocks write whole ones
 THREADS = 128
 WIDTH = 4 * THREADS  # samples of a row that a block loads
-TINY = 2.0**126  # how much larger weights are where samples are the bits of floats: TINY in windows.cuh
+TINY = 2.0**126  # factor of the weights if samples are the bits of floats: TINY in windows.cuh
 
 
 def _radii(kind: str, dtype: str) -> tuple[int, ...]:
@@ -90,7 +85,7 @@ class Filter(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The image as [planes, rows, columns, channels], with the window along rows and that along columns, if any."""
+    """The image as [planes, rows, columns, channels], with the windows down the rows and across the columns, if any."""
 
     planes: int
     rows: int
@@ -101,7 +96,7 @@ class View:
 
 
 def view_of(shape: Sequence[int], windows: Sequence[Window]) -> View | None:
-    """None where the filtered axes are not one axis, or two neighbours that are last but for few channels."""
+    """None unless one axis is filtered, or two neighbours that are last or followed by few channels."""
     if len(windows) == 2 and windows[1].axis == windows[0].axis + 1:
         down, across = windows
         y = down.axis
@@ -148,12 +143,12 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     kind, radius = chosen
     picture = picture_of(image, view, cval, out)
     tile = _tile(dtype, view.channels, kind, radius, aligned=picture.aligned)
-    bands = _cut(picture, tile)
+    bands = _partition(picture, tile)
     blocks = picture.planes * picture.tiles * picture.bands
     entry = _entry(C_TYPES[dtype.name], view.channels, radius, kind, picture.aligned)
     args = (image, out, picture, _filter(view, dtype, kind, radius), bands)
     kernel("smoothing", entry).launch(
-        (blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream, early=True
+        (blocks,), (THREADS,), args, shared_bytes=tile.shared_bytes, stream=stream, dependent_launch=True
     )
 
 
@@ -162,7 +157,7 @@ def _kind(windows: Sequence[Window]) -> str:
 
 
 def _chosen(windows: Sequence[Window], dtype: np.dtype[Any]) -> tuple[str, int] | None:
-    """Kind and reach of the kernel for these windows; None where there is none."""
+    """Kind and reach of the kernel for these windows; None if there is none."""
     kind, reaches = _kind(windows), [max(window.before, window.after) for window in windows]
     if kind == "GAUSS" and dtype == np.float32 and (len(windows) < 2 or reaches[0] != reaches[1]):
         return None
@@ -175,14 +170,14 @@ def _chosen(windows: Sequence[Window], dtype: np.dtype[Any]) -> tuple[str, int] 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What a block of `fused` works on: struct Fused of tiles.cuh."""
+    """The tile of a block of `fused`: struct Fused of tiles.cuh."""
 
-    step: int  # rows it goes down at a time
+    step: int  # rows per step
     outputs: int  # samples of a row that it writes
     shared_bytes: int
     resident: int  # blocks on a multiprocessor
-    share: float  # of a factored cut
-    waits: bool  # for memory
+    share: float  # of a factored partition
+    waits: bool  # whether it waits for memory
 
 
 def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligned: bool) -> Tile:
@@ -207,8 +202,8 @@ def _tile(dtype: np.dtype[Any], channels: int, kind: str, radius: int, *, aligne
         step=step,
         outputs=outputs,
         shared_bytes=shared_bytes,
-        resident=min(3 if few else 4, SHARED_BYTES // (shared_bytes + 1024)),
-        share=FAR_SHARE if far else FLOAT_SHARE if floats else SHARE,
+        resident=min(3 if few else 4, blocks_a_multiprocessor(shared_bytes)),
+        share=tuning.FUSED_FAR_SHARE if far else tuning.FUSED_FLOAT_SHARE if floats else tuning.FUSED_SHARE,
         waits=not far and (floats or (size == 2 and kind != "GAUSS")),
     )
 
@@ -240,14 +235,14 @@ def _bits(value: float, dtype: np.dtype[Any]) -> int:
     return int(np.array(value, dtype).view(f"u{dtype.itemsize}"))
 
 
-def _cut(picture: Picture, tile: Tile) -> Cut:
-    """Cuts the output into the tile's columns, and these into bands of rows."""
+def _partition(picture: Picture, tile: Tile) -> BlockPartition:
+    """Partitions the output into tiles of columns, and these into bands of rows."""
     picture.tiles = -(-picture.out_row_samples // tile.outputs)
     line, lines, resident = picture.out_rows, picture.planes * picture.tiles, tile.resident * multiprocessors()
-    if tile.waits and line * lines >= SHORT_FROM_ROWS * resident:
+    if tile.waits and line * lines >= tuning.FUSED_SHORT_FROM_ROWS * resident:
         bands = mostly_short(line, lines, resident, tile.step)
     else:
-        bands = factored(line, lines, resident, Cost(unit=tile.step), tile.share)
+        bands = factored(line, lines, resident, PieceCost(unit=tile.step), tile.share)
     picture.bands = bands.pieces
     return bands
 

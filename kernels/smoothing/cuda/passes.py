@@ -1,5 +1,5 @@
-"""Smoothing one axis a pass, from device memory to device memory: what such kernels of smoothing.cu take, and their
-launch; and that of the first step for boxes over whole numbers, which sums the whole window at once."""
+"""Smoothing with one axis per pass, from device memory to device memory: the arguments and launches of these kernels of
+smoothing.cu, and of box_direct, which sums the whole window of integers at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel
-from kernels.smoothing.axis_rounding import UNSETTLED, Settling, filtered_constant, settlings
+from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import streamed
 from kernels.smoothing.window import MAX_TAPS, Window
 
 THREADS = 256
 TILE_BYTES = 64 * THREADS  # a separable pass's tile of sums in shared memory
-MAX_BLOCKS = 1 << 30  # kernels loop where there is more to do
+MAX_BLOCKS = 1 << 30  # kernels loop if there is more to do
 
 _C_TYPES = {
     "uint8": "unsigned char",
@@ -52,16 +52,28 @@ class Axes(ctypes.Structure):
     )
 
 
+class FloatRounding(ctypes.Structure):
+    """struct AxisRounding<float> of axis_rounding.cuh."""
+
+    _fields_ = (("up", ctypes.c_float), ("down", ctypes.c_float))
+
+
+class DoubleRounding(ctypes.Structure):
+    """struct AxisRounding<double> of axis_rounding.cuh."""
+
+    _fields_ = (("up", ctypes.c_double), ("down", ctypes.c_double))
+
+
 class FloatWeights(ctypes.Structure):
     """struct Weights<float> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_float), ("down", ctypes.c_float))
+    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("rounding", FloatRounding))
 
 
 class DoubleWeights(ctypes.Structure):
     """struct Weights<double> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("up", ctypes.c_double), ("down", ctypes.c_double))
+    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("rounding", DoubleRounding))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +84,8 @@ class _Pass:
     window: Window
     source: Any
     target: Any
-    fill: Any  # what the pass sees beyond the edge, of the type sums have
-    settling: Settling  # Gaussian: what its sums become
+    fill: Any  # the value beyond the edge, in the type of the sums
+    rounding: AxisRounding  # Gaussian: of its sums
     last: bool
     samples: int  # in the whole window, over all axes
 
@@ -87,7 +99,7 @@ def _type(dtype: Any) -> str:
 
 
 def _sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
-    """What a pass adds up in: the image's own precision, or whole numbers that hold the whole window's sum."""
+    """The type of the sums: the image's precision, or integers that hold the whole window's sum."""
     if windows[0].half_weights is not None:
         return "float64" if dtype == np.float64 else "float32"
     if dtype.kind == "f":
@@ -100,7 +112,7 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
     passes = []
     source, shape = image, list(image.shape)
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
-    for window, settling in zip(windows, _settlings(image.dtype, windows), strict=True):
+    for window, rounding in zip(windows, _roundings(image.dtype, windows), strict=True):
         axis = window.axis
         length, out_length = shape[axis], window.output_length(shape[axis])
         view = Axis(
@@ -113,24 +125,24 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
         samples = math.prod(each.taps for each in windows)
         passes.append(
             _Pass(
-                axis=view, window=window, source=source, target=target, fill=fill, settling=settling, last=last,
+                axis=view, window=window, source=source, target=target, fill=fill, rounding=rounding, last=last,
                 samples=samples,
             )
         )  # fmt: skip
         source, fill = target, filtered_constant(window, fill)
         if window.half_weights is not None:
-            fill = settling.of(fill)
+            fill = rounding.of(fill)
     return passes
 
 
-def _settlings(dtype: np.dtype, windows: Sequence[Window]) -> list[Settling]:
+def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]:
     if windows[0].half_weights is None:
-        return [UNSETTLED] * len(windows)
-    return settlings(windows, whole=dtype.kind != "f")
+        return [NO_ROUNDING] * len(windows)
+    return axis_roundings(windows, whole=dtype.kind != "f")
 
 
 def _divisor(step: _Pass, sums: str) -> Any:
-    """What box kernels finish with: the number of samples, or for floats its reciprocal (one before the last pass)."""
+    """The divisor of box kernels: the number of samples, or for floats its reciprocal (1 before the last pass)."""
     if np.dtype(sums).kind == "u":
         return _CTYPES[sums](step.samples)
     return _CTYPES[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
@@ -139,8 +151,8 @@ def _divisor(step: _Pass, sums: str) -> Any:
 def _weights(step: _Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
-    struct = DoubleWeights if sums == "float64" else FloatWeights
-    weights = struct(up=step.settling.up, down=step.settling.down)
+    weights = DoubleWeights() if sums == "float64" else FloatWeights()
+    weights.rounding.up, weights.rounding.down = step.rounding.up, step.rounding.down
     weights.half[: len(half)] = half
     return weights
 
@@ -180,7 +192,7 @@ def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, s
 
 
 def _tile_columns(axis: Axis, size: int) -> int:
-    """Whole sectors of memory a row where the window lets the tile be wide; at least half its positions give output."""
+    """Whole sectors of memory per row if the window allows a wide tile; at least half of its positions give output."""
     columns = min(int(axis.inner), 32)
     while columns > 1 and size // columns < 2 * (axis.taps - 1):
         columns = (columns + 1) // 2
@@ -212,9 +224,9 @@ def run_naive(image: Any, windows: Sequence[Window], cval: float, out: Any, stre
 
 
 def pass_entries(box: str, gauss: str, *, single_box: bool) -> tuple[str, ...]:
-    """Every combination of types that the passes of a family meet.
+    """Every combination of types in the passes of a family.
 
-    single_box : whether a box over whole numbers may be one pass; its sums then fit 32 bits
+    single_box : whether a box over integers may be one pass; its sums then fit 32 bits
     """
     entries = []
     for sums in ("unsigned", "unsigned long long"):

@@ -1,4 +1,4 @@
-// Boxes of any size along both axes at once, for whole numbers. Part of smoothing.cu.
+// Boxes of any size along both axes at once, for integers. Part of smoothing.cu.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -7,15 +7,15 @@
 // box_running: a warp filters a row or two of a strip in a step, in time that does not depend on the window. With
 //   D[x] = entering row - leaving row,  the window of row y is that of row y - 1 plus W[x], the sum of D across,
 //   and W[x] = W[x - pixel] + D[right edge] - D[left edge]:
-// four samples, paired by a byte permutation and added up by dp2a (dp4a), give each output, and only the lanes' totals are
+// four samples, paired by a byte permutation and added by dp2a (dp4a), give each output, and only the lanes' totals are
 // exchanged, by a scan. The warps of a block (teams of one) take turns down one strip: each has its own ring of rows, which
-// the copy engine fills, hands it its results, and gets the sums of the row above through shared memory. So many warps hide
-// latency, yet a device walks few columns at once, and for windows up to some 60 rows of 16 bits those that leave are still
-// in L2.
+// the copy engine fills, lets the engine store its results, and gets the sums of the row above through shared memory. So
+// many warps hide latency, yet a device walks few columns at once, and for windows up to about 60 rows of 16 bits the
+// leaving rows are still in L2.
 //
 // Floors for N samples of b bytes (8192 x 8192 RGB; b = 2, 1) on an H200: 4.2 TB/s, 132 multiprocessors at 1.98 GHz, where in
 // a clock 128 lanes issue, 64 multiply or permute, and 128 bytes of shared memory move:
-//   bytes         2 N b                                     192 us, 98 us (3 N b where the leaving rows are not in L2)
+//   bytes         2 N b                                     192 us, 98 us (3 N b if the leaving rows are not in L2)
 //   instructions  24 N, 16 N issued (31 x 31, 127 x 127)    144 us, 96 us (counted by ncu)
 //   of these      4 N on the multiplier: dp2a, high word    48 us, 48 us
 //   shared        (8 b + 8) N bytes                         144 us, 96 us
@@ -27,7 +27,7 @@ struct Mean {
     int outputs;                 // samples of a row that a block writes
     int pitch;                   // bytes of a row in shared memory
     int band_rows;               // rows that a block writes
-    int edge_band_rows;          // rows that one at the left or right edge writes: those have more to do for each
+    int edge_band_rows;          // rows that a block at the left or right edge writes, where rows take longer
 };
 
 // sum + the products of the two (four) samples of `word` with the signed bytes of `weights`.
@@ -43,7 +43,7 @@ __device__ inline unsigned dot(unsigned word, unsigned weights, unsigned sum) {
     return result;
 }
 
-// Which half of a word a lane's samples begin with at an edge of its windows; ANY: not known, or not with a half.
+// The half of a word with which a lane's samples start at an edge of its windows; ANY: not known, or not at a half.
 enum Halves { EVEN, ODD, ANY };
 
 template <int VALUE>
@@ -69,7 +69,7 @@ struct Pairs {
 #pragma unroll
         for (int i = 0; HALVES == ANY && i < WORDS; ++i) word[i] = __byte_perm(word[i], word[i + 1], choice);
     }
-    // Of samples j and, where a word has four, j + 1: j is a multiple of half the samples of a word.
+    // The pair of sample j and, if a word has four, that of j + 1; j is a multiple of half the samples of a word.
     __device__ unsigned at(int j) const {
         const int place = j + (HALVES == ODD), word = place / A_WORD;
         const bool upper = place % A_WORD >= A_WORD / 2;
@@ -77,7 +77,7 @@ struct Pairs {
     }
 };
 
-// By how much each window's change exceeds that of the pixel before, added up over the lane; `total` gets the sums.
+// The excess of each window's change over that of the pixel before, summed over the lane; `total` receives the lane's sums.
 // weights: of (entering, leaving) at the right edge; opposite: at the left.
 template <typename Sample, int CHANNELS, int RIGHT, int LEFT, int SAMPLES>
 __device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&total)[CHANNELS], const unsigned char* entering,
@@ -96,7 +96,7 @@ __device__ inline void window_changes(unsigned (&change)[SAMPLES], unsigned (&to
     }
 }
 
-// The sums over all lanes before this one.
+// Sums over all lanes before this one.
 template <int COUNT>
 __device__ inline void scan(unsigned (&before)[COUNT], const unsigned (&own)[COUNT]) {
 #pragma unroll
@@ -121,8 +121,8 @@ __device__ inline int warp_sum(int value) {
 #endif
 }
 
-// The means of a word's windows, of which the high words of sum * multiplier are given, packed. BYTEWISE: the shift is by whole
-// bytes, and packing does it.
+// The packed means of a word's windows, from the high words of sum * multiplier. BYTEWISE: the shift is by whole bytes, which
+// packing does.
 template <typename Sample, bool BYTEWISE>
 __device__ inline unsigned packed_means(const unsigned* high, unsigned shift) {
     const unsigned byte = BYTEWISE ? shift / 8 : 0;
@@ -148,7 +148,7 @@ __device__ inline void pack_row(unsigned* results, const unsigned (&high)[4 / si
     }
 }
 
-// Writes a warp's samples of a row. Where the copy engine does it, it reads `results` until the warp's wait_for_bulk_stores.
+// Writes a warp's samples of a row. If the copy engine does it, it reads `results` until the warp's wait_for_bulk_stores.
 template <typename Sample>
 __device__ inline void store_row(Sample* line, const unsigned* results, int samples, bool aligned, int lane) {
     constexpr int BYTES = sizeof(Sample), A_WORD = 4 / BYTES;
@@ -170,17 +170,17 @@ __device__ inline void store_row(Sample* line, const unsigned* results, int samp
     for (int i = whole * A_WORD + lane; i < samples; i += 32) __stcs(line + i, reinterpret_cast<const Sample*>(results)[i]);
 }
 
-// The teams' turns: what a team wrote before it passed the turn is seen by the next. compute-sanitizer does not follow a
-// named barrier's arrive: for it, and it alone (TURNS_BY_SIGNALS), signals do the same, 3 to 15 % slower (H200).
+// The teams' turns: the next team sees everything that a team wrote before it passed the turn on. compute-sanitizer does not
+// follow the arrival on a named barrier: for it alone (TURNS_BY_MBARRIERS), mbarriers do the same, 3 to 15 % slower (H200).
 template <int TEAMS>
 struct Turns {
-#ifdef TURNS_BY_SIGNALS
-    Signal signals[TEAMS];
+#ifdef TURNS_BY_MBARRIERS
+    Mbarrier barriers[TEAMS];
     __device__ void begin(int team, int lane) {
-        if (lane == 0) reset<32>(signals + team);
+        if (lane == 0) init<32>(barriers + team);
     }
-    __device__ void pass_on(int team, int teams) { arrive(signals + (team + 1 == teams ? 0 : team + 1)); }
-    __device__ void await(int team, int turn) { wait_for<32>(signals + team, turn - (team == 0)); }
+    __device__ void pass_on(int team, int teams) { arrive(barriers + (team + 1 == teams ? 0 : team + 1)); }
+    __device__ void await(int team, int turn) { wait<32>(barriers + team, turn - (team == 0)); }
 #else
     static_assert(TEAMS <= 16, "a named barrier each, of which one has been the block's");
     __device__ void begin(int, int) {}
@@ -191,7 +191,7 @@ struct Turns {
 #endif
 };
 
-// Which part of the results a block makes: as in place_of, but that bands have a height of their own at the edges.
+// The part of the results that a block computes: as in place_of, except that bands at the edges have another height.
 struct Part {
     int x, x_end, y_begin, y_end;
     long long plane;
@@ -209,7 +209,7 @@ __device__ inline Part part_of(unsigned block, const Picture& picture, const Mea
     return {x, min(x + mean.outputs, picture.out_row_samples), y, min(y + height, picture.out_rows), rest / across / bands};
 }
 
-// What the part's windows see, and so many samples to the left of it.
+// The samples that the part's windows see, and `margin` more on the left.
 template <typename Sample, int CHANNELS, int ROWS>
 __device__ inline Strip<Sample, ROWS> strip_of(const Sample* in, const Part& part, const Picture& picture, const Mean& mean,
                                                int margin) {
@@ -220,13 +220,13 @@ __device__ inline Strip<Sample, ROWS> strip_of(const Sample* in, const Part& par
             part.y_begin + picture.centre_y - mean.before_y - 1, mean.taps_y, (mean.taps_y + SLOTS - 1) / SLOTS};
 }
 
-// Where the part's first result goes.
+// The place of the part's first result.
 template <typename Sample>
 __device__ inline Sample* first_of(Sample* out, const Part& part, const Picture& picture) {
     return out + (part.plane * picture.out_rows + part.y_begin) * picture.out_row_samples + part.x;
 }
 
-// WORDS: of a row that a lane sums, best an odd number, so that lanes read from different banks; ROWS: of a step.
+// WORDS: of a row that a lane sums, preferably odd, so that lanes read from different banks; ROWS: of a step.
 template <typename Sample, int CHANNELS, int WORDS, int ROWS, int TEAMS>
 __global__ void __launch_bounds__(32 * TEAMS, 1)
 box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Mean mean) {
@@ -239,7 +239,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     __shared__ Beyond beyond;
     __shared__ Turns<TEAMS> turns;
     const int teams = blockDim.x / 32;
-    const int team = kept(static_cast<int>(threadIdx.x / 32)), lane = kept(static_cast<int>(threadIdx.x % 32));
+    const int team = opaque(static_cast<int>(threadIdx.x / 32)), lane = opaque(static_cast<int>(threadIdx.x % 32));
     const Part part = part_of(blockIdx.x, picture, mean);
     const int height = part.y_end - part.y_begin, distance = mean.taps_x * CHANNELS;
     Sample* out_tile = first_of(out, part, picture);
@@ -254,7 +254,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
     turns.begin(team, lane);
     for (int i = threadIdx.x; i < QUADS * 4 * 32; i += blockDim.x) reinterpret_cast<unsigned*>(passed)[i] = mean.initial;
     __syncthreads();
-    // Where in a word a lane's samples begin at the left and at the right edge of its windows, where that is so in all rows.
+    // The bytes of a word at which a lane's samples start at the left and right edge of its windows, if alike in all rows.
     const bool alike = picture.row_samples % A_WORD == 0;
     const int left_byte = strip.skew(0) * BYTES % 4, right_byte = (left_byte + distance * BYTES) % 4;
 
@@ -298,7 +298,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
 #pragma unroll
         for (int i = 0; i < ROWS * CHANNELS; ++i) before[i] += warp_sum(first_window[i]);
 
-        // The sums go from team to team: all that can be added before the turn comes is, since the others wait for it.
+        // The sums go from team to team. As much as possible is added before the turn comes, since the others wait for it.
 #pragma unroll
         for (int k = 0; k < ROWS; ++k)
 #pragma unroll
@@ -318,7 +318,7 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
         if (warming) continue;
 
         wait_for_bulk_stores();
-        __syncwarp();  // the results of the turn before have been read
+        __syncwarp();  // the last turn's results have been read
 #pragma unroll
         for (int k = 0; k < ROWS; ++k) {
 #pragma unroll
@@ -334,5 +334,5 @@ box_running(const Sample* __restrict__ in, Sample* __restrict__ out, Picture pic
             store_row(out_tile + (y + k) * static_cast<long long>(picture.out_row_samples),
                       results + 32 * k * WORDS, part.x_end - part.x, picture.aligned_out, lane);
     }
-    wait_for_bulk_stores();  // before the block's memory goes
+    wait_for_bulk_stores();  // before the block's shared memory is freed
 }

@@ -1,4 +1,4 @@
-"""Boxes of any size over whole numbers, kernels `box_running` and `box_column_sums`."""
+"""Boxes of any size over integers, kernels `box_running` and `box_column_sums`: when they apply, and their launch."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
 from kernels.smoothing.cuda.block_partition import up_to
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, SECTOR_BYTES, picture_of, view_of
-from kernels.smoothing.window import MAX_TAPS, Window
+from kernels.smoothing.window import Window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a kernel goes down an image: what was fastest on an H200, of what fits registers."""
+    """How a kernel goes down an image."""
 
     words: int  # of a row that a lane sums; an odd number keeps lanes on different banks
-    teams: int = 16  # warps of a block; one more, and named barriers run out
+    teams: int = 16  # warps of a block; there are no named barriers for more
 
     @property
     def strip_bytes(self) -> int:
-        """Of a row that a warp sums."""
+        """Bytes of a row that a warp sums."""
         return 128 * self.words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(Shape):
-    """Of box_running, which passes sums of windows from row to row."""
+    """The shape of box_running, which passes sums of windows from row to row."""
 
     rows: int = 1  # that a warp filters in a step
-    # Blocks that come in as others finish do not lie beside their neighbours, whose rows they then miss in L2 (u16 RGB
-    # 127x127 306 -> 320 us on an H200).
-    early: ClassVar[bool] = False
+    # Blocks that start while others finish do not run beside their neighbours, so L2 no longer holds the rows that they
+    # share (u16 RGB 127x127 306 -> 320 us on an H200).
+    dependent_launch: ClassVar[bool] = False
 
     def outputs(self, itemsize: int, beside: int) -> int:
-        """The most samples of a row that a warp writes, where windows see `beside` more."""
+        """Maximum samples of a row that a warp writes, if windows see `beside` more."""
         return self.strip_bytes // itemsize
 
     def pitch(self, itemsize: int, beside: int) -> int:
@@ -48,7 +49,7 @@ class Windows(Shape):
         return up_to(self.strip_bytes + beside * itemsize + SLACK_BYTES, SECTOR_BYTES)
 
     def team_bytes(self, pitch: int) -> int:
-        """Of shared memory: what a team keeps there."""
+        """Shared memory of a team."""
         return self.rows * (STAGES * 2 * pitch + self.strip_bytes)
 
     def entry(self, sample: str, channels: int) -> str:
@@ -57,10 +58,10 @@ class Windows(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(Shape):
-    """Of box_column_sums, which passes sums down the columns of bytes: struct Columns of columns.cuh."""
+    """The shape of box_column_sums, which passes sums down the columns of bytes: struct Columns of columns.cuh."""
 
-    most_taps: int  # across; with more, box_running is faster, since it sums no columns beside its results
-    early: ClassVar[bool] = True
+    most_taps: int  # across
+    dependent_launch: ClassVar[bool] = True
 
     def outputs(self, itemsize: int, beside: int) -> int:
         return (self.strip_bytes - beside) // SECTOR_BYTES * SECTOR_BYTES
@@ -75,26 +76,11 @@ class Columns(Shape):
         return f"box_column_sums<{channels}, {self.words}, {self.teams}>"
 
 
-COLUMNS = {  # by channels
-    1: Columns(words=13, most_taps=MAX_TAPS),
-    2: Columns(words=15, most_taps=150),
-    3: Columns(words=15, most_taps=45),
-    4: Columns(words=21, teams=12, most_taps=70),
-}
-WINDOWS = {  # by bytes of a sample and channels
-    (1, 2): Windows(words=15),
-    (1, 3): Windows(words=15),
-    (1, 4): Windows(words=17),
-    (2, 1): Windows(words=9, rows=2),
-    (2, 2): Windows(words=9, rows=2),
-    (2, 3): Windows(words=9, rows=2),
-    (2, 4): Windows(words=18),
-}
+COLUMNS = {channels: Columns(**shape) for channels, shape in tuning.RUNNING_COLUMNS.items()}
+WINDOWS = {key: Windows(**shape) for key, shape in tuning.RUNNING_WINDOWS.items()}
 DTYPES = ("uint8", "uint16", "int16")
 STAGES = 2  # steps whose rows a warp holds in shared memory
-STATIC_BYTES = 12 << 10  # shared memory of a block besides its teams'
-EDGE_COST = 1.15  # of a row at the left or right edge, over one inside
-START_ROWS = 48  # that a block could have filtered while it waits for its first
+STATIC_BYTES = 12 << 10  # shared memory of a block in addition to that of its teams
 SLACK_BYTES = 48  # of a row in shared memory: the rest of its first sector and last vector
 
 
@@ -147,15 +133,15 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     )  # fmt: skip
     kernel("smoothing", shape.entry(C_TYPES[dtype.name], view.channels)).launch(
         (view.planes * blocks,), (32 * teams,), (image, out, picture, mean),
-        shared_bytes=teams * team_bytes, stream=stream, early=shape.early,
+        shared_bytes=teams * team_bytes, stream=stream, dependent_launch=shape.dependent_launch,
     )  # fmt: skip
 
 
 def exact_division(divisor: int, dtype: np.dtype[Any]) -> tuple[int, int] | None:
     """(multiplier, shift) so that n // divisor == n * multiplier >> 32 + shift for every n < divisor * 2**bits.
 
-    The multiplier exceeds 2**(32 + shift) / divisor by error / divisor, which must not add up to 1 / divisor. A shift
-    by whole bytes costs nothing, so those are tried first. None for a divisor of 1.
+    The multiplier exceeds 2**(32 + shift) / divisor by error / divisor, which must add up to less than 1 / divisor.
+    Shifts by whole bytes are tried first, since they cost nothing. None for a divisor of 1.
     """
     for shift in sorted(range(32), key=lambda shift: shift % 8 != 0):
         multiplier = -(-(1 << 32 + shift) // divisor)
@@ -176,14 +162,14 @@ def _shape(itemsize: int, channels: int, taps_x: int) -> Windows | Columns:
 
 @lru_cache(maxsize=256)
 def _band_rows(planes: int, tiles: int, out_rows: int, taps_y: int, at_once: int) -> tuple[int, int]:
-    """Rows that a block goes down, and at the left and right edge, where `at_once` blocks run at once. Each begins by
-    adding up its first window, which costs about as much as half as many rows, and waiting for the first of them."""
-    edges, begin = min(tiles, 2), START_ROWS + taps_y // 2
+    """Rows of a band, and of a band at the left or right edge, if `at_once` blocks run at once. A block starts by
+    waiting for its first row and adding up its first window, which costs about as much as half of the window's rows."""
+    edges, begin = min(tiles, 2), tuning.RUNNING_START_ROWS + taps_y // 2
 
     def cost(bands: tuple[int, int]) -> float:
         blocks = planes * ((tiles - edges) * bands[0] + edges * bands[1])
         inner, outer = (-(-out_rows // count) + begin for count in bands)
-        return -(-blocks // at_once) * max(inner if tiles > edges else 0, EDGE_COST * outer)
+        return -(-blocks // at_once) * max(inner if tiles > edges else 0, tuning.RUNNING_EDGE_COST * outer)
 
     most = min(out_rows, 2 * at_once)
     choices = (

@@ -1,17 +1,17 @@
-// Boxes over floats, one axis a pass, at the speed of memory. Part of smoothing.cu, which defines Axis.
+// Boxes over floats, one axis per pass, at the speed of memory. Part of smoothing.cu, which defines Axis.
 #pragma once
 
 #include "borders.cuh"
 
 // The contract's doubling, W(2m)[i] = W(m)[i] + W(m)[i + m] and W(2m+1)[i] = W(2m)[i] + x[i + 2m], level by level: level l
-// makes windows of taps >> (levels - l) samples; there are at most seven above single samples.
+// builds windows of taps >> (levels - l) samples; there are at most seven levels above single samples.
 constexpr int MAX_LEVELS = 7;
 
-// box_columns: each thread walks down one column, BATCH rows at a time, and every level adds the sum it has just been
-// given to the one given m rows before, which waits in a ring in shared memory. Each sample is loaded once, each level
-// takes one load and one store of shared memory, and no thread waits for another.
+// box_columns: each thread walks down one column, BATCH rows at a time, and every level adds the sum it has just received
+// to the one received m rows before, from a ring in shared memory. Each sample is loaded once, each level takes one load
+// and one store of shared memory, and no thread waits for another.
 constexpr int BATCH = 8;
-constexpr int COLUMN_THREADS = 32;  // nothing is shared, so blocks are as small as fits shared memory best
+constexpr int COLUMN_THREADS = 32;  // threads share nothing, so small blocks fit shared memory best
 
 // Slots of a level's ring: `delay` rows, a batch, and a copy of the first batch so that reading a batch never wraps.
 __device__ inline int ring_slots(int delay) { return (delay + 2 * BATCH - 1) / BATCH * BATCH; }
@@ -105,12 +105,12 @@ box_columns(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real
     }
 }
 
-// box_rows: a block takes part of a line, `outputs` samples and their halo, into shared memory, and makes all its windows
-// level by level: log2(taps) steps in place of `taps` loads. A thread holds every 256th of PER * 256 samples, so that
-// neighbours read and write neighbouring words.
+// box_rows: a block loads part of a line, `outputs` samples and their halo, into shared memory, and builds all its windows
+// level by level: log2(taps) steps instead of `taps` loads. A thread holds every 256th of PER * 256 samples, so that
+// neighbouring threads read and write neighbouring words.
 constexpr int ROW_THREADS = 256, ROW_HALO_BYTES = 4096;
 
-// Sample `at` of a line, which lies beyond its edge.
+// Sample `at` of a line, beyond its edge.
 template <typename Real>
 __device__ inline Real beyond(const Real* line, int at, const Axis& axis, Real fill) {
     const int inner = static_cast<int>(axis.inner), shifted = at + 1024 * inner;  // never negative
@@ -122,7 +122,7 @@ template <typename Real, int PER>
 __global__ void __launch_bounds__(ROW_THREADS)
 box_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real fill, Real scale, int outputs) {
     constexpr int SIZE = PER * ROW_THREADS, HALO = ROW_HALO_BYTES / sizeof(Real);
-    // Beyond SIZE nothing is written: what is read there only adds to sums that are not used.
+    // Nothing is written beyond SIZE: values read there only affect sums that are not used.
     __shared__ Real samples[SIZE + HALO], windows[SIZE + HALO];
     const int inner = static_cast<int>(axis.inner);
     const long long out_samples = axis.out_length * inner, tiles = (out_samples + outputs - 1) / outputs;
@@ -138,7 +138,7 @@ box_rows(const Real* __restrict__ in, Real* __restrict__ out, Axis axis, Real fi
 #pragma unroll
     for (int k = 0; k < PER; ++k) samples[thread + k * ROW_THREADS] = window[k];
     if (first < 0 || first + used > length) {
-        // What lies beyond the edges, each thread at its own places.
+        // Samples beyond the edges, each thread at its own places.
         for (int at = thread; at < min(-first, used); at += ROW_THREADS)
             samples[at] = beyond(source, first + at, axis, fill);
         const int after = max(length - first - thread + ROW_THREADS - 1, 0) / ROW_THREADS * ROW_THREADS + thread;

@@ -1,4 +1,4 @@
-"""Boxes over floats, an axis a pass, kernels `box_columns` and `box_rows`: when they apply, and their launch."""
+"""Boxes over floats, one axis per pass, kernels `box_columns` and `box_rows`: when they apply, and their launch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
 from kernels.smoothing.window import Window
 
 REALS = {"float32": "float", "float64": "double"}
-# Samples that a thread of box_rows holds: the number that cuts a line with least to spare is taken.
+# Samples that a thread of box_rows holds; the number that wastes the least of a line is chosen.
 ROW_SAMPLES = {"float32": (8, 12, 16), "float64": (4, 6, 8)}
 ENTRIES = (
     *(f"box_columns<{real}>" for real in REALS.values()),
     *(f"box_rows<{real}, {samples}>" for name, real in REALS.items() for samples in ROW_SAMPLES[name]),
 )
-MIN_COLUMNS = 32  # neighbouring columns of a warp: below this its loads are not whole
+MIN_COLUMNS = 32  # neighbouring columns that a warp needs for whole loads
 BATCH = 8
 COLUMN_THREADS = 32
 MAX_LENGTH = 1 << 30  # samples of a line that box_rows takes: positions in it are 32-bit numbers
 ROW_HALO_BYTES, ROW_THREADS = 4096, 256
-SHARED_BYTES = 227 << 10
 MAX_BLOCKS = (1 << 31) - 1
 MAX_BAND_ROWS = 1 << 30
 
@@ -46,7 +45,7 @@ def applies(shape: tuple[int, ...], dtype: np.dtype[Any], windows: Sequence[Wind
 
 
 def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: Any) -> None:
-    """One axis's pass; `axis` is struct Axis of smoothing.cu, fill and scale are ctypes values of the arrays' type."""
+    """One axis's pass. `axis` is struct Axis of smoothing.cu; fill and scale are ctypes values of the arrays' type."""
     itemsize, real = source.dtype.itemsize, REALS[source.dtype.name]
     if axis.inner < MIN_COLUMNS:
         out_samples = axis.out_length * axis.inner
@@ -58,8 +57,8 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
         return
     threads, shared = COLUMN_THREADS, _shared_bytes(axis.taps, itemsize)
     tiles = axis.outer * -(-axis.inner // threads)
-    resident = max(min(SHARED_BYTES // (shared + 1024), 1024 // threads), 1) * multiprocessors()
-    # Tall bands, since each also reads taps - 1 rows of its halo; enough of them to fill the device once.
+    resident = min(blocks_a_multiprocessor(shared), 1024 // threads) * multiprocessors()
+    # Tall bands, since each also reads a halo of taps - 1 rows, but enough to fill the device once.
     bands = max(min(resident // tiles, axis.out_length // (4 * axis.taps)), 1)
     rows = min(-(-axis.out_length // bands), MAX_BAND_ROWS)
     blocks = tiles * -(-axis.out_length // rows)
@@ -68,14 +67,14 @@ def launch(axis: Any, source: Any, target: Any, fill: Any, scale: Any, stream: A
 
 
 def _row_tile(dtype: str, out_samples: int, halo: int) -> tuple[int, int]:
-    """Samples a thread, and outputs a block: as equal as whole sectors of memory allow."""
+    """Samples per thread, and outputs per block, as equal as whole sectors of memory allow."""
     tiles = {each: -(-out_samples // (each * ROW_THREADS - halo)) for each in ROW_SAMPLES[dtype]}
     each = min(tiles, key=lambda each: tiles[each] * each)
     return each, min(-(-out_samples // tiles[each] // 32) * 32, each * ROW_THREADS - halo)
 
 
 def _shared_bytes(taps: int, itemsize: int) -> int:
-    """The rings of all levels but the first, which stays in registers."""
+    """Shared memory for the rings of all levels except the first, which is in registers."""
     levels, slots = taps.bit_length() - 1, 0
     for level in range(1, levels):
         delay = (taps >> levels - level) + (taps >> levels - level - 1 & 1)

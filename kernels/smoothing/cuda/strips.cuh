@@ -1,4 +1,4 @@
-// Rows of a strip of an image, brought to shared memory whole and with what lies beyond their ends. Part of smoothing.cu.
+// Copies whole rows of a strip of an image to shared memory, with the samples beyond their ends. Part of smoothing.cu.
 #pragma once
 
 #include "async_copy.cuh"
@@ -6,39 +6,39 @@
 #include "bulk_copy.cuh"
 #include "opaque.cuh"
 
-constexpr int STAGES = 2;  // steps whose rows a warp holds in shared memory: in use, and on their way
-constexpr int ZEROS = -(1 << 30);  // in place of a row's number; -1: the constant beyond the edge
+constexpr int STAGES = 2;  // steps whose rows a warp holds in shared memory: in use, and in flight
+constexpr int ZEROS = -(1 << 30);  // stands for a row of zeros; -1: a row of the constant beyond the edge
 
-// Where the rows of a strip come from. ROWS: that a warp filters in a step.
+// The rows of a strip. ROWS: that a warp filters in a step.
 template <typename Sample, int ROWS>
 struct Strip {
     static constexpr int VECTOR = 16 / sizeof(Sample);
     static constexpr int SLOTS = 2 * ROWS;  // rows that are read in a step
     const Sample* plane;
     long long row_samples;
-    int left, span;    // the first sample of a row that is needed, and how many are
-    int first, taps;   // the first row of the window before the band's first; its rows
-    int warm;          // steps that make that window
+    int left, span;    // the first sample needed of a row, and their number
+    int first, taps;   // the first row of the window before the band's first; its number of rows
+    int warm;          // steps that compute that window
 
-    // Rows of a step, in order: one that enters and one that leaves, or while the first window is made a second that
-    // enters; then the next two. They may lie beyond the edge; ZEROS: none is needed.
+    // Rows of a step, in order: one that enters and one that leaves (for the first window, a second that enters); then the
+    // next two. They may lie beyond the edge; ZEROS: none is needed.
     __device__ int row(int step, int index) const {
         if (step >= warm) return first + (step - warm) * ROWS + index / 2 + (index % 2 ? 0 : taps);
         return SLOTS * step + index < taps ? first + SLOTS * step + index : ZEROS;
     }
     __device__ const Sample* line(int row) const { return plane + max(row, 0) * row_samples; }
-    // Samples between the 32 bytes that hold sample `left` and it: a row lies in its slot as it does in memory, since copies
-    // that split sectors take longer.
+    // Samples before sample `left` in its 32 bytes: a row is aligned in its slot as it is in memory, since copies that split
+    // sectors take longer.
     __device__ int skew(int row) const {
         return static_cast<unsigned>(reinterpret_cast<unsigned long long>(line(row) + left)) % 32 / sizeof(Sample);
     }
-    // The same for the first sample of the first row, in 16 bytes.
+    // The same for the first sample of the first row, in its 16 bytes.
     __device__ int skew_of_rows() const {
         return static_cast<unsigned>(reinterpret_cast<unsigned long long>(plane)) % 16 / sizeof(Sample);
     }
-    // Whether a row's first or last vector, or what lies beyond, is needed.
+    // Whether a row's first or last vector, or a sample beyond, is needed.
     __device__ bool at_edge() const { return left < VECTOR || left + span > row_samples - VECTOR; }
-    // The part of a row that whole vectors bring.
+    // The part of a row that whole vectors cover.
     __device__ int begin(int skew) const { return (left - skew) & (VECTOR - 1); }
     __device__ int end(int skew) const {
         const int length = static_cast<int>(row_samples);
@@ -46,7 +46,7 @@ struct Strip {
     }
 };
 
-// Writes what was not fetched of a step's rows: samples beyond the row's ends, and those of the vectors that straddle them.
+// Writes the samples of a step's rows that were not fetched: those beyond a row's ends or in vectors that straddle them.
 template <int CHANNELS, typename Sample, int ROWS>
 __device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample, ROWS>& strip, const int (&rows)[2 * ROWS],
                              const int (&skews)[2 * ROWS], int lane, const Picture& picture) {
@@ -81,13 +81,13 @@ __device__ inline void patch(unsigned char* slots, int pitch, const Strip<Sample
     fence_bulk_copies();
 }
 
-// The same by a table, where all rows lie alike in vectors and the samples beyond an end are copies of some that were fetched.
+// The same by a table, if all rows have the same alignment and the samples beyond an end are copies of fetched ones.
 struct Beyond {
     static constexpr int MOST = 1152;  // samples: 255 pixels of four channels, and some
     short source[MOST];                // counted from the first sample needed; -1: the constant
-    int useless;                       // some are not among the samples fetched
+    int useless;                       // whether some are not among the fetched samples
 
-    // All threads of the block call this, and wait for each other after it.
+    // All threads of the block call this, and synchronize after it.
     template <int CHANNELS, typename Sample, int ROWS>
     __device__ void fill(const Strip<Sample, ROWS>& strip, const Picture& picture) {
         if (threadIdx.x == 0) useless = (picture.row_samples | strip.skew_of_rows()) % Strip<Sample, ROWS>::VECTOR != 0;
@@ -125,8 +125,8 @@ struct Beyond {
     }
 };
 
-// The rows of a warp (team), step by step: it takes every so many of the block's steps. Where rows come from is worked out
-// for as many turns at once as there are lanes.
+// Feeds a warp (team) with the rows of its steps: those of the block are dealt to the teams in turn. The lanes plan the rows of
+// several turns at once.
 template <typename Sample, int CHANNELS, int ROWS>
 struct Feed {
     static constexpr int SLOTS = Strip<Sample, ROWS>::SLOTS, BYTES = sizeof(Sample), TURNS = 32 / SLOTS;
@@ -134,19 +134,19 @@ struct Feed {
     const Picture& picture;
     const Beyond& beyond;
     unsigned char* ring;  // STAGES times SLOTS rows in shared memory, at a multiple of 32 bytes
-    unsigned arrivals;    // where the barriers of the stages are in shared memory
+    unsigned arrivals;    // the address of the stages' mbarriers in shared memory
     int pitch;            // bytes of a row, a multiple of 32
     int team, teams, steps, lane;
     bool at_edge;
-    unsigned long long policy;  // what is to become of the lane's rows in L2
-    // Of the row that the lane planned: its number, how many samples lie between the begins of its slot and of the strip, and
-    // what is copied: so many bytes from `source` to `place` among the slots.
+    unsigned long long policy;  // L2 policy of the lane's rows
+    // The row that the lane planned: its number, the samples between the start of its slot and that of the strip, and the copy:
+    // `bytes` from `source` to `place` among the slots.
     int row, skew, place, bytes;
     const unsigned char* source;
 
     __device__ Feed(const Strip<Sample, ROWS>& strip, const Picture& picture, const Beyond& beyond, unsigned char* ring,
                     unsigned long long* arrivals, int pitch, int steps, int team, int lane)
-        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(kept(shared_address(arrivals))),
+        : strip(strip), picture(picture), beyond(beyond), ring(ring), arrivals(opaque(shared_address(arrivals))),
           pitch(pitch), team(team), teams(blockDim.x / 32), steps(steps), lane(lane), at_edge(strip.at_edge()),
           policy(bulk_policy(lane % 2 == 0)) {
         if (lane < STAGES) init_arrival(&arrivals[lane], SLOTS);
@@ -163,7 +163,7 @@ struct Feed {
         const int at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(line)) % 32;
         int from = -(at & 15), to = from + ((at % 16 + strip.span * BYTES + 15) & ~15);  // bytes of the strip
         if (at_edge) {
-            // Of the row; its end, if that is near.
+            // The row's start, and its end if that is near.
             const int begin = -strip.left * BYTES, end = min(picture.row_samples - strip.left, strip.span + 64) * BYTES;
             from = max(from, begin + (-(at + begin) & 15));
             to = max(from, min(to, end - ((at + end) & 15)));
@@ -173,7 +173,7 @@ struct Feed {
         source = reinterpret_cast<const unsigned char*>(line) + from;
     }
 
-    // Asks for the rows of the team's step of that turn, if there is one.
+    // Starts copying the rows of the team's step of that turn, if there is one.
     __device__ void ask(unsigned turn) {
         if (turn * teams + team >= steps) return;
         if (turn % TURNS == 0) plan(turn);
@@ -194,7 +194,7 @@ struct Feed {
         if (__any_sync(~0u, mine && row < 0)) fill_beyond(turn);
     }
 
-    // Rows that are constant, or nothing.
+    // Fills rows that are constant or zero.
     __device__ void fill_beyond(unsigned turn) const {
 #pragma unroll 1
         for (int i = 0; i < SLOTS; ++i) {
@@ -208,8 +208,8 @@ struct Feed {
         fence_bulk_copies();
     }
 
-    // Waits for the rows that were asked for, asks for the next, and puts what lies beyond the ends beside those that came.
-    // `begin` gets where the strip begins in each.
+    // Waits for the rows of the turn, starts copying the next, and adds the samples beyond the ends. `begin` receives the start
+    // of the strip in each row.
     __device__ void take(unsigned turn, unsigned char* (&begin)[SLOTS]) {
         int rows[SLOTS], skews[SLOTS];
 #pragma unroll

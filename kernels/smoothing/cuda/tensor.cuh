@@ -6,13 +6,13 @@
 #include "opaque.cuh"
 #include "shifted.cuh"
 
-// tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (kernels/smoothing says
-// why), so their order does not matter. A block walks along a strip of rows, its warps one below the other; the next
-// columns are on their way to shared memory meanwhile. Down the columns the weights are the left factor, and the samples,
-// two rows at a time, the right one: its results lie in the lanes just as the left factor of the next product asks for,
-// where the weights are on the right. So nothing but samples and results passes through shared memory.
+// tensor: sums along an axis are products with a banded matrix of weights. All of them are exact (see kernels/smoothing), so
+// their order does not matter. A block walks along a strip of rows, its warps one below the other, while the next columns
+// are copied to shared memory. Down the columns the weights are the left factor, and the samples, two rows at a time, the
+// right one. Its results are in the lanes where the next product needs its left factor; the weights are then on the right.
+// So only samples and results pass through shared memory.
 //
-// A byte is a float16 as it stands, its unit then 2^-24, the smallest: nothing is converted. Weights 2^15 times as large
+// The bits of a byte are a float16 in units of 2^-24, the smallest: no conversion is needed. Weights 2^15 times as large
 // bring the sums to units of 2^-9.
 //
 // Floors for N samples of a byte (8192 x 8192 RGB) on an H200 (4.2 TB/s; mma.sync measured at 305 T multiply-adds/s):
@@ -20,11 +20,11 @@
 //   products      2 N times 32, 32, 48, 80 for reaches of 4, 8, 16, 32    42 us, 42 us, 63 us, 105 us
 //   instructions  some 9 N issued (nvcc 13, counted)                      55 us
 constexpr int TENSOR_WARPS = 4, TENSOR_THREADS = 32 * TENSOR_WARPS, TENSOR_ROWS = 16 * TENSOR_WARPS;
-constexpr int TENSOR_REACH = 32;  // the longest
+constexpr int TENSOR_REACH = 32;  // maximum
 
 struct TensorFilter {
-    unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weight at distance 0 …, as float16; y 2^15 times as large
-    float settling, scale;                                    // see settle() and finish()
+    unsigned short y[TENSOR_REACH + 1], x[TENSOR_REACH + 1];  // weights at distance 0 …, as float16; y is 2^15 times as large
+    float rounding, scale;                                    // of round_pair() and finish()
 };
 
 template <int CHANNELS, int RADIUS>
@@ -33,12 +33,12 @@ struct Tensor {
     static constexpr int SEEN_ROWS = TENSOR_ROWS + 16 * (SEEN - 1);
     // On a multiprocessor, as registers allow: 20, 16 or 8 warps.
     static constexpr int BLOCKS = SEEN * CHANNELS > 12 ? 2 : SEEN * CHANNELS > 6 || SEEN > 3 ? 4 : 5;
-    // Positions that are fetched, and written, at once: a turn of the blocks that are kept.
+    // Positions that are fetched and written at once: one turn of the blocks in use.
     static constexpr int CHUNK = 16 * SEEN, CHUNK_BYTES = CHUNK * CHANNELS, A_ROW = CHUNK_BYTES / 16;
-    // The first block begins 16 + EARLY positions behind the first chunk, which so begins at a whole vector.
-    static constexpr int LEAD = (RADIUS + 15) / 16 * 16, EARLY = LEAD - RADIUS;
-    static constexpr int SLOTS = EARLY > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one on its way
-    // Rows two apart begin some 8 banks apart; rows of results so that eight lanes meet different banks.
+    // The first block starts 16 + SURPLUS positions into the first chunk, so that the chunk starts at a whole vector.
+    static constexpr int LEAD = (RADIUS + 15) / 16 * 16, SURPLUS = LEAD - RADIUS;
+    static constexpr int SLOTS = SURPLUS > 0 ? 3 : 2, RING = SLOTS * CHUNK;  // chunks in use, and one in flight
+    // Rows two apart start about 8 banks apart; rows of results so that eight lanes use different banks.
     static constexpr int PITCH = (RING * CHANNELS / 16 | 1) * 16;
     static constexpr int RESULT_PITCH = (CHUNK_BYTES / 16 + (CHANNELS == 4 ? 4 : CHANNELS == 2 ? 2 : 1)) * 16;
     static constexpr int RESULTS = 16 * RESULT_PITCH;
@@ -61,26 +61,26 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsig
 #endif
 }
 
-// Two sums down the columns as settled values less 128, in float16. Adding `settling`, 1.5 * 2^21 (quarters; 1.5 * 2^23:
-// whole numbers) and something small, rounds, and leaves the bits of the float16 of 1536 and the value in the low half.
-__device__ inline unsigned settle(float first, float second, float settling) {
-    const unsigned pair = __byte_perm(__float_as_uint(fma_rn(first, 512.0f, settling)),
-                                      __float_as_uint(fma_rn(second, 512.0f, settling)), 0x5410);
-    unsigned settled;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(settled) : "r"(pair), "r"(0x66006600u));
-    return settled;
+// Two sums down the columns, rounded, less 128, in float16. Adding `rounding`, which is slightly more than 1.5 * 2^21 (for
+// quarters) or 1.5 * 2^23 (for whole numbers), rounds and leaves the float16 of 1536 + the value in the low half.
+__device__ inline unsigned round_pair(float first, float second, float rounding) {
+    const unsigned pair = __byte_perm(__float_as_uint(fma_rn(first, 512.0f, rounding)),
+                                      __float_as_uint(fma_rn(second, 512.0f, rounding)), 0x5410);
+    unsigned rounded;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(rounded) : "r"(pair), "r"(0x66006600u));
+    return rounded;
 }
 
 // A sum along the row as a sample, in the lowest byte.
 __device__ inline unsigned finish(float sum, float scale) { return __float_as_uint(fma_rn(sum, scale, 12582912.0f + 128.0f)); }
 
-// How a block fetches chunks: each thread one vector of every few rows.
+// How a block fetches chunks: each thread copies one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS>
 struct TensorInput {
     static constexpr int AT_ONCE = TENSOR_THREADS / Shape::A_ROW;  // rows
     unsigned char* samples;
     const unsigned char* plane;
-    const long long* offsets;  // where rows begin in the plane; -1: beyond the edge
+    const long long* offsets;  // of rows in the plane; -1: beyond the edge
     const Picture& picture;
     bool inside;     // all rows lie inside
     int to;          // of the thread's vector in a row of `samples`; -1: this thread has none
@@ -90,8 +90,8 @@ struct TensorInput {
                            const Picture& picture)
         : samples(samples), plane(plane), offsets(offsets), picture(picture), inside(inside) {
         const int row = threadIdx.x / Shape::A_ROW, at = threadIdx.x % Shape::A_ROW * 16;
-        to = kept(row < AT_ONCE ? row * Shape::PITCH + at : -1);
-        from = kept(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
+        to = opaque(row < AT_ONCE ? row * Shape::PITCH + at : -1);
+        from = opaque(offsets[min(row, Shape::SEEN_ROWS - 1)] + at);
     }
 
     // The chunk whose first position is `x`, into a slot that begins at byte `slot` of each row.
@@ -111,7 +111,7 @@ struct TensorInput {
             if (i + AT_ONCE <= Shape::SEEN_ROWS || to < LAST) copy_16_bytes<256>(samples + to + slot + i * Shape::PITCH, source);
     }
 
-    // The same where some lies beyond an edge.
+    // The same if part of it lies beyond an edge.
     __device__ void fetch_vectors(int x, int slot) const {
         const unsigned fill = picture.fill * 0x01010101u;
         const int reach = Shape::LEAD * CHANNELS;
@@ -122,13 +122,13 @@ struct TensorInput {
             if (offsets[row] < 0) *reinterpret_cast<uint4*>(vector) = make_uint4(fill, fill, fill, fill);
             else if (picture.aligned_in && sample >= 0 && sample + 16 <= picture.row_samples)
                 copy_16_bytes(vector, plane + offsets[row] + sample);
-            else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // farther out nothing is seen
+            else if (sample + 16 > -reach && sample < picture.row_samples + reach)  // no window sees farther out
 #pragma unroll 1
                 for (int k = 0; k < 16; ++k) vector[k] = byte_at(offsets[row], x, at + k);
         }
     }
 
-    // The same where rows begin anywhere, from byte `begin` of each on.
+    // The same for unaligned rows, from byte `begin` of each on.
     __device__ void fetch_anywhere(int begin, int slot) const {
         const unsigned fill = picture.fill * 0x01010101u;
 #pragma unroll 2
@@ -147,28 +147,28 @@ struct TensorInput {
     }
 };
 
-// How a warp writes its rows of chunks of results: each lane one vector of every few rows.
+// How a warp writes its rows of chunks of results: each lane writes one vector of every AT_ONCE rows.
 template <typename Shape, int CHANNELS>
 struct TensorOutput {
     static constexpr int AT_ONCE = 32 / Shape::A_ROW;  // rows
     const unsigned char* results;
     unsigned char* out;
-    long long first;  // where the warp's first row begins in `out`
-    int rows;         // that are to be written
+    long long first;  // the start of the warp's first row in `out`
+    int rows;         // to write
     int from;         // of the lane's vector in `results`; -1: this lane has none
     long long to;     // and in `out`, in the chunk at position 0
     long long stride;
-    bool whole;  // all rows are to be written, in whole vectors
+    bool whole;  // whether it writes all rows, in whole vectors
 
     __device__ TensorOutput(const unsigned char* results, unsigned char* out, long long first, int rows, const Picture& picture)
         : results(results), out(out), first(first), rows(rows), stride(picture.out_row_samples) {
         const int row = threadIdx.x % 32 / Shape::A_ROW, at = threadIdx.x % 32 % Shape::A_ROW * 16;
-        from = kept(row < AT_ONCE ? row * Shape::RESULT_PITCH + at : -1);
-        to = kept(first + row * stride + at);
+        from = opaque(row < AT_ONCE ? row * Shape::RESULT_PITCH + at : -1);
+        to = opaque(first + row * stride + at);
         whole = picture.aligned_out && rows >= 16;
     }
 
-    // The chunk from position `x` on, of which so many are to be written.
+    // Writes some positions of the chunk from position `x` on.
     __device__ void store(int x, int positions) const {
         if (!whole || positions < Shape::CHUNK) return store_rows(x, min(positions, Shape::CHUNK));
         if (from < 0) return;
@@ -180,7 +180,7 @@ struct TensorOutput {
                 *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(results + from + i * Shape::RESULT_PITCH);
     }
 
-    // The same where rows begin anywhere, or some of it is not to be written.
+    // The same for unaligned rows, or if part of the chunk is not written.
     __device__ void store_rows(int x, int positions) const {
         const unsigned char* result = results;
         unsigned char* line = out + first + x * CHANNELS;
@@ -192,11 +192,11 @@ struct TensorOutput {
     }
 };
 
-// Sums 16 columns of all channels, and settles them, as left factors of the next product. `from` points to what the lane
-// reads first: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
+// Sums 16 columns of all channels, and rounds the sums, as left factors of the next product. `from` points to the first
+// samples that the lane reads: rows 2 (lane % 4) and the next, of positions 2 (lane / 4) and the next.
 template <typename Shape, int CHANNELS>
-__device__ inline void sum_down(unsigned (&settled)[CHANNELS][4], const unsigned char* from,
-                                const unsigned (&weights)[Shape::SEEN][4], float settling) {
+__device__ inline void sum_down(unsigned (&rounded)[CHANNELS][4], const unsigned char* from,
+                                const unsigned (&weights)[Shape::SEEN][4], float rounding) {
     float sum[CHANNELS][2][4] = {};
 #pragma unroll
     for (int block = 0; block < Shape::SEEN; ++block) {
@@ -221,7 +221,8 @@ __device__ inline void sum_down(unsigned (&settled)[CHANNELS][4], const unsigned
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) settled[c][i] = settle(sum[c][i / 2][i % 2 * 2], sum[c][i / 2][i % 2 * 2 + 1], settling);
+        for (int i = 0; i < 4; ++i)
+            rounded[c][i] = round_pair(sum[c][i / 2][i % 2 * 2], sum[c][i / 2][i % 2 * 2 + 1], rounding);
 }
 
 template <int CHANNELS>
@@ -233,8 +234,8 @@ __device__ inline void put(unsigned char* to, const unsigned (&word)[CHANNELS]) 
         for (int i = 0; i < CHANNELS; ++i) reinterpret_cast<unsigned*>(to)[i] = word[i];
 }
 
-// Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. `to` points to where
-// the lane puts its first four positions.
+// Sums 16 positions of all channels along their rows, from SEEN blocks of which `oldest` is the first. The lane's first four
+// positions go to `to`.
 template <typename Shape, int CHANNELS>
 __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Shape::SEEN][CHANNELS][4], int oldest,
                                   const unsigned (&weights)[Shape::SEEN][2][2], float scale) {
@@ -266,7 +267,8 @@ __device__ inline void sum_across(unsigned char* to, const unsigned (&blocks)[Sh
 
 template <int CHANNELS, int RADIUS>
 __global__ void __launch_bounds__(TENSOR_THREADS, Tensor<CHANNELS, RADIUS>::BLOCKS)
-tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter, Cut tiles) {
+tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Picture picture, TensorFilter filter,
+       BlockPartition tiles) {
     typedef Tensor<CHANNELS, RADIUS> Shape;
     constexpr int SEEN = Shape::SEEN, CHUNK = Shape::CHUNK;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -300,8 +302,8 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
     for (int i = 1; i < Shape::SLOTS; ++i) fetch();
 
-    // Factors: down, weight of row k for result m; across, of position k for result n. Positions lie in the two halves of a
-    // block by turns, and results so that a lane gets four neighbours.
+    // Factors: down, the weight of row k for result m; across, of position k for result n. Positions alternate between the
+    // two halves of a block, and results are ordered so that a lane gets four neighbours.
     const auto weight_of = [&](const unsigned short* half, int distance) {
         return abs(distance) <= RADIUS ? static_cast<unsigned>(half[abs(distance)]) : 0u;
     };
@@ -311,19 +313,19 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int ahead = 16 * block + 2 * place + i / 2 * 8 - (group + i % 2 * 8) - RADIUS;
-            down[block][i] = kept(weight_of(filter.y, ahead) | weight_of(filter.y, ahead + 1) << 16);
+            down[block][i] = opaque(weight_of(filter.y, ahead) | weight_of(filter.y, ahead + 1) << 16);
             const int result = group / 2 * 4 + i / 2 * 2 + group % 2, from = 16 * block + 4 * place + i % 2 - result - RADIUS;
-            across[block][i / 2][i % 2] = kept(weight_of(filter.x, from) | weight_of(filter.x, from + 2) << 16);
+            across[block][i / 2][i % 2] = opaque(weight_of(filter.x, from) | weight_of(filter.x, from + 2) << 16);
         }
 
     unsigned blocks[SEEN][CHANNELS][4];
-    const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = kept(rows + Shape::RING * CHANNELS);
-    unsigned char* result = results + kept(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
+    const int rows = (16 * warp + 2 * place) * Shape::PITCH, end = opaque(rows + Shape::RING * CHANNELS);
+    unsigned char* result = results + opaque(group * Shape::RESULT_PITCH + 4 * place * CHANNELS);
     const auto sum_block = [&](unsigned(&sums)[CHANNELS][4], int at, bool at_end) {  // at_end: may wrap
         if (at_end && at >= end) at -= Shape::RING * CHANNELS;
-        sum_down<Shape>(sums, samples + at, down, filter.settling);
+        sum_down<Shape>(sums, samples + at, down, filter.rounding);
     };
-    int at = kept(rows + (16 + Shape::EARLY + 2 * group) * CHANNELS);
+    int at = opaque(rows + (16 + Shape::SURPLUS + 2 * group) * CHANNELS);
     wait_for_copies();
     __syncthreads();
     fetch();
@@ -332,11 +334,11 @@ tensor(const unsigned char* __restrict__ in, unsigned char* __restrict__ out, Pi
 #pragma unroll 1
     for (int x = x_begin; x < x_end; x += CHUNK) {
         wait_for_copies();
-        __syncthreads();  // this turn's chunks are there, and the last turn's have been read
+        __syncthreads();  // this turn's chunks are visible, and the last turn's have been read
         fetch();
 #pragma unroll
         for (int phase = 0; phase < SEEN; ++phase, at += 16 * CHANNELS) {
-            sum_block(blocks[(SEEN - 1 + phase) % SEEN], at, Shape::EARLY > 0 && phase == SEEN - 1);
+            sum_block(blocks[(SEEN - 1 + phase) % SEEN], at, Shape::SURPLUS > 0 && phase == SEEN - 1);
             sum_across<Shape>(result + phase * 16 * CHANNELS, blocks, phase, across, filter.scale);
         }
         if (at >= end) at -= Shape::RING * CHANNELS;

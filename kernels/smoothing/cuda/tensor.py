@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda.block_partition import Cost, cut, up_to
-from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, SHARED_BYTES, View, picture_of, view_of
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
+from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
+from kernels.smoothing.cuda.fused import MAX_BLOCKS, MAX_CHANNELS, MAX_LENGTH, View, picture_of, view_of
 from kernels.smoothing.window import EXACT_RADIUS, Window
 
-RADII = (4, 8, 16, 32)  # compiled for these reaches: a shorter window takes the next
+RADII = (4, 8, 16, 32)  # reaches of the compiled kernels; other windows use the next larger
 WARPS = 4
-UNIT = 2.0**15  # how much larger weights down the columns are: see tensor.cuh
-START_CHUNKS = 4  # that a block could have written before it writes its first (measured on an H200)
-# What rounds a sum to quarters, or to whole numbers, and leaves the bits of a float16: settle() of tensor.cuh.
+UNIT = 2.0**15  # factor of the weights down the columns: see tensor.cuh
+# Adding one of these rounds a sum to quarters or integers and leaves the bits of a float16: round_pair() of tensor.cuh.
 QUARTERS, WHOLE = 1.5 * 2**21 + 0x6600 / 4 - 128, 1.5 * 2**23 + 0x6600 - 128
 
 ENTRIES = tuple(f"tensor<{channels}, {radius}>" for radius in RADII for channels in range(1, MAX_CHANNELS + 1))
@@ -28,7 +28,7 @@ class TensorFilter(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_ushort * (EXACT_RADIUS + 1)) for name in ("y", "x")),
-        *((name, ctypes.c_float) for name in ("settling", "scale")),
+        *((name, ctypes.c_float) for name in ("rounding", "scale")),
     )
 
 
@@ -49,10 +49,10 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     rows, shared_bytes = _strip(view.channels, radius)
     picture.bands = -(-picture.out_rows // rows)
     out_columns = picture.out_row_samples // view.channels
-    resident = min(_blocks(view.channels, radius), SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
+    resident = min(_blocks(view.channels, radius), blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
     chunk = _chunk(radius)
-    cost = Cost(unit=chunk, begin=START_CHUNKS * chunk)
-    tiles = cut(out_columns, view.planes * picture.bands, resident, cost)
+    cost = PieceCost(unit=chunk, begin=tuning.TENSOR_START_CHUNKS * chunk)
+    tiles = partition(out_columns, view.planes * picture.bands, resident, cost)
     picture.tiles = tiles.pieces
     kernel("smoothing", f"tensor<{view.channels}, {radius}>").launch(
         (view.planes * picture.bands * picture.tiles,),
@@ -68,18 +68,18 @@ def _radius(windows: Sequence[Window]) -> int:
 
 
 def _chunk(radius: int) -> int:
-    """Positions that a block fetches, and writes, at once: what 16 neighbouring windows see, in blocks of 16."""
+    """Positions that a block fetches and writes at once: those seen by 16 neighbouring windows, in blocks of 16."""
     return up_to(16 + 2 * radius, 16)
 
 
 def _blocks(channels: int, radius: int) -> int:
-    """On a multiprocessor, as struct Tensor of tensor.cuh asks for."""
+    """Blocks on a multiprocessor, as in struct Tensor of tensor.cuh."""
     seen = _chunk(radius) // 16
     return 2 if seen * channels > 12 else 4 if seen * channels > 6 or seen > 3 else 5
 
 
 def _strip(channels: int, radius: int) -> tuple[int, int]:
-    """Rows that a block filters together, and bytes of shared memory: what struct Tensor of tensor.cuh adds up to."""
+    """Rows that a block filters together, and its bytes of shared memory, as in struct Tensor of tensor.cuh."""
     rows, chunk_bytes, slots = 16 * WARPS, _chunk(radius) * channels, 3 if radius % 16 else 2
     pitch, result_pitch = (slots * chunk_bytes // 16 | 1) * 16, chunk_bytes + 16 * {2: 2, 4: 4}.get(channels, 1)
     return rows, (rows + _chunk(radius) - 16) * (pitch + 8) + rows * result_pitch
@@ -87,7 +87,7 @@ def _strip(channels: int, radius: int) -> tuple[int, int]:
 
 def _filter(view: View) -> TensorFilter:
     whole = view.across is None
-    found = TensorFilter(settling=WHOLE if whole else QUARTERS, scale=1.0 if whole else 0.25)
+    found = TensorFilter(rounding=WHOLE if whole else QUARTERS, scale=1.0 if whole else 0.25)
     for window, weights, unit in ((view.down, found.y, UNIT), (view.across, found.x, 1.0)):
         half = (1.0,) if window is None or window.half_weights is None else window.half_weights
         weights[: len(half)] = (np.array(half) * unit).astype(np.float16).view(np.uint16).tolist()

@@ -1,4 +1,4 @@
-// How a block of `fused` holds its tile: samples as they came and sums in shared memory. Part of smoothing.cu.
+// The tile of a block of `fused`: unconverted samples, and sums, in shared memory. Part of smoothing.cu.
 #pragma once
 
 #include "async_copy.cuh"
@@ -25,49 +25,49 @@ struct Fused {
     static constexpr int BLOCKS = RADIUS > 4 && (sizeof(Sample) == 2 || (FLOATS && CHANNELS > 1)) ? 3 : 4;
 
     static constexpr int VECTOR = 16 / sizeof(Sample), SECTOR = SECTOR_BYTES / sizeof(Sample);
-    // Loads begin at a sector (half a sector off, an H200's L2 reads 1.6 times as much), but for bytes, where that would
-    // cost too many columns. Rows that begin anywhere are loaded from the sector before: SKEW places more at most.
+    // Loads start at a sector (half a sector off, an H200's L2 reads 1.6 times as much), except for bytes, where that would
+    // cost too many columns. Unaligned rows are loaded from the start of their first sector: at most SKEW places more.
     static constexpr int REACH = RADIUS * CHANNELS, SKEW = ALIGNED ? 0 : SECTOR - 1;
     static constexpr int HALO = up_to(REACH, !ALIGNED ? 8 : sizeof(Sample) == 1 ? VECTOR : SECTOR);
     static constexpr int OUTPUTS = ALIGNED ? (WIDTH - 2 * HALO) / SECTOR * SECTOR
                                            : (WIDTH - HALO - REACH - SKEW) / VECTOR * VECTOR;
 
-    // Sums of a row stand in runs, one a segment; runs begin 4 words apart modulo 32 or nearly so, so that the lanes of a
-    // warp, which read the quads of neighbouring segments, meet all banks.
+    // Sums of a row are in runs, one per segment. Runs start (nearly) 4 words apart modulo 32, so that the lanes of a warp,
+    // which read quads of neighbouring segments, use all banks.
     static constexpr bool PAIRED = KIND == SQUARE && sizeof(Sample) == 1;  // two sums a word
     static constexpr int A_WORD = PAIRED ? 2 : 1, LANES = 4 / A_WORD;
     static constexpr int RUN = SEGMENT / A_WORD + 4, PLACES = WIDTH + 2 * HALO + 8;  // read beyond the end, not used
     static constexpr int PITCH = up_to(PLACES / SEGMENT * RUN + PLACES % SEGMENT / A_WORD, 4);
-    // Whether samples beyond an edge are copied within the tile, and not fetched one by one: that pays where there are many
-    // (Gaussian of f32 with reach 8: 168 -> 163 us on an H200), and else costs registers.
+    // Whether samples beyond an edge are copied within the tile instead of fetched one by one: this pays if there are many
+    // (Gaussian of f32 with reach 8: 168 -> 163 us on an H200), and otherwise costs registers.
     static constexpr bool COMPLETES = ALIGNED && FLOATS && RADIUS > 4;
-    // Whether every other band is gone through from its last row up, so that neighbours read what both need at the same
-    // time, and L2 still has it: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Whole numbers
-    // wait less for memory, and have fewer registers to spare.
+    // Whether every other band is processed from its last row up, so that neighbours read the rows that both need at the
+    // same time, from L2: Gaussian of f32 with reach 8, 152 -> 146 us on an H200; reach 6, 155 -> 145. Integers wait less for
+    // memory, and have fewer registers to spare.
     static constexpr bool TURNS = FLOATS;
-    // Bytes of shared memory: a stage's samples (behind them some are read that nobody uses), sums; and how many rows'
-    // skews are kept, of those above a band first.
+    // Bytes of shared memory: a stage's samples (some are read behind them, but not used), sums; and the number of rows whose
+    // skews are kept, those above a band first.
     static constexpr int SAMPLES = STEP * WIDTH * static_cast<int>(sizeof(Sample)) + (ALIGNED ? 0 : SECTOR_BYTES);
     static constexpr int SUMS = STEP * PITCH * 4, SKEWS = ALIGNED ? 0 : 2 * MAX_RADIUS + STAGES * STEP;
 
-    // Places that lie between the sector that holds place 0 of a row, input sample `at`, and it.
+    // Places between place 0 of a row, input sample `at`, and the start of its sector.
     static __device__ inline int skew_of(const Sample* at) {
         return ALIGNED ? 0 : static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % SECTOR_BYTES / sizeof(Sample);
     }
 };
 
-// Which places of a row 16-byte copies may not bring (0 … left and right … right + count - left), and where the samples of
-// those come from (-1: beyond the edge).
+// The places of a row that 16-byte copies may not fill (0 … left and right … right + count - left), and the indices from
+// which their samples come (-1: beyond the edge).
 struct Sources {
     int left, right, count;
     int source[1];
 };
 
-// Fills in `sources`. `x` is where the tile's first place comes from; so many places are `needed`.
+// Fills in `sources`. `x` is the input sample of the tile's first place; `needed` is the number of places needed.
 template <typename Shape, int CHANNELS>
 __device__ inline void find_sources(Sources* sources, int x, int needed, const Picture& picture) {
     if (threadIdx.x == 0) {
-        // Which vectors straddle a row's ends differs from row to row.
+        // The vectors that straddle a row's ends differ from row to row.
         constexpr int UNSURE = Shape::SKEW > 0 ? Shape::VECTOR - 1 : 0;
         const int left = min(max(UNSURE - x, 0), needed);
         const int right = max(left, min(needed, picture.row_samples - x - UNSURE));
@@ -80,7 +80,7 @@ __device__ inline void find_sources(Sources* sources, int x, int needed, const P
     }
 }
 
-// What of a tile 16-byte copies may not bring: nothing; samples that are those of other places in it, or constant; others too.
+// What 16-byte copies may not bring to a tile: nothing; samples that are constant or those of its other places; others too.
 enum class Ends { NONE, WITHIN, ELSEWHERE };
 
 template <typename Shape>
@@ -95,8 +95,8 @@ __device__ inline Sample fill_of(const Picture& picture) {
     else return static_cast<Sample>(picture.fill);
 }
 
-// Fetches COUNT rows, from `position` down or up, of the tile whose first place comes from `x`; of rows that begin anywhere,
-// how far right each is put goes to `skews`. What is WITHIN is left to copy_ends.
+// Fetches COUNT rows, from `position` down or up, of the tile whose first place is input sample `x`; `skews` receives how far
+// right each unaligned row is put. Ends that are WITHIN the tile are left to copy_ends.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* plane, int position, bool up, int x,
                                   Ends ends, const Sources* sources, const Picture& picture) {
@@ -130,7 +130,7 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
             for (int j = 0; j < VECTOR; ++j) samples[i * WIDTH + at + j] = fill;
     }
     if (ends != Ends::ELSEWHERE) return;
-    // The rest one by one, each warp some rows, all loads made before any is waited for.
+    // The rest one by one, some rows per warp, all loads started before the first is waited for.
     constexpr int WARPS = Shape::THREADS / 32, OF_A_WARP = (COUNT + WARPS - 1) / WARPS;
     const int warp = threadIdx.x / 32, left = sources->left, right = sources->right, count = sources->count;
     int rows[OF_A_WARP];
@@ -152,7 +152,7 @@ __device__ inline void fetch_rows(Sample* samples, int* skews, const Sample* pla
     }
 }
 
-// Completes COUNT rows of a tile, once all threads have waited for them, with what it has of other places.
+// Completes COUNT rows of a tile, once all threads have waited for them, with samples from its other places.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void copy_ends(Sample* samples, int x, const Sources* sources, const Picture& picture) {
     constexpr int WARPS = Shape::THREADS / 32;
@@ -170,7 +170,7 @@ __device__ inline void copy_ends(Sample* samples, int x, const Sources* sources,
     __syncthreads();
 }
 
-// Four neighbouring samples as they lie in shared memory.
+// Four neighbouring samples as in shared memory.
 template <typename Sample>
 __device__ inline Packed<Sample> packed_at(const Sample* samples) {
     if constexpr (sizeof(Sample) == 1) return {{*reinterpret_cast<const unsigned*>(samples)}};
@@ -183,7 +183,7 @@ __device__ inline Packed<Sample> packed_at(const Sample* samples) {
     }
 }
 
-// The same `skew` places further right, which may be between the words.
+// The same, `skew` places farther right, which may not be a word boundary.
 template <typename Sample>
 __device__ inline Packed<Sample> packed_at(const Sample* samples, int skew) {
     constexpr int WORDS = sizeof(Sample);
@@ -210,7 +210,7 @@ __device__ inline Packed<Sample> packed_row(const Sample* samples, const int* sk
     else return packed_at(samples, *skew);
 }
 
-// The same as what they are summed as: floats, whole numbers, or pairs of these.
+// Converts them to the type of their sums: floats, integers, or pairs of integers.
 template <typename Shape, int KIND, typename Sample, typename Value>
 __device__ inline void enter(const Packed<Sample>& packed, Value (&x)[Shape::LANES]) {
     if constexpr (Shape::PAIRED) {
@@ -242,8 +242,8 @@ __device__ inline void put_sums(unsigned* to, const unsigned (&sum)[2]) {
     *reinterpret_cast<uint2*>(to) = make_uint2(sum[0], sum[1]);
 }
 
-// Writes a warp's COUNT rows of results, or `left` if these are fewer, which stand at `results` in the segments' runs, to row
-// `y`, from there down or up, and column `x` on.
+// Writes a warp's COUNT rows of results (or `left`, if fewer), which are at `results` in the segments' runs, from row `y` down
+// or up, and from column `x` on.
 template <typename Shape, int COUNT, typename Sample>
 __device__ inline void store_results(const unsigned* results, Sample* plane, int y, int left, bool up, int x, int x_end,
                                      const Picture& picture) {

@@ -1,8 +1,8 @@
 // Boxes over floats along both axes at once, in one kernel. Part of smoothing.cu.
 //
-// tree: a block walks down a band of rows. Its column warps add up the columns, two a thread, and hand the sums over a few
-// rows at a time; each of its row warps takes such batches by turns, and adds up runs of their rows, one a lane. Both walk
-// their samples in order and keep the contract's doubling tree: every sample makes one new window of each length.
+// tree: a block walks down a band of rows. Its column warps sum the columns, two per thread, and hand over the sums in
+// batches of a few rows; its row warps take batches in turn, and sum runs of their rows, one per lane. Both process their
+// samples in order with the contract's doubling tree: every sample completes one new window of each length.
 // Floors for N samples and t taps: bytes 8 N / B; operations 2 N (log2 t … 2 log2 t) / F. At the speed of an H200's copy
 // there are 56 instructions a sample; 31 taps take 17 additions and multiplications, and the kernel 32 instructions.
 #pragma once
@@ -11,9 +11,9 @@
 #include "pdl.cuh"
 #include "mbarrier.cuh"
 
-// W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. What waits for
-// its partner lies in rings of registers, one a level, about TAPS in all. `place` counts the samples, modulo the longest
-// ring; it must be known to the compiler once loops are unrolled.
+// W(TAPS) of a stream of samples: W(2m)[i] = W(m)[i] + W(m)[i + m], and W(2m+1)[i] = W(2m)[i] + x[i + 2m]. Sums that wait for
+// their partner are in rings of registers, one per level, about TAPS in all. `place` counts the samples, modulo the longest
+// ring; the compiler must know it after unrolling loops.
 template <int TAPS>
 struct Tree {
     static constexpr int HALF = TAPS / 2, ODD = TAPS % 2, DELAY = HALF + ODD;
@@ -37,11 +37,11 @@ struct Tree<1> {
     __device__ __forceinline__ float push(float sample, int) { return sample; }
 };
 
-constexpr int TREE_CHUNK = 32;  // results of its run that a lane hands out at once: a line of memory, when written whole
+constexpr int TREE_CHUNK = 32;  // results of its run that a lane writes at once: a line of memory
 
 template <int TAPS>
 struct TreeShape {
-    // LINKED: the last level's partners wait in shared memory down the columns, and come from the next lane along the rows.
+    // LINKED: the last level's partners are in shared memory down the columns, and in the next lane along the rows.
     static constexpr bool LONG = TAPS > 31, LINKED = TAPS > 63;
     static constexpr int IN_REGISTERS = LINKED ? TAPS / 2 : TAPS, PERIOD = LONG ? 32 : 16;  // of the rings
     static constexpr int COLUMNS = 2;                                                       // of a thread
@@ -49,14 +49,14 @@ struct TreeShape {
     static constexpr int SPAN = COLUMNS * COLUMN_THREADS;
     static constexpr int ROW_WARPS = LONG ? 3 : 5, THREADS = COLUMN_THREADS + 32 * ROW_WARPS;
     static constexpr int BATCH = LINKED ? 4 : 8, RUNS = 32 / BATCH;  // rows; a lane for each run of each row
-    static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory: used, or on their way
+    static constexpr int GROUP = LINKED ? 2 : 4, GROUPS = 4;  // rows fetched at once; groups in shared memory or in flight
     static constexpr int BUFFERS = LINKED ? 4 : 6;
     static constexpr int LEAD_X = (IN_REGISTERS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int LEAD_Y = (TAPS - 1 + PERIOD - 1) / PERIOD * PERIOD;
     static constexpr int RING = TAPS / 2 + TAPS % 2;  // LINKED: rows of the ring in shared memory; samples of a run
     static constexpr int RUN = LINKED ? RING : (SPAN - LEAD_X) / RUNS / TREE_CHUNK * TREE_CHUNK;
     static constexpr int OUTPUTS = (LINKED ? RUNS - 1 : RUNS) * RUN;
-    // Words from run to run, and from row to row: eight lanes that read quads at once meet different banks.
+    // Words from run to run, and from row to row, so that eight lanes that read quads at once use different banks.
     static constexpr int GAP = LINKED ? 4 : 0, RUN_PITCH = RUN + GAP, PITCH = LINKED ? 616 : SPAN + 36;
     static constexpr int BUFFER = BATCH * PITCH, STAGE = 32 * TREE_CHUNK;
     static_assert(PERIOD % (GROUPS * GROUP) == 0, "slots are in step from period to period");
@@ -78,7 +78,7 @@ __device__ __forceinline__ void end_of_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// All but the last COUNT groups of the thread's copies have arrived.
+// Waits for all but the last COUNT groups of the thread's copies.
 template <int COUNT>
 __device__ __forceinline__ void wait_for_groups_but() {
 #if __CUDA_ARCH__ >= 800
@@ -94,7 +94,7 @@ struct TreeColumns {
     unsigned row_bytes;
 };
 
-// What a block sees: neither the left nor the right edge; what lies beyond them too; what mode CONSTANT puts there too.
+// What a block sees: no left or right edge; samples beyond one; also the constants of mode CONSTANT.
 enum class Sight { INSIDE, EDGES, CONSTANTS };
 
 // The numbers of a group's rows, in one load.
@@ -103,7 +103,7 @@ struct __align__(4 * GROUP) GroupRows {
     unsigned row[GROUP];
 };
 
-// Fetches a group of rows of a thread's columns, for itself; `from` says which.
+// Fetches a group of rows, with the numbers at `from`, of a thread's own columns.
 template <Sight SIGHT, int COLUMNS, int THREADS, int GROUP>
 __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<COLUMNS>& sources, const unsigned* from) {
     const GroupRows<GROUP> rows = *reinterpret_cast<const GroupRows<GROUP>*>(from);
@@ -111,7 +111,7 @@ __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<CO
     for (int i = 0; i < GROUP; ++i)
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
-            // Where columns are as far apart as their threads, an address does for all.
+            // Inside, columns are as far apart as their threads, so one address serves all.
             const char* column = reinterpret_cast<const char*>(sources.column[SIGHT == Sight::INSIDE ? 0 : j]);
             column += rows.row[i] * static_cast<unsigned long long>(sources.row_bytes);
             const float* at = reinterpret_cast<const float*>(column) + (SIGHT == Sight::INSIDE ? j * THREADS : 0);
@@ -120,12 +120,12 @@ __device__ __forceinline__ void fetch_group(float* samples, const TreeColumns<CO
     end_of_group();
 }
 
-// What the warps of a block share.
+// Shared memory of a block.
 struct TreeWorkspace {
     float *buffers, *stages, *samples, *ring;
-    unsigned* from;            // the input row of each row of the band, from the lead's first on
-    Signal *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
-    int origin, first;         // words of a buffer's row: of the first column, and where the first run begins
+    unsigned* from;              // the input row of each row of the band, starting with the lead
+    Mbarrier *filled, *emptied;  // of each buffer: by the column warps, and by the row warp whose turn it is
+    int origin, first;           // words of a buffer's row: of the first column, and of the first run
 };
 
 // The column warps: sums down the columns from input column `x` on, for `rows` rows from input position `y` on.
@@ -148,7 +148,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
     }
     Tree<Shape::IN_REGISTERS> tree[COLUMNS] = {};
     float before[COLUMNS] = {};
-    float *lower = work.ring + thread, *upper = lower + Shape::PERIOD * SPAN;  // the ring's halves, by turns
+    float *lower = work.ring + thread, *upper = lower + Shape::PERIOD * SPAN;  // the ring's halves, which alternate
     float* samples = work.samples + thread;
     const unsigned* from = work.from;
 #pragma unroll
@@ -162,10 +162,10 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
         for (int part = 0; part < Shape::PERIOD; part += GROUP, from += GROUP) {
             const int row = base + part;
             wait_for_groups_but<GROUPS - 2>();
-            // The slot whose rows were used last takes the next.
+            // The next rows go to the slot that was used last.
             const int slot = part / GROUP % GROUPS, last = (slot + GROUPS - 1) % GROUPS;
             fetch_group<SIGHT, COLUMNS, THREADS, GROUP>(samples + last * GROUP * SPAN, sources, from);
-            float sample[GROUP][COLUMNS], older[GROUP][COLUMNS];  // all loaded before anything is stored, and once
+            float sample[GROUP][COLUMNS], older[GROUP][COLUMNS];  // each loaded once, all before anything is stored
 #pragma unroll
             for (int i = 0; i < GROUP; ++i)
 #pragma unroll
@@ -175,7 +175,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                     if (Shape::LINKED)
                         older[i][j] = *static_cast<const volatile float*>(lower + (part + i) * SPAN + j * THREADS);
                 }
-            if (part % Shape::BATCH == 0 && turn > 0) wait_for<32>(work.emptied + buffer, turn - 1);
+            if (part % Shape::BATCH == 0 && turn > 0) wait<32>(work.emptied + buffer, turn - 1);
 #pragma unroll
             for (int i = 0; i < GROUP; ++i) {
                 const bool beyond = SIGHT == Sight::CONSTANTS && picture.mode_y == CONSTANT &&
@@ -190,7 +190,7 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
                         lower[(part + i) * SPAN + j * THREADS] = before[j] = sum;
                         sum = TAPS % 2 ? older[i][j] + newer + sample[i][j] : older[i][j] + newer;
                     }
-                    // In the lead these are no windows yet, and are overwritten before anybody is told.
+                    // In the lead these are not whole windows yet; they are overwritten before the buffer counts as filled.
                     to[(part + i) % Shape::BATCH * Shape::PITCH + word[j]] = sum;
                 }
             }
@@ -205,18 +205,18 @@ __device__ __forceinline__ void sum_columns(const float* plane, const TreeWorksp
     }
 }
 
-// Writes a chunk of each lane's results, staged in shared memory: eight lanes a line of memory, four lines at a time.
+// Writes a chunk of each lane's results, staged in shared memory: eight lanes write a line of memory, four lines at a time.
 template <int TAPS>
 struct TreeResults {
     typedef TreeShape<TAPS> Shape;
     static constexpr int LINES = TREE_CHUNK / 4;  // stores, of four lines each
-    const float* staged[2];  // the lane's quad of its first line, as lines of even and of odd numbers have it
+    const float* staged[2];  // the lane's quad in its first line, for even and for odd lines
     float* to;
     long long row_samples;
-    int columns, rows;  // samples from `to` on, and rows from its on, that are the block's to write
-    bool aligned, whole;  // whole: all lanes write all theirs, in whole vectors
+    int columns, rows;  // that the block writes: samples from `to` on, and rows from its row on
+    bool aligned, whole;  // whole: all lanes write all of their results, in whole vectors
 
-    // The lane's lines are four lanes apart, by turns of rows and of runs.
+    // The lane's lines are four lanes apart: first through the rows, then through the runs.
     __device__ __forceinline__ void store(int at) const {
 #pragma unroll
         for (int half = 0; half < LINES; half += 4) {
@@ -247,7 +247,7 @@ struct TreeResults {
     }
 };
 
-// A row warp's share of the batches: sums along the rows, and out with them. `line` is where the block's first result goes.
+// A row warp's share of the batches: sums along the rows, which it writes. The block's first result goes to `line`.
 template <int TAPS>
 __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work, const Picture& picture, float scale,
                                          int columns, int rows) {
@@ -256,7 +256,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
     const int warp = (static_cast<int>(threadIdx.x) - Shape::COLUMN_THREADS) / 32, lane = threadIdx.x % 32;
     const int all = (rows + Shape::PERIOD - 1) / Shape::PERIOD * Shape::PERIOD;  // the column warps stop at whole periods
     const int place = work.first + lane % BATCH * Shape::PITCH + lane / BATCH * Shape::RUN_PITCH;
-    // Which quad of its words a lane puts where keeps both its stores and the loads of the others apart.
+    // The order of a lane's quads avoids bank conflicts, both in its stores and in the loads of the others.
     float* stage = work.stages + warp * Shape::STAGE;
     TreeResults<TAPS> results;
     const int out_row = lane / 8, out_at = lane % 8 * 4;
@@ -271,7 +271,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
         const float* from = work.buffers + buffer * Shape::BUFFER + place;
         results.rows = rows - row - out_row;
         results.whole = picture.aligned_out && columns >= Shape::OUTPUTS && rows - row >= BATCH;
-        wait_for<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
+        wait<Shape::COLUMN_THREADS>(work.filled + buffer, row / BATCH / Shape::BUFFERS);
         Tree<Shape::IN_REGISTERS> tree = {};
         float before = 0;
 #pragma unroll
@@ -281,7 +281,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
             before = tree.push(quad.w, i + 3);
         }
         from += Shape::GAP;
-        float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, that again: what lies behind is not this warp's
+        float4 next[CHUNK / 4];  // loaded a chunk ahead; after the last, that one again
 #pragma unroll
         for (int i = 0; i < CHUNK / 4; ++i) next[i] = *reinterpret_cast<const float4*>(from + LEAD + 4 * i);
 #pragma unroll 1
@@ -295,7 +295,7 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
                 for (int k = 0; k < 4; ++k) {
                     float sum = tree.push(sample[k], i + k);
                     if constexpr (Shape::LINKED) {
-                        // The next lane's run begins where this one's partners do; their last sample is its latest.
+                        // The next lane's run starts with this run's partners, whose last sample is its latest.
                         const float newer = __shfl_down_sync(~0u, TAPS % 2 ? before : sum, BATCH);
                         const float last = __shfl_down_sync(~0u, sample[k], BATCH);
                         before = sum;
@@ -320,37 +320,37 @@ __device__ __forceinline__ void sum_rows(float* line, const TreeWorkspace& work,
 
 template <int TAPS>
 __global__ void __launch_bounds__(TreeShape<TAPS>::THREADS, 1)
-tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, Cut bands, float scale) {
+tree(const float* __restrict__ in, float* __restrict__ out, Picture picture, BlockPartition bands, float scale) {
     typedef TreeShape<TAPS> Shape;
     extern __shared__ __align__(16) float tree_shared[];
-    __shared__ Signal signals[2][Shape::BUFFERS];
+    __shared__ Mbarrier barriers[2][Shape::BUFFERS];
     const int tile = blockIdx.x % picture.tiles, rest = blockIdx.x / picture.tiles, band = rest / picture.planes;
     const long long plane = rest % picture.planes;
     const int x = tile * Shape::OUTPUTS, y = bands.begin(band);
     const int rows = min(bands.begin(band + 1), picture.out_rows) - y;
     // Input position of the row that completes the first windows, and of the column that begins them.
     const int last_y = y + picture.centre_y - TAPS / 2 + TAPS - 1, first_x = x + picture.centre_x - TAPS / 2;
-    // Columns are fetched from a whole line of memory on where there are enough, and put so that runs begin with a quad.
-    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), EARLY = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
+    // Columns are fetched from the start of a line of memory if there are enough, and placed so that runs start with a quad.
+    constexpr int SPARE = Shape::SPAN - Shape::OUTPUTS - (TAPS - 1), SURPLUS = Shape::LEAD_X - (Shape::IN_REGISTERS - 1);
     const int skip = (first_x & 31) <= SPARE ? first_x & 31 : (first_x & 7) <= SPARE ? first_x & 7 : 0;
 
     TreeWorkspace work;
-    work.origin = skip >= EARLY ? (EARLY - skip) & 3 : EARLY - skip;
-    work.first = work.origin + skip - EARLY;
+    work.origin = skip >= SURPLUS ? (SURPLUS - skip) & 3 : SURPLUS - skip;
+    work.first = work.origin + skip - SURPLUS;
     work.buffers = tree_shared;
     work.stages = work.buffers + Shape::BUFFERS * Shape::BUFFER;
     work.samples = work.stages + Shape::ROW_WARPS * Shape::STAGE;
     work.ring = work.samples + Shape::GROUPS * Shape::GROUP * Shape::SPAN;
     work.from = reinterpret_cast<unsigned*>(work.ring + (Shape::LINKED ? Shape::RING * Shape::SPAN : 0));
-    work.filled = signals[0], work.emptied = signals[1];
+    work.filled = barriers[0], work.emptied = barriers[1];
     if (threadIdx.x < Shape::BUFFERS) {
-        reset<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
-        reset<32>(work.emptied + threadIdx.x);
+        init<Shape::COLUMN_THREADS>(work.filled + threadIdx.x);
+        init<32>(work.emptied + threadIdx.x);
     }
     for (int i = threadIdx.x; i < rows + Shape::LEAD_Y + Shape::PERIOD + Shape::GROUPS * Shape::GROUP; i += Shape::THREADS)
         work.from[i] = max(border_index(last_y - Shape::LEAD_Y + i, picture.rows, picture.mode_y), 0);
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     if (threadIdx.x < Shape::COLUMN_THREADS) {
         const float* in_plane = in + plane * picture.rows * picture.row_samples;

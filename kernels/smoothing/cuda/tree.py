@@ -1,4 +1,4 @@
-"""Square boxes over float32, both axes in one kernel, `tree` of smoothing.cu: which it takes, and its launch."""
+"""Square boxes over float32, both axes in one kernel, `tree` of smoothing.cu: when it applies, and its launch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda.block_partition import Cost, cut, up_to
+from kernels.smoothing.cuda import tuning
+from kernels.smoothing.cuda.block_partition import PieceCost, partition, up_to
 from kernels.smoothing.cuda.fused import picture_of, view_of
 from kernels.smoothing.window import Window
 
-# A tree's rings are registers, so the compiler must know the window. Other sizes are left to `streamed`.
+# A tree's rings are registers, so the compiler must know the window. `streamed` filters other sizes.
 SIZES = (11, 15, 21, 25, 31, 51, 63, 127)
 ENTRIES = tuple(f"tree<{size}>" for size in SIZES)
 CHUNK, GROUPS = 32, 4
 MAX_BAND_ROWS = 1376
-START_ROWS = 32  # that a block could have filtered while it waits for its first
 MAX_LENGTH = 1 << 28  # samples along either axis: offsets within a row are 32-bit numbers of bytes
 MAX_BLOCKS = (1 << 31) - 1
 
@@ -100,15 +100,15 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     taps = windows[0].taps
     block, picture = shape_of(taps), picture_of(image, view, cval, out)
     picture.tiles = -(-picture.out_row_samples // block.outputs)
-    cost = Cost(
+    cost = PieceCost(
         unit=block.period,
         most=MAX_BAND_ROWS // block.period,
-        begin=block.lead_rows + START_ROWS,
-        tail=0.25 if block.linked else 0.05,
+        begin=block.lead_rows + tuning.TREE_START_ROWS,
+        tail=tuning.TREE_LINKED_TAIL if block.linked else tuning.TREE_TAIL,
     )
-    bands = cut(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
+    bands = partition(picture.out_rows, picture.tiles * picture.planes, multiprocessors(), cost)
     scale = ctypes.c_float(float(np.float32(1) / np.float32(taps * taps)))
     kernel("smoothing", f"tree<{taps}>").launch(
         (picture.planes * picture.tiles * bands.pieces,), (block.threads,),
-        (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream, early=True,
+        (image, out, picture, bands, scale), shared_bytes=block.shared_bytes, stream=stream, dependent_launch=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-// Gaussians of middling reach along both axes at once. Part of smoothing.cu.
+// Gaussians of medium reach along both axes at once. Part of smoothing.cu.
 #pragma once
 
 #include "async_copy.cuh"
@@ -7,19 +7,19 @@
 #include "shifted.cuh"
 #include "cuda/windows.cuh"
 
-// wide: a block walks along a strip of 32 rows, STEP positions at a time; the next step's samples are on their way to
-// shared memory meanwhile. Each thread sums 16 outputs down a column from registers; the sums of each channel wait on
-// their own in a ring in shared memory, from which each thread sums 16 outputs along a row. So what windows share is
-// loaded once for many outputs, and no column is summed twice: arithmetic, two slots a pair of taps, sets the time.
+// wide: a block walks along a strip of 32 rows, STEP positions at a time, while the next step's samples are copied to shared
+// memory. Each thread sums 16 outputs down a column from registers; the sums go to rings in shared memory, one per channel,
+// from which each thread sums 16 outputs along a row. So samples that windows share are loaded once for many outputs, and no
+// column is summed twice: arithmetic, two slots per pair of taps, determines the time.
 constexpr int WIDE_RUN = 16;    // outputs that a thread sums along a row, or down a column
-constexpr int WIDE_STRIP = 32;  // rows of a block: a lane each
+constexpr int WIDE_STRIP = 32;  // rows of a block, one per lane
 
 struct Reach {
-    float y[33], x[33];  // weight at distance 0 … reach, then 0; y 2^126 times as large where samples are TINY
+    float y[33], x[33];  // weights at distance 0 … reach, then 0; y is multiplied by 2^126 if samples are TINY
     int reach_y, reach_x;
 };
 
-// WIDTH words or more so that rows begin `apart` banks apart.
+// Pitch of rows of at least `width` words that starts them `apart` banks apart.
 constexpr int pitch_of(int width, int apart) { return (width - apart + 31) / 32 * 32 + apart; }
 
 // ALIGNED: rows begin at multiples of 16 bytes, in the input and in the output.
@@ -31,13 +31,14 @@ struct Wide {
     static constexpr int BLOCKS = (RADIUS > 16 ? 512 : 768) / THREADS;  // as registers allow
     static constexpr int SEEN_ROWS = WIDE_STRIP + 2 * RADIUS;
     static constexpr int CHUNKS = (STEP + 2 * RADIUS) / WIDE_RUN;  // of the ring, a channel
-    // Channels begin in different banks for who writes neighbouring samples, rows 4 banks apart for who reads quads.
+    // Channels start in different banks for threads that write neighbouring samples, rows 4 banks apart for those that read
+    // quads.
     static constexpr int PLANE = CHUNKS * WIDE_RUN + (CHANNELS == 1 ? 0 : CHANNELS == 2 ? 16 : CHANNELS == 3 ? 12 : 8);
     static constexpr int PITCH = pitch_of(CHANNELS * PLANE, 4);
     static constexpr bool WHOLE_QUADS = CHANNELS == 1 && sizeof(Sample) == 4;
     static constexpr int VECTOR_WORDS = WHOLE_QUADS ? 4 : 2, WORDS = SPAN * static_cast<int>(sizeof(Sample)) / 4;
     static constexpr int RESULT_PITCH = pitch_of(WORDS, VECTOR_WORDS);
-    // Bytes of shared memory: samples as they came, the ring of sums, results, where rows begin.
+    // Bytes of shared memory: unconverted samples, the ring of sums, results; row offsets follow.
     static constexpr int SAMPLES = SEEN_ROWS * WORDS * 4, SUMS = WIDE_STRIP * PITCH * 4;
     static constexpr int RESULTS = WIDE_STRIP * RESULT_PITCH * 4;
 };
@@ -57,7 +58,7 @@ __device__ inline void weighed_run(float (&sum)[COUNT], const float (&x)[COUNT +
     }
 }
 
-// Beyond the reach whole numbers add nothing, but floats must stop: 0 times infinity is NaN.
+// Weights beyond the reach add nothing to integers, but for floats the sum must stop: 0 times infinity is NaN.
 template <typename Sample, int COUNT, int RADIUS>
 __device__ inline void weighed(float (&sum)[COUNT], const float (&x)[COUNT + 2 * RADIUS], const float* weights,
                                int reach) {
@@ -65,7 +66,7 @@ __device__ inline void weighed(float (&sum)[COUNT], const float (&x)[COUNT + 2 *
     else weighed_run<same<Sample, float> ? 1 : 4, COUNT, RADIUS>(sum, x, weights, reach);
 }
 
-// Fetches a step's samples: SEEN_ROWS rows (`offsets` says where they begin, -1: beyond the edge) from position `x` on.
+// Fetches a step's samples: SEEN_ROWS rows, which start at `offsets` (-1: beyond the edge), from position `x` on.
 template <typename Shape, int CHANNELS, typename Sample>
 __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, const long long* offsets, bool inside,
                                   const Picture& picture) {
@@ -95,7 +96,7 @@ __device__ inline void fetch_step(Sample* samples, const Sample* plane, int x, c
     }
     const int begin = x * CHANNELS, length = picture.row_samples;
     if (!Shape::ROWS_ALIGNED && begin >= VECTOR - 1 && begin + SPAN + VECTOR - 1 <= length) {
-        // Rows begin anywhere: the vectors around are read as well.
+        // Rows are unaligned: the vectors around them are read as well.
 #pragma unroll 2
         for (int i = threadIdx.x; i < Shape::SEEN_ROWS * A_ROW; i += Shape::THREADS) {
             const int at = i % A_ROW * VECTOR;
@@ -134,7 +135,7 @@ __device__ inline void put_results(unsigned* row, int at, const float (&done)[WI
     }
 }
 
-// Writes samples `begin` … `end` of a step's results, of the first `rows` rows; `line` is where sample 0 of row 0 goes.
+// Writes samples `begin` … `end` of a step's results, in the first `rows` rows; sample 0 of row 0 goes to `line`.
 template <typename Shape, typename Sample>
 __device__ inline void store_step(const unsigned* results, Sample* line, int rows, int begin, int end,
                                   const Picture& picture) {
@@ -160,7 +161,7 @@ __device__ inline void store_step(const unsigned* results, Sample* line, int row
             const unsigned* words = results + i * Shape::RESULT_PITCH;
             const auto vector = [&](int v) {
                 if constexpr (Shape::WHOLE_QUADS) return reinterpret_cast<const uint4*>(words)[v];
-                const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows begin at those
+                const uint2* pairs = reinterpret_cast<const uint2*>(words) + 2 * v;  // rows are aligned to pairs
                 return make_uint4(pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y);
             };
             store_anywhere<Shape::SPAN>(line + i * static_cast<long long>(picture.out_row_samples), end, vector,
@@ -184,7 +185,7 @@ __device__ inline float entered(Sample sample) {
 template <typename Sample, int CHANNELS, int RADIUS, bool ALIGNED>
 __global__ void __launch_bounds__(Wide<Sample, CHANNELS, RADIUS, ALIGNED>::THREADS,
                                   Wide<Sample, CHANNELS, RADIUS, ALIGNED>::BLOCKS)
-wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, Cut tiles) {
+wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, Reach weights, BlockPartition tiles) {
     typedef Wide<Sample, CHANNELS, RADIUS, ALIGNED> Shape;
     constexpr int COLUMN = Shape::COLUMN, STEP = Shape::STEP, SPAN = Shape::SPAN, RING = Shape::CHUNKS * WIDE_RUN;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -210,16 +211,16 @@ wide(const Sample* __restrict__ in, Sample* __restrict__ out, Picture picture, R
         offsets[i] = row < 0 ? -1 : row * static_cast<long long>(picture.row_samples);
     }
     __syncthreads();
-    await_earlier_kernels();
+    grid_dependency_synchronize();
 
     const int lane = threadIdx.x % 32, sample = threadIdx.x % SPAN, part = threadIdx.x / SPAN * COLUMN;
     const int channel = sample % CHANNELS, place = sample / CHANNELS;
-    // A step sums the columns from `x` + RADIUS on, and then has all that the windows of outputs `x` … need.
+    // A step sums the columns from `x` + RADIUS on, which completes the windows of outputs `x` ….
     int x = x_begin - 2 * RADIUS, written = 0;
     fetch_step<Shape, CHANNELS>(samples, in_plane, x + centre, offsets, inside, picture);
     for (; x < x_end; x += STEP, written = (written + STEP) % RING) {
         wait_for_copies();
-        __syncthreads();  // the samples are there, as are the last step's results; the ring's oldest sums have been read
+        __syncthreads();  // samples and the last step's results are visible; the ring's oldest sums have been read
         float sum[COLUMN];
         {
             float column[COLUMN + 2 * RADIUS];

@@ -1,4 +1,4 @@
-"""Gaussians of middling reach along both axes at once, kernel `wide`: when it applies, and its launch."""
+"""Gaussians of medium reach along both axes at once, kernel `wide`: when it applies, and its launch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_block
-from kernels.smoothing.cuda.block_partition import Cost, factored
+from kernels.runtime.launch import blocks_a_multiprocessor, kernel, multiprocessors, shared_bytes_a_block
+from kernels.smoothing.cuda import tuning
+from kernels.smoothing.cuda.block_partition import PieceCost, factored
 from kernels.smoothing.cuda.fused import (
     C_TYPES,
     MAX_BLOCKS,
     MAX_CHANNELS,
     MAX_LENGTH,
-    SHARED_BYTES,
     TINY,
     View,
     picture_of,
@@ -23,14 +23,13 @@ from kernels.smoothing.cuda.fused import (
 )
 from kernels.smoothing.window import Window
 
-RADII = (16, 32)  # compiled for these reaches: a shorter window takes the next
+RADII = (16, 32)  # reaches of the compiled kernels; other windows use the next larger
 STRIP = 32  # rows that a block filters together
 RUN = 16  # samples that a thread filters along a row
-SHARE = 0.6  # of what is left that as many blocks as are resident do (measured on an H200)
-STEPS = (64, 64, 32, 32)  # positions that a block goes on at a time, for 1 … 4 channels
+STEPS = (64, 64, 32, 32)  # positions per step of a block, for 1 … 4 channels
 PLANE_GAPS = (0, 16, 12, 8)  # words between the channels of the ring
 
-DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 that reach no farther are exact: another arithmetic
+DTYPES = ("uint16", "int16", "float32")  # Gaussians of uint8 with these reaches are exact: other kernels
 
 
 def _entry(dtype: str, channels: int, radius: int, aligned: bool) -> str:
@@ -75,10 +74,11 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
     picture, dtype = picture_of(image, view, cval, out), np.dtype(image.dtype)
     step = STEPS[view.channels - 1]
     threads, shared_bytes = 2 * step * view.channels, _shared_bytes(dtype, view.channels, radius)
-    resident = min((512 if radius > 16 else 768) // threads, SHARED_BYTES // (shared_bytes + 1024)) * multiprocessors()
+    resident = min((512 if radius > 16 else 768) // threads, blocks_a_multiprocessor(shared_bytes)) * multiprocessors()
     picture.bands = -(-picture.out_rows // STRIP)
     out_columns = picture.out_row_samples // view.channels
-    tiles = factored(out_columns, view.planes * picture.bands, resident, Cost(unit=step, lost=2 * radius), SHARE)
+    cost = PieceCost(unit=step, lost=2 * radius)
+    tiles = factored(out_columns, view.planes * picture.bands, resident, cost, tuning.WIDE_SHARE)
     picture.tiles = tiles.pieces
     entry = _entry(dtype.name, view.channels, radius, picture.aligned)
     kernel("smoothing", entry).launch(
@@ -87,7 +87,7 @@ def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: An
         (image, out, picture, _reach(view, dtype), tiles),
         shared_bytes=shared_bytes,
         stream=stream,
-        early=True,
+        dependent_launch=True,
     )
 
 
@@ -96,7 +96,7 @@ def _radius(windows: Sequence[Window]) -> int | None:
 
 
 def _shared_bytes(dtype: np.dtype[Any], channels: int, radius: int) -> int:
-    """What struct Wide of wide.cuh adds up to."""
+    """Shared memory of a block, as in struct Wide of wide.cuh."""
     step, rows = STEPS[channels - 1], STRIP + 2 * radius
     plane = (step + 2 * radius) // RUN * RUN + PLANE_GAPS[channels - 1]
     words = step * channels * dtype.itemsize // 4

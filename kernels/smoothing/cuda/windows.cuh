@@ -1,14 +1,14 @@
-// One window's sum, from an array of registers, and how it becomes a sample again. Part of smoothing.cu.
+// One window's sum, from an array of registers, and its conversion to a sample. Part of smoothing.cu.
 #pragma once
 
 #include "samples.cuh"
 
-// Kinds of short windows. SQUARE: boxes over whole numbers that reach equally far in all four directions.
+// Kinds of short windows. SQUARE: boxes over integers that reach equally far in all four directions.
 enum FilterKind { GAUSS, BOX, SQUARE };
 
-// Whole numbers that cannot be negative are summed as the bits of floats: their unit is then the smallest float, 2^-149,
-// and nothing need be converted. Weights 2^126 times as large bring the sums to units of 2^-23, ordinary floats that round
-// as they would at any other scale. (Signed samples of boxes enter with 32768 added.)
+// Unsigned integers are summed as the bits of floats: their unit is then the smallest float, 2^-149, and no conversion is
+// needed. Weights 2^126 times as large bring the sums to units of 2^-23, normal floats that round as at any other scale.
+// (32768 is added to signed samples of boxes.)
 template <int KIND, typename Sample>
 constexpr bool TINY = !same<Sample, float> && (KIND != GAUSS || !same<Sample, short>);
 
@@ -42,7 +42,7 @@ __device__ inline float filtered(const float (&x)[SIZE], int centre, const float
     }
 }
 
-// Calls body(Taps<taps>()) for the number of taps that a float box has.
+// Calls body(Taps<taps>()) for the taps of a float box.
 template <int TAPS>
 struct Taps {
     static constexpr int value = TAPS;
@@ -56,10 +56,10 @@ __device__ inline void for_taps(int taps, Body body) {
     body(Taps<MOST>());
 }
 
-// The bits of the finished sample in the low end of a word. Adding 2^23 units (for signed numbers 1.5 * 2^23) rounds to a
-// whole number, ties to even. A box's mean must go up at a tie: sums of an even number of samples carry a bias of 1/2,
-// which moves ties up and nothing else across; for up to 81 samples of 16 bits the error of scale, at most 65535 * 2^-24
-// of a unit, is less than the distance, 1/162, of every other quotient from a half.
+// The bits of the finished sample in the low end of a word. Adding 2^23 units (for signed numbers 1.5 * 2^23) rounds to an
+// integer, ties to even. A box's mean must round ties up: sums of an even number of samples include a bias of 1/2, which
+// moves ties up and nothing else across; for up to 81 samples of 16 bits the error of `scale`, at most 65535 * 2^-24 of a
+// unit, is less than 1/162, the smallest distance of any other quotient from a half.
 template <int KIND, typename Sample>
 __device__ inline unsigned finished(float sum, float scale) {
     if constexpr (same<Sample, float>) return __float_as_uint(KIND == BOX ? sum * scale : sum);

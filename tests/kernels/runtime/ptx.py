@@ -1,4 +1,4 @@
-"""What the text of a PTX module says about its kernels: the assembly written by hand in each, and shared memory."""
+"""Reads from a PTX module, for each kernel, its hand-written assembly and its shared memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _reached(name: str, calls: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def representatives(lowered: Mapping[str, str], read: Mapping[str, Function]) -> tuple[str, ...]:
-    """Enough of the expressions to have each template once, and each statement of inline assembly.
+    """Expressions that cover each template and each statement of inline assembly.
 
     lowered : mangled names by expression
     """

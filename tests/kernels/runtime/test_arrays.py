@@ -1,4 +1,4 @@
-"""Which arrays may take a result: by the memory between their first and last bytes, on the host and on a device."""
+"""Arrays that may take a result, by the memory between their first and last bytes, on the host and on a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.runtime.arrays import check_out, check_workers
 
 
 class OnDevice:
-    """As CuPy's arrays are: no NumPy array, with a pointer."""
+    """Like a CuPy array: not NumPy's, and with a pointer."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.data = SimpleNamespace(ptr=array.ctypes.data)
@@ -22,7 +22,7 @@ class OnDevice:
 
 MEMORY = np.zeros(100, np.float32)
 KINDS = pytest.mark.parametrize("kind", [lambda array: array, OnDevice], ids=["NumPy", "like CuPy"])
-# An input, and where a result of ten numbers is to go.
+# An input, and the place for a result of ten numbers.
 OVERLAPS = {
     "the same": (MEMORY[20:30], MEMORY[20:30]),
     "one further": (MEMORY[20:30], MEMORY[21:31]),

@@ -12,7 +12,7 @@ from tests.kernels.runtime.ptx import functions, representatives
 
 # Most optimisations left out: a tenth of the time.
 QUICK = ("--Ofast-compile=max",)
-# As far as templates are instantiated, types and overloads found and assertions tried; no code is made.
+# Instantiates templates, resolves overloads and checks types and assertions, but generates no code.
 CHECKED_ONLY = ("-dlto",)
 
 
@@ -33,7 +33,7 @@ def test_every_entry_of_every_variant_compiles(operation: str, architecture: str
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", kernels.names())
 def test_every_entry_can_be_assembled(operation: str) -> None:
-    """Of what the assembler alone refuses, one instance shows instructions written by hand, and text shows the rest."""
+    """Assembles one instance of each hand-written instruction; the text shows the other errors of the assembler."""
     compiled = compile_for(operation, "compute_90", options=QUICK)
     read = functions(compiled.code.decode())
     for expression, name in compiled.lowered.items():
@@ -45,7 +45,7 @@ def test_every_entry_can_be_assembled(operation: str) -> None:
 
 
 def test_columns_of_narrow_values_stay_in_registers() -> None:
-    """Sixteen of bytes, with a mean and a sum of squares each: no number of blocks is worth spilling them."""
+    """Sixteen of bytes, with a mean and a sum of squares each: spilling never pays, for any number of blocks."""
     spilled = compile_for("reduce", "sm_90", ("reduce_tiles<Moments<signed char>>",), ("--ptxas-options=-v",)).log
     assert set(re.findall(r"(\d+) bytes spill", spilled)) == {"0"}
 
@@ -53,11 +53,11 @@ def test_columns_of_narrow_values_stay_in_registers() -> None:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
     entries = ("box_running<unsigned char, 3, 15, 1, 16>", "box_column_sums<3, 15, 16>")
-    assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_SIGNALS",)).lowered
+    assert compile_for("smoothing", architecture, entries, ("-DTURNS_BY_MBARRIERS",)).lowered
 
 
-# One of each kernel, and each way to fetch, that is launched with early=True.
-EARLY = (
+# One instance of each kernel, and each way to fetch, that is launched with dependent_launch=True.
+DEPENDENT = (
     *(f"fused<float, 1, 1, BOX, {aligned}>" for aligned in ("true", "false")),
     *(f"wide<unsigned short, 3, 16, {aligned}>" for aligned in ("true", "false")),
     *("tree<31>", "tree<127>", "box_column_sums<3, 15, 16>"),
@@ -67,10 +67,10 @@ EARLY = (
 MEMORY = re.compile(r"\b(?:ld|st|red|atom|prefetch|cp)\.[\w.:]*global")
 
 
-def test_kernels_that_wait_for_earlier_ones_touch_no_memory_before() -> None:
-    compiled = compile_for("smoothing", "compute_90", EARLY)
+def test_dependent_launches_touch_no_memory_before_they_synchronize() -> None:
+    compiled = compile_for("smoothing", "compute_90", DEPENDENT)
     bodies = re.split(r"\.entry ", compiled.code.decode())[1:]
-    assert len(bodies) == len(EARLY)
+    assert len(bodies) == len(DEPENDENT)
     for body in bodies:
         before, waits, after = body.partition("griddepcontrol.wait")
         assert waits, before

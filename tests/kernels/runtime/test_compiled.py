@@ -1,4 +1,4 @@
-"""Compiled functions that several threads load at once, beside others that load what they like."""
+"""Compiled functions that several threads load at once, while other threads import other modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels.runtime import compiled
 
-# As Numba looks for what would find the BLAS, another thread does.
+# While Numba imports the module that would look for the BLAS, another thread imports it from SciPy.
 BESIDE_SCIPY = """
 import builtins, threading
 
@@ -45,10 +45,10 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
 
 
 def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
-    """Numba dates what it keeps by the function's own file, and has the constants in the code."""
+    """Numba dates its cache by the function's own file, and compiles constants into the code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates what it keeps to the second
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python dates its cache to the second
     own = "from constants import ONE, TWO\nfrom kernels.runtime.compiled import compiled\n"
     inner, outer = "@compiled\ndef inner():\n    return ONE\n", "@compiled\ndef outer():\n    return TWO * inner()\n"
     (tmp_path / "functions.py").write_text(own + inner + outer)
@@ -60,7 +60,7 @@ def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path
 
 
 def test_threads_that_load_at_once_keep_to_one_folder() -> None:
-    """Where Numba keeps things is a setting of the process: one thread must not take the other's for the user's."""
+    """Numba's cache folder is a global setting: a thread must not take another's value for the user's."""
 
     def plus_one(x: int) -> int:
         return x + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,6 +79,16 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert binaries.read("key") is None
 
 
+def test_a_failed_write_leaves_nothing_behind(binary: Binary, cache_folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        binaries.write("key", binary)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [*cache_folder.iterdir()] == []
+
+
 def test_the_key_covers_everything_that_goes_into_a_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "FOLDER", tmp_path)
     monkeypatch.setattr(binaries, "INCLUDE", tmp_path / "include")
@@ -114,7 +125,7 @@ def test_a_kernel_is_kept_under_its_options_device_compiler_and_name(monkeypatch
 
 
 class Driver:
-    """What loads a kernel, without a device."""
+    """Loads kernels without a device."""
 
     CUDADriverError = CUDARuntimeError = RuntimeError
 
@@ -131,6 +142,24 @@ class Driver:
 def test_the_drivers_structures_are_laid_out_as_cuda_h_has_them() -> None:
     assert (ctypes.sizeof(pdl._Attribute), pdl._Attribute.value.offset) == (72, 8)
     assert (ctypes.sizeof(pdl._Config), pdl._Config.stream.offset) == (56, 32)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shared_bytes", "blocks"),
+    [
+        ({81: 228 << 10, 111: 1 << 10}, 227 << 10, 1),  # sm_90: the most that a block can have
+        ({81: 228 << 10, 111: 1 << 10}, 56320, 4),
+        ({81: 228 << 10, 111: 1 << 10}, 37888, 5),
+        ({81: 164 << 10, 111: 1 << 10}, 163 << 10, 1),  # sm_80
+        ({81: 64 << 10, 111: 0}, 32 << 10, 2),  # sm_75
+    ],
+)
+def test_blocks_divide_a_multiprocessors_shared_memory(
+    attributes: dict[int, int], shared_bytes: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_runtime", lambda: SimpleNamespace(getDevice=lambda: 0))
+    monkeypatch.setattr(launch, "_attribute", lambda attribute, device: attributes[attribute])
+    assert launch.blocks_a_multiprocessor(shared_bytes) == blocks
 
 
 def test_arguments_that_have_no_size_of_their_own_are_refused() -> None:

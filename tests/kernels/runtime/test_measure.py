@@ -1,4 +1,4 @@
-"""What is said about measured ladders; that every ladder fits its operation; and, on a GPU, the measuring itself."""
+"""Bounds and remarks for measured ladders; that every ladder fits its operation; and, on a GPU, measurements."""
 
 from __future__ import annotations
 

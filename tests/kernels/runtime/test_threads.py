@@ -1,4 +1,4 @@
-"""Work shared among threads: every part once, an error to the caller, no thread kept over a fork."""
+"""Work shared among threads: every part once, errors reach the caller, and no thread survives a fork."""
 
 from __future__ import annotations
 

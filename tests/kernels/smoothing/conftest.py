@@ -1,4 +1,4 @@
-"""Kernels compiled side by side before tests that launch most of them."""
+"""Compiles kernels in parallel before tests that launch most of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kernels.smoothing.cuda import VARIANTS
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """Fills the cache of binaries: one after another they take two minutes. The workers of pytest-xdist need none of
-    this, since they share the tests."""
+    """Fills the cache of binaries: one after another they take two minutes. Not needed with pytest-xdist, whose workers
+    share the tests."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
     entries = sorted({entry for variant in VARIANTS.values() for entry in variant.entries})
@@ -26,4 +26,4 @@ def compiled_kernels() -> None:
 
 
 def _compile(entry: str, architecture: str) -> None:
-    launch.kept("smoothing", entry, architecture)
+    launch.cached_binary("smoothing", entry, architecture)

@@ -29,7 +29,7 @@ def noise(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @settings(max_examples=30, deadline=None)
 @given(seed=seeds, height=sides, width=sides, size=sizes, mode=st.sampled_from(BORDER_MODES), data=st.data())
 def test_a_strip_with_its_halo_equals_the_whole(dtype, seed, height, width, size, mode, data) -> None:
-    """Mode "valid" on rows that carry their halo gives the same bits as the whole image, wherever it is cut."""
+    """Mode "valid" on rows with their halo gives the same bits as the whole image, for every cut."""
     image = noise(seed, (height, width, 3), dtype)
     whole = box(image, size, mode=mode, channel_axis=-1, cval=5)
     first = data.draw(st.integers(0, height - 1))
@@ -95,7 +95,7 @@ def test_quotients_are_exact_at_every_boundary(dtype: str) -> None:
         n = rows * columns
         means = np.unique(np.linspace(held.min, held.max - 1, 173).astype(np.int64))
         for sums in (means * n + n // 2 - 1, means * n + n // 2, means * n + (n + 1) // 2, means * n + n - 1):
-            # Each window of n samples holds its sum as evenly as whole numbers can.
+            # Each window of n samples spreads its sum as evenly as integers allow.
             level, rest = np.divmod(sums, n)
             boxes = (level[:, None] + (np.arange(n) < rest[:, None])).astype(dtype).reshape(-1, rows, columns)
             got = box(boxes, (rows, columns), mode="valid", axes=(1, 2))[:, 0, 0]

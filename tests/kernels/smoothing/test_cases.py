@@ -1,4 +1,4 @@
-"""Every case to the last bit and within its tolerance of the real number; and the oracle's own border rules."""
+"""Every case, to the last bit and within its tolerance of the real number; and the oracle's border rules."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_border_indices_agree_with_numpy_pad(mode: str, length: int) -> None:
 @pytest.mark.parametrize("mode", BORDER_MODES)
 @pytest.mark.parametrize("length", [1, 2, 5, 8])
 def test_border_indices_agree_with_scipy(mode: str, length: int) -> None:
-    """A correlation with a lone far tap shows what SciPy sees beyond the edge."""
+    """A correlation with a single far tap shows SciPy's samples beyond the edge."""
     line = np.arange(10.0, 10.0 + length)
     for reach in (1, 2, length):
         tap = np.zeros(2 * reach + 1)

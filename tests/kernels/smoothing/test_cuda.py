@@ -74,7 +74,7 @@ def test_random_filters_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, seed: in
 
 
 def _apply(cupy: Any, case: Case, variant: str) -> Any:
-    """The variant's result, written over bytes that no result has."""
+    """The variant's result, written over bytes that no result contains."""
     image, windows = cupy.asarray(case.image()), case.windows()
     shape = list(image.shape)
     for window in windows:
@@ -89,7 +89,7 @@ def _apply(cupy: Any, case: Case, variant: str) -> Any:
 def test_wide_gaussians_match_the_cpu_bit_by_bit(
     cupy: Any, dtype: str, channels: int, sigmas: tuple[float, float]
 ) -> None:
-    """Both radii that `wide` is compiled for, reaches at and below them, lines that can be copied whole and others."""
+    """Both radii that `wide` is compiled for, reaches at and below them, aligned and unaligned lines."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 331) if index % 3 else (128, 320)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -101,7 +101,7 @@ def test_wide_gaussians_match_the_cpu_bit_by_bit(
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", [*WHOLE_DTYPES, "float32"])
 def test_short_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
-    """Every kind of box that `fused` compiles, in rows that vectors bring whole and others, over tiles and bands."""
+    """Every kind of box that `fused` compiles, in aligned and unaligned rows, over several tiles and bands."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -114,7 +114,7 @@ def test_short_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: i
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint16", "int16", "float32"])
 def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sigma: float) -> None:
-    """Every reach from 1 to 8, in rows that vectors bring whole and others, over several tiles and bands."""
+    """Every reach from 1 to 8, in aligned and unaligned rows, over several tiles and bands."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = (97, 643) if index % 3 else (128, 1280 // channels)
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -128,7 +128,7 @@ def test_short_gaussians_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channel
 @pytest.mark.parametrize("sigmas", [(1.0, 1.0), (2.0, 1.75), (4.0, 4.0), (8.0, 8.0), (0.3, 4.3), (7.8, 0.5)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_gaussians_of_bytes_match_the_cpu_bit_by_bit(cupy: Any, channels: int, sigmas: tuple[float, float]) -> None:
-    """Every reach that `tensor` is compiled for and shorter ones, in rows that vectors bring whole and others."""
+    """Every reach that `tensor` is compiled for, and shorter ones, in aligned and unaligned rows."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = ((97, 331), (260, 320), (129, 1280))[index % 3]
         shape = (rows, columns) if channels == 1 else (rows, columns, channels)
@@ -155,7 +155,7 @@ def test_streamed_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", WHOLE_DTYPES)
 def test_running_boxes_match_the_cpu_bit_by_bit(cupy: Any, dtype: str, channels: int, sizes: tuple[int, int]) -> None:
-    """Strips cut at every place, rows that lie alike in memory and others, more rows than all warps of a block hold."""
+    """Strips cut at every place, rows with the same alignment and others, more rows than all warps of a block hold."""
     for index, (first, second) in enumerate(product(MODES, MODES)):
         rows, columns = 257 + index, 1200 if index % 3 == 0 else 1500 + index
         shape = (rows, columns, channels) if channels > 1 else (rows, columns)
@@ -179,7 +179,7 @@ def test_running_boxes_of_rows_of_any_alignment(cupy: Any, dtype: str, columns: 
 
 @pytest.mark.parametrize("size", tree.SIZES)
 def test_trees_match_the_cpu_bit_by_bit(cupy: Any, size: int) -> None:
-    """Every pair of borders; lines of whole vectors and others; several tiles and bands; images less than a window."""
+    """Every pair of borders; aligned and unaligned lines; several tiles and bands; images smaller than a window."""
     shapes = ((257, 1501), (320, 1536), (701, 905), (1, 1), (300, 8), (2, 1300), (150, 704), (3, 140, 451))
     for index, (first, second) in enumerate(product(MODES, MODES)):
         shape = shapes[index % len(shapes)]
@@ -234,7 +234,7 @@ def test_a_nan_or_infinity_stays_in_the_windows_that_hold_it(cupy: Any, bad: flo
 @pytest.mark.parametrize("shape", [(61, 1024, 3), (67, 1031, 3), (65, 2063)])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, shape: tuple[int, ...], mode: str) -> None:
-    """And nothing beside the output is written."""
+    """Nothing is written beside the output."""
     values = np.random.default_rng(7).integers(0, 256, shape).astype(dtype)
     channel_axis = 2 if len(shape) == 3 else None
     filters: list[Any] = [(box, size) for size in (3, 9, 31)] + [(gaussian, sigma) for sigma in (1.0, 4.0, 7.0)]
@@ -260,7 +260,7 @@ def test_a_view_that_is_not_contiguous(cupy: Any) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
-    """The input arrives just before and is overwritten just after, on the stream: only the right order is right."""
+    """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
     dtype = {"streamed": "float32", "tree": "float32", "tensor": "uint8"}.get(variant, "uint16")
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in ("wide", "tensor") else {"sizes": (5, 5)}
     if variant == "tree":
@@ -291,10 +291,10 @@ def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     ],
 )
 def test_kernels_in_a_row_see_what_those_before_them_wrote(cupy: Any, dtype: str, what: dict[str, float]) -> None:
-    """Blocks of one may come in while those of the last are at work: of small images all fit the device at once."""
+    """Blocks of one launch may start while those of the last run: with small images all fit the device at once."""
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (48, 131, 512)).astype(dtype)
-    between = cupy.zeros((2, 131, 512), dtype)  # written anew while the kernel before last may still be reading it
+    between = cupy.zeros((2, 131, 512), dtype)  # overwritten while the kernel before last may still read it
     sources, results = cupy.asarray(images), cupy.zeros_like(images)
 
     def smoothed(image: Any, out: Any = None) -> Any:
@@ -326,7 +326,7 @@ def _refuse(size: int) -> Any:
 
 
 def test_a_call_repeated_takes_the_arrays_and_the_stream_it_is_given(cupy: Any) -> None:
-    """Launches are kept: what else they depend on must be told apart."""
+    """Launches are cached, so the key must include everything else that they depend on."""
     rng = np.random.default_rng(6)
     images = [rng.integers(0, 65536, (97, 211, 3)).astype(np.uint16) for _ in range(3)]
     calls: list[tuple[Any, dict[str, Any]]] = [(box, {"size": 3}), (box, {"size": 31}), (gaussian, {"sigma": 1.0})]
@@ -387,7 +387,7 @@ def test_a_variant_that_does_not_apply_is_refused(cupy: Any) -> None:
 
 @pytest.mark.large
 def test_offsets_past_two_to_the_31(cupy: Any) -> None:
-    """More samples than a 32-bit offset reaches: rows far down must not wrap round to the top."""
+    """More samples than a 32-bit offset reaches: the last rows must not wrap around to the top."""
     rows, columns = (1 << 31) // 65536 + 9, 65536
     free, _total = cupy.cuda.runtime.memGetInfo()
     image = cupy.zeros((rows, columns), cupy.uint8)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 Array = Any
 
 DTYPES = ("uint8", "uint16", "int16", "float32")
-# Box sizes, and reaches of Gaussians cut at 4 sigma: every kernel in production has its share.
+# Box sizes, and reaches of Gaussians that end at 4 sigma: they cover every kernel in production.
 BANDS = {"box": ((2, 9), (10, 63), (64, 255)), "gaussian": ((1, 8), (9, 32), (33, 127))}
 IMAGES = 3  # of each dtype, number of channels and band
 LEAST_SAMPLES = 3_800_000  # of an image
@@ -51,7 +51,7 @@ def _cases(dtype: str, channels: int, kind: str, band: int) -> Iterator[Case]:
         shape = (rows, columns, channels) if channels > 1 else (rows, columns)
         reaches = tuple(int(reach) for reach in rng.integers(low, high + 1, 2))
         if number == 0:
-            reaches = (reaches[0], reaches[0])  # what some kernels ask for
+            reaches = (reaches[0], reaches[0])  # which some kernels need
         what: dict[str, Any] = {"sizes": reaches}
         if kind == "gaussian":
             what = {"sigmas": tuple((reach + float(rng.uniform(-0.4, 0.4))) / 4 for reach in reaches)}
@@ -97,7 +97,7 @@ def test_bits_of_the_cpu_and_exact_values(cupy: Any, dtype: str, channels: int, 
         image = _at_offset(cupy, cupy.asarray(values), (3 * number + channels) % OFFSETS)
         holder, out = _poisoned(cupy, expected, (5 * number + band) % OFFSETS)
         bits = f"u{out.itemsize}"
-        for call in ("first", "second"):  # that may repeat the first's launches without choosing them again
+        for call in ("first", "second"):  # the second may repeat the recorded launches of the first
             out.view(np.uint8)[...] = 0xA5
             case.apply(image, out=out)
             wrong = int(cupy.count_nonzero(out.view(bits) != expected.view(bits)))
@@ -108,14 +108,14 @@ def test_bits_of_the_cpu_and_exact_values(cupy: Any, dtype: str, channels: int, 
 
 
 def _at_offset(cupy: Any, values: Array, offset: int) -> Array:
-    """A copy that begins so many samples after where vectors may."""
+    """A copy that starts `offset` samples after an aligned address."""
     copy = cupy.empty(values.size + OFFSETS, values.dtype)[offset : offset + values.size].reshape(values.shape)
     copy[...] = values
     return copy
 
 
 def _poisoned(cupy: Any, like: Array, offset: int) -> tuple[Array, Array]:
-    """Bytes that no result has, and room for a result among them."""
+    """Bytes that no result contains, with room for a result among them."""
     holder = cupy.full((like.size + OFFSETS) * like.itemsize, 0xA5, np.uint8)
     return holder, holder.view(like.dtype)[offset : offset + like.size].reshape(like.shape)
 
@@ -133,8 +133,8 @@ def _check_exact(cupy: Any, case: Case, image: Array, result: Array) -> None:
 
 
 def _exact(cupy: Any, case: Case, image: Array) -> Array:
-    """Sums over the window, of a box unweighted, in float64. Mode "constant" has cval beyond the edge: it is taken from
-    the image first, so that nothing is there, and its share is added last."""
+    """Sums over the window (unweighted for a box) in float64. For mode "constant", cval is subtracted from the image
+    first, so that zeros lie beyond the edge, and its share is added last."""
     planes = image.astype(np.float64).reshape(*image.shape[:2], -1).transpose(2, 0, 1) - case.cval
     share = float(case.cval)
     for window in case.windows():
@@ -146,7 +146,7 @@ def _exact(cupy: Any, case: Case, image: Array) -> Array:
 
 
 def _matrix(cupy: Any, window: Window, weights: Array, length: int) -> Array:
-    """What the window does to a line: result = matrix @ line."""
+    """The window as a matrix: result = matrix @ line."""
     outputs = window.output_length(length)
     first = 0 if window.mode == "valid" else -window.before
     at = np.arange(outputs)[:, None] + np.arange(first, first + window.taps)

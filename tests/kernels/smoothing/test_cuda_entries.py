@@ -1,5 +1,5 @@
-"""Every kernel of every variant, launched on images just larger than its tiles: what scripts/sanitize runs under
-compute-sanitizer. Arrays are allocated one by one and at their exact size, so that it knows where each of them ends."""
+"""Every kernel of every variant, launched on images just larger than its tiles, for scripts/sanitize to run under
+compute-sanitizer. Arrays are allocated one by one at their exact size, so that it knows their ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernels.smoothing.cuda import VARIANTS, smooth
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_kernels")]
 
 ROWS = 67
-COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # for so many channels: a prime, whole vectors
+COLUMNS = {1: (1031, 1024), 2: (521, 512), 3: (347, 352), 4: (263, 256)}  # by channels: a prime, and whole vectors
 SIZES = ((2, 2), (3, 3), (5, 5), (7, 7), (9, 9), (8, 9), (31, 30), (64, 127), (255, 5), (5, 255))
 SQUARES = (11, 15, 21, 25, 31, 51, 63, 127)  # of floats: kernels are compiled for some sizes
 REACHES = (*((reach, reach) for reach in range(1, 9)), (12, 12), (20, 32), (40, 33))
@@ -36,11 +36,11 @@ VOLUMES = (
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
     {"shape": (89, 11), "axes": (0,), "sigmas": (1.0,)},
 )
-# In the environment: as few launches as reach every kernel. Looking for races makes each a thousand times as long.
+# Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"
-PARTS = 4  # to be run side by side
-BOTH_WAYS = ("fused", "wide")  # variants with kernels of their own for rows that are not aligned
-SLOW_TAPS = 1200  # what a thread of the variants that read every tap from memory may be asked for
+PARTS = 4  # that can run in parallel
+BOTH_WAYS = ("fused", "wide")  # variants with separate kernels for unaligned rows
+SLOW_TAPS = 1200  # most taps of a thread in variants that read every tap from memory
 
 
 @cache
@@ -50,7 +50,7 @@ def _cases() -> tuple[Case, ...]:
 
 @cache
 def _usual() -> tuple[bool, ...]:
-    """Which cases are for all variants: the others are for those that have kernels for aligned rows and others."""
+    """Whether each case is for all variants, or only for those with separate kernels for unaligned rows."""
     return tuple(usual for _, usual in _listed())
 
 
@@ -113,7 +113,7 @@ def test_every_kernel_is_launched(cupy: Any, variant: str) -> None:
 
 @cache
 def _launches(cupy: Any, variant: str) -> dict[int, set[str]]:
-    """The kernels of each case that the variant applies to: found by asking for launches without making them."""
+    """The kernels of each case that the variant applies to, found by recording launches without making them."""
     kernels: dict[int, set[str]] = {}
     with pytest.MonkeyPatch.context() as patched:
         for place, case in enumerate(_cases()):
@@ -132,7 +132,7 @@ def _applies(variant: str, place: int) -> bool:
 
 
 def _fewest(kernels: dict[int, set[str]]) -> list[int]:
-    """Of these cases, hardly more than reach every kernel."""
+    """A nearly minimal choice of these cases that covers every kernel."""
     chosen: list[int] = []
     left = set().union(*kernels.values())
     while left:
@@ -143,7 +143,7 @@ def _fewest(kernels: dict[int, set[str]]) -> list[int]:
 
 
 def _on_device(cupy: Any, place: int, values: Any) -> Any:
-    """A copy that ends with its memory; some of those that are not to be aligned begin a sample behind that."""
+    """A copy that ends with its memory; some of the unaligned ones start one sample after an aligned address."""
     whole = values.shape[1] in {aligned for _, aligned in COLUMNS.values()}
     row_bytes = values.nbytes // values.shape[0]
     offset = 0 if whole else max(row_bytes % 16 == 0, place // 4 % 2)

@@ -1,4 +1,4 @@
-"""Each refusal says in one line which parameter is wrong."""
+"""Each error names the wrong parameter in one line."""
 
 import math
 import threading
@@ -71,7 +71,7 @@ REFUSALS = {
 
 
 def _mask_in(memory: np.ndarray) -> np.ndarray:
-    """A mask of as many samples, within the memory of an array."""
+    """A mask with as many samples, within an array's memory."""
     return memory.view(np.bool_).reshape(-1)[: memory.size].reshape(memory.shape)
 
 

@@ -1,4 +1,4 @@
-"""Gaussians of uint8 whose every sum is exact: their weights, and how far they lie from the real Gaussian."""
+"""Exact Gaussians of uint8: their weights, and their distance from the real Gaussian."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from kernels.smoothing import gaussian
-from kernels.smoothing.axis_rounding import UNSETTLED, settlings
+from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.window import EXACT_RADIUS, Window, gaussian_windows
 
 UINT8 = np.dtype(np.uint8)
 SIGMAS = (*np.geomspace(0.1, 1000, 120), 0.3831, 0.6427, 0.7612, *range(1, 9))
-# How far the weights' errors can move a result, and with them and its roundings a whole filter.
+# How far the errors of the weights can move a result along one axis, and a whole filter together with its roundings.
 MOST_MOVED = {"first": 0.08, "later": 0.1}
 MOST_WRONG = {1: 0.58, 2: 0.81, 3: 1.04}  # by the number of axes
 
@@ -86,8 +86,8 @@ def test_weights_move_a_result_by_little() -> None:
     ],
 )
 def test_images_made_to_be_worst_stay_within_the_bound(sigmas: tuple[float, ...], radii: tuple[int, ...]) -> None:
-    """Bright wherever a weight is too large, dark elsewhere, and the reverse; with more and more noise, so that sums
-    round either way."""
+    """Bright where a weight is too large, dark elsewhere, and the reverse; with increasing noise, so that sums round
+    either way."""
     windows = windows_of(sigmas, radii)
     exact, wrong = np.ones(1), np.ones(1)
     for window, sigma in zip(windows, sigmas, strict=True):
@@ -123,27 +123,27 @@ def test_the_first_axis_is_the_first_that_is_filtered() -> None:
     assert (lone * 2**15 % 1 != 0).any()
 
 
-def test_settling_rounds_to_quarters_then_to_wholes_with_ties_to_even() -> None:
+def test_axes_round_to_quarters_then_to_wholes_with_ties_to_even() -> None:
     sums = np.arange(0, 255 * 64 + 1, dtype=np.float32) / 64
-    first, second, last = settlings(windows_of((1.0,) * 3, (4,) * 3), whole=True)
+    first, second, last = axis_roundings(windows_of((1.0,) * 3, (4,) * 3), whole=True)
     centred = np.rint(sums.astype(np.float64) * 4) / 4 - 128
     assert_array_equal([first.of(x) for x in sums], centred)
     assert_array_equal([second.of(x) for x in sums - np.float32(128)], centred)
     assert_array_equal([last.of(x) for x in sums - np.float32(128)], np.rint(sums))
-    (alone,) = settlings(windows_of((1.0,), (4,)), whole=True)
+    (alone,) = axis_roundings(windows_of((1.0,), (4,)), whole=True)
     assert_array_equal([alone.of(x) for x in sums], np.rint(sums))
 
 
-def test_other_sums_do_not_settle() -> None:
+def test_other_sums_are_not_rounded() -> None:
     windows = windows_of((1.0,) * 2, (4,) * 2, np.dtype(np.float32))
-    assert settlings(windows, whole=False) == [UNSETTLED] * 2
+    assert axis_roundings(windows, whole=False) == [NO_ROUNDING] * 2
     values = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -3.7], np.float32)
-    kept = np.array([UNSETTLED.of(value) for value in values])
+    kept = np.array([NO_ROUNDING.of(value) for value in values])
     assert_array_equal(kept.view(np.uint32), values.view(np.uint32))
 
 
 def test_a_result_rounds_once_where_one_axis_is_filtered() -> None:
-    """127.375 … 127.5 settled to quarters first would come out one too large, or one too small."""
+    """127.375 … 127.5 rounded to quarters first would come out one too large, or one too small."""
     rng = np.random.default_rng(2)
     weights = half(windows_of((1.7,), (EXACT_RADIUS,))[0])
     whole = np.concatenate((weights[:0:-1], weights)) * 2**16

@@ -1,7 +1,7 @@
-"""The steps of the classic smoothing notes between `naive` and production, kernels of steps.cuh: a tile in shared
-memory, channels padded to a vector, rows pitched, and rows pitched and tiled. When they apply, and their launch.
+"""The classic steps between `naive` and production, kernels of steps.cuh: a tile in shared memory, channels padded to a
+vector, pitched rows, and pitched rows with a tile. When they apply, and their launch.
 
-Where an image is laid out anew (RGB as RGBX, rows at a pitch), the copy is part of each call, as its memory is.
+If the image is laid out anew (RGB as RGBX, pitched rows), the copy and its memory are part of each call.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import kernel, shared_bytes_a_block
-from kernels.smoothing.axis_rounding import UNSETTLED, settlings
+from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
+from kernels.smoothing.cuda.passes import FloatRounding
 from kernels.smoothing.window import MAX_TAPS, Window
 
 # Padding and pitching move bits: types of the same width share kernels.
 BITS = {1: "unsigned char", 2: "unsigned short", 4: "float"}
 VECTORS = (1, 2, 4)  # samples
-ROW_ALIGNMENT = 256  # bytes; cudaMallocPitch's idea
+ROW_ALIGNMENT = 256  # bytes, as with cudaMallocPitch
 THREADS = 256
 MAX_LAY_OUT_BLOCKS = 1 << 30  # lay_out loops where there is more to do
 GATHER_TILE = (8, 32)  # rows, columns of pixels
 TILES = ((32, 64), (16, 64), (16, 32), (8, 32))
-SHARED_BYTES = 48 << 10  # a block's, if possible: then several share a multiprocessor
+SHARED_BYTES = 48 << 10  # of a block, if possible, so that several share a multiprocessor
 
 
 RULES = ("ladder::BOX", "ladder::GAUSS")
@@ -45,13 +46,13 @@ def _tiled_entries(vectors: Sequence[int]) -> tuple[str, ...]:
 _LAY_OUT_ENTRIES = {vector: tuple(f"ladder::lay_out<{bits}, {vector}>" for bits in BITS.values()) for vector in VECTORS}
 _GATHER_ENTRIES = tuple(f"ladder::gather<{c_type}, {vector}>" for c_type in C_TYPES.values() for vector in VECTORS)
 TILED_ENTRIES = _tiled_entries((1,))
-PADDED_ENTRIES = (*_LAY_OUT_ENTRIES[2], *_LAY_OUT_ENTRIES[4], *_GATHER_ENTRIES)  # a lone sample is never out of line
+PADDED_ENTRIES = (*_LAY_OUT_ENTRIES[2], *_LAY_OUT_ENTRIES[4], *_GATHER_ENTRIES)  # single samples need no padding
 PITCHED_ENTRIES = (*_LAY_OUT_ENTRIES[1], *PADDED_ENTRIES)
 PITCHED_TILED_ENTRIES = (*chain.from_iterable(_LAY_OUT_ENTRIES.values()), *_tiled_entries(VECTORS))
 
 
 class Frame(ctypes.Structure):
-    """struct Frame of steps.cuh."""
+    """struct ladder::Frame of steps.cuh."""
 
     _fields_ = (
         ("pitch", ctypes.c_longlong),
@@ -62,7 +63,7 @@ class Frame(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("weights_y", ctypes.c_float * (MAX_TAPS // 2 + 1)),
         ("weights_x", ctypes.c_float * (MAX_TAPS // 2 + 1)),
-        *((name, ctypes.c_float) for name in ("between_up", "between_down", "after_up", "after_down")),
+        *((name, FloatRounding) for name in ("between", "after")),
     )
 
 
@@ -109,7 +110,7 @@ def _run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, st
     assert view is not None
     source, pitch = _laid_out(image, view, row_alignment, stream)
     frame = _frame(view, pitch, 1)
-    blocks = _cut(frame, view, GATHER_TILE)
+    blocks = _set_tiles(frame, view, GATHER_TILE)
     entry = f"ladder::gather<{C_TYPES[image.dtype.name]}, {_vector(view)}>"
     args = (source, out, frame, _sample(cval, image.dtype))
     kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=stream)
@@ -121,10 +122,10 @@ def _launch_tiled(
     itemsize = out.dtype.itemsize
     tile = _tile(view, vector * frame.step, itemsize)
     assert tile is not None
-    blocks = _cut(frame, view, tile)
+    blocks = _set_tiles(frame, view, tile)
     rule = RULES[0 if windows[0].half_weights is None else 1]
     if windows[0].half_weights is not None:
-        _settle(frame, windows, out.dtype)
+        _set_rounding(frame, windows, out.dtype)
     entry = f"ladder::tiled<{C_TYPES[out.dtype.name]}, {vector}, {rule}>"
     args = (source, out, frame, _sample(cval, out.dtype))
     shared = _shared_bytes(view, tile, vector * frame.step, itemsize)
@@ -144,7 +145,7 @@ def _vector(view: View) -> int:
 
 
 def _laid_out(image: Any, view: View, row_alignment: int, stream: Any) -> tuple[Any, int]:
-    """The image with each pixel one vector and each row beginning at a multiple of bytes; vectors from row to row."""
+    """The image with a vector per pixel and rows that start at a multiple of bytes; and the pitch in vectors."""
     vector, itemsize = _vector(view), image.dtype.itemsize
     pixel_bytes = vector * itemsize
     alignment = max(row_alignment, pixel_bytes)
@@ -182,20 +183,20 @@ def _frame(view: View, pitch: int, step: int) -> Frame:
     return frame
 
 
-def _settle(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
-    """What becomes of a Gaussian's sums; those down the columns stay as they are where one axis alone is filtered."""
-    *between, after = settlings(windows, whole=dtype.kind != "f")
-    first = between[0] if between else UNSETTLED
-    frame.between_up, frame.between_down = first.up, first.down
-    frame.after_up, frame.after_down = after.up, after.down
+def _set_rounding(frame: Frame, windows: Sequence[Window], dtype: np.dtype[Any]) -> None:
+    """Sets the rounding of a Gaussian's sums; without a second axis, those down the columns are not rounded."""
+    *between, after = axis_roundings(windows, whole=dtype.kind != "f")
+    first = between[0] if between else NO_ROUNDING
+    frame.between.up, frame.between.down = first.up, first.down
+    frame.after.up, frame.after.down = after.up, after.down
 
 
 def _output_length(window: Window | None, length: int) -> int:
     return length if window is None else window.output_length(length)
 
 
-def _cut(frame: Frame, view: View, tile: tuple[int, int]) -> int:
-    """Cuts the output into tiles of pixels; returns the number of blocks."""
+def _set_tiles(frame: Frame, view: View, tile: tuple[int, int]) -> int:
+    """Divides the output into tiles of pixels; returns the number of blocks."""
     frame.tile_rows, frame.tile_columns = tile
     frame.tiles_y, frame.tiles_x = -(-frame.out_rows // tile[0]), -(-frame.out_columns // tile[1])
     return int(view.planes * frame.tiles_y * frame.tiles_x)
@@ -211,7 +212,7 @@ def _tile_fits(view: View, samples: int, itemsize: int) -> bool:
 
 
 def _tile(view: View, samples: int, itemsize: int) -> tuple[int, int] | None:
-    """The largest tile, of pixels of so many samples, that leaves room for other blocks, or else that fits at all."""
+    """The largest tile, of pixels of `samples` samples, that leaves room for other blocks, or else that fits at all."""
     for limit in (SHARED_BYTES, shared_bytes_a_block()):
         for tile in TILES:
             if _shared_bytes(view, tile, samples, itemsize) <= limit:

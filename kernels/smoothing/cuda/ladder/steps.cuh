@@ -1,13 +1,12 @@
-// The steps of the classic smoothing notes between `naive` and the kernels in production, kept to be measured. Part of
-// smoothing.cu.
+// The classic steps between `naive` and the kernels in production, for measurements. Part of smoothing.cu.
 #pragma once
 
 #include "borders.cuh"
 #include "samples.cuh"
 #include "cuda/axis_rounding.cuh"
 
-// All filter both axes of [planes, rows, columns, channels] at once, and see it in vectors: a vector is one sample, or
-// a whole pixel of 2 or 4. The steps differ in where taps are read, and in how pixels and rows lie in memory.
+// All filter both axes of [planes, rows, columns, channels] at once, in vectors: a vector is one sample, or a whole pixel
+// of 2 or 4. The steps differ in where taps are read from, and in the layout of pixels and rows.
 namespace ladder {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
@@ -17,14 +16,14 @@ enum Rule { BOX, GAUSS };
 struct Frame {
     long long pitch;                      // vectors from a row to the next
     int rows, columns, step;              // of a plane; vectors from a pixel to the next
-    int out_rows, out_columns, channels;  // of a plane of the result, in which nothing is padded
+    int out_rows, out_columns, channels;  // of a plane of the result, which is not padded
     int first_y, taps_y, mode_y;          // input position of the first tap of output 0
     int first_x, taps_x, mode_x;
     int tile_rows, tile_columns, tiles_y, tiles_x;  // pixels of a block's output; blocks of a plane
     unsigned divisor;
     float scale;                          // 1 / divisor
     float weights_y[128], weights_x[128];  // Gauss: at distance 0 … 127
-    Settling<float> between, after;        // Gauss: of sums down the columns, and of those across them
+    AxisRounding<float> between, after;    // Gauss: of sums down the columns, and of those across them
 };
 
 template <typename T, int N>
@@ -55,7 +54,7 @@ struct Bits<8> { typedef uint2 Type; };
 template <>
 struct Bits<16> { typedef uint4 Type; };
 
-// One load, whatever the compiler would make of the samples one by one.
+// One load, which the compiler might otherwise split.
 template <typename T, int N>
 __device__ inline Vector<T, N> load(const Vector<T, N>* from) {
     typedef typename Bits<N * sizeof(T)>::Type Whole;
@@ -71,7 +70,7 @@ __device__ inline Vector<T, N> all(T value) {
     return vector;
 }
 
-// What is summed: floats, but for boxes of whole numbers 32 bits, which hold the sum of 255 × 255 samples of 16.
+// The type of sums: floats, except for boxes of integers, whose 32 bits hold the sum of 255 × 255 samples of 16 bits.
 template <int RULE, typename Sample>
 struct Summed {
     typedef unsigned Type;
@@ -98,8 +97,8 @@ __device__ inline Vector<Number, N> numbers(const Vector<Sample, N>& samples) {
     return result;
 }
 
-// The sum of read(0) … read(taps - 1). Of floats it is W(taps) by the contract's doubling tree, walked depth first, so
-// that samples are needed in their order: halves merge as carries of a counter do, and then a lone sample may follow.
+// The sum of read(0) … read(taps - 1). For floats it is W(taps) by the contract's doubling tree, walked depth first, so that
+// samples are read in order: halves merge like the carries of a counter, and a single sample may follow.
 template <typename Read>
 __device__ inline auto box_sum(int taps, const Read& read) {
     typedef decltype(read(0)) Sum;
@@ -110,7 +109,7 @@ __device__ inline auto box_sum(int taps, const Read& read) {
     } else {
         const int depth = 31 - __clz(taps);
         Sum pending[MAX_DEPTH], before_lone, sum;
-        int leaf = 0, lone_after = -1;  // the level whose sum waits for the sample read next
+        int leaf = 0, lone_after = -1;  // the level whose sum waits for the next sample
         for (int k = 0; k < taps; ++k) {
             sum = read(k);
             if (lone_after >= 0) sum = before_lone + sum;
@@ -157,7 +156,7 @@ __device__ inline void store(Sample* to, const Vector<Number, N>& sum, const Fra
 #pragma unroll
     for (int c = 0; c < N; ++c) {
         if (N == 4 && c >= frame.channels) return;
-        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(settled(sum.at[c], frame.after));
+        if constexpr (RULE == GAUSS) to[c] = to_sample<Sample>(rounded(sum.at[c], frame.after));
         else if constexpr (same<Number, float>) to[c] = to_mean<Sample>(sum.at[c], frame.scale);
         else to[c] = to_mean<Sample>(sum.at[c], frame.divisor);
     }
@@ -173,8 +172,8 @@ __device__ inline Tile tile_of(int block, const Frame& frame) {
     return {rest / frame.tiles_y, rest % frame.tiles_y * frame.tile_rows, block % frame.tiles_x * frame.tile_columns};
 }
 
-// lay_out: the image once more, with RGB as RGBX so that a pixel is one vector, and `pitch` vectors from row to row.
-// Costs reading and writing the image; buys that pixels, and with a pitch also rows, begin where whole loads may.
+// lay_out: copies the image with RGB as RGBX, so that a pixel is one vector, and `pitch` vectors from row to row.
+// Costs reading and writing the image; buys pixels, and with a pitch also rows, that are aligned for whole loads.
 template <typename Sample, int N>
 __global__ void __launch_bounds__(THREADS)
 lay_out(const Sample* __restrict__ in, Vector<Sample, N>* __restrict__ out, long long rows, int columns,
@@ -191,7 +190,7 @@ lay_out(const Sample* __restrict__ in, Vector<Sample, N>* __restrict__ out, long
     }
 }
 
-// The sum of read(down, across) over the whole window; of floats by the contract: down the columns first.
+// The sum of read(down, across) over the whole window; for floats down the columns first, as in the contract.
 template <typename Number, int N, typename Read>
 __device__ inline Vector<Number, N> square_sum(const Frame& frame, const Read& read) {
     if constexpr (same<Number, unsigned>)
@@ -204,8 +203,8 @@ __device__ inline Vector<Number, N> square_sum(const Frame& frame, const Read& r
         });
 }
 
-// gather: a thread a pixel, every tap one vector from global memory: RGB takes a third of naive's loads and index
-// arithmetic. With pitched rows a warp's loads also begin at a sector in every row; an H200's caches hide that (no gain).
+// gather: a thread per pixel, every tap one vector from global memory: RGB takes a third of naive's loads and index
+// arithmetic. With pitched rows a warp's loads also start at a sector in every row; an H200's caches hide that (no gain).
 template <typename Sample, int N>
 __global__ void __launch_bounds__(THREADS, 2)  // without the 2, it spills
 gather(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame frame, Sample fill) {
@@ -234,8 +233,8 @@ gather(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame
     store<BOX>(out + ((tile.plane * frame.out_rows + y) * frame.out_columns + x) * frame.channels, sum, frame);
 }
 
-// tiled: samples and their halo wait in shared memory, so that each is loaded once a block, not once a tap. Sums down
-// the columns wait there too and serve every window across them: taps + taps additions, not taps × taps.
+// tiled: samples and their halo are in shared memory, so each is loaded once per block, not once per tap. Sums down the
+// columns are there too and serve all windows across them: taps + taps additions instead of taps × taps.
 template <typename Sample, int N, int RULE>
 __global__ void __launch_bounds__(THREADS)
 tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame frame, Sample fill) {
@@ -271,7 +270,7 @@ tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame 
                                     [&](int tap) { return numbers<Number>(samples[at + tap * seen]); });
         if constexpr (RULE == GAUSS) {
 #pragma unroll
-            for (int c = 0; c < N; ++c) sum.at[c] = settled(sum.at[c], frame.between);
+            for (int c = 0; c < N; ++c) sum.at[c] = rounded(sum.at[c], frame.between);
         }
         sums[at] = sum;
     }
@@ -283,7 +282,7 @@ tiled(const Vector<Sample, N>* __restrict__ in, Sample* __restrict__ out, Frame 
             const Vector<Number, N>* from = sums + row * seen + i;
             const auto sum = window_sum<RULE>(frame.taps_x, frame.weights_x,
                                               [&](int tap) { return from[tap * frame.step]; });
-            // Of single samples `step` make a pixel; a vector is one, of `channels` samples.
+            // A pixel is `step` single samples, or one vector of `channels` samples.
             store<RULE>(out + line * frame.channels + i * (frame.step > 1 ? 1 : frame.channels), sum, frame);
         }
     }
