@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import Region
-from pipeline.storage.partial import Opening, Sealed, not_told, partial_path, samples_path
+from pipeline.storage.partial import Callback, Opening, no_callback, partial_path, samples_path
 from pipeline.storage.writable import writing
 
 # The x of 3x5, which may stand for a comma; not that of a word, which is told back as it was given.
@@ -203,8 +203,8 @@ class Workload(ABC):
         """
 
     @abstractmethod
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make the output durable, call `sealed`, and give it its final name at once."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Make the output durable, call `on_sealed`, and give it its final name at once."""
 
     @abstractmethod
     def keep(self) -> None:

@@ -23,7 +23,7 @@ from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, no_callback
 
 _HEADER_BYTES = 1024
 _NEEDING_STARTS = (".map", ".ccp4")
@@ -71,11 +71,11 @@ class MrcWriter(PositionalWriter):
         samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=_HEADER_BYTES)
         super().__init__(path, header.image, opening, samples=samples, head=[_head(header)])
 
-    def publish(self, sealed: Sealed = not_told) -> None:
+    def publish(self, on_sealed: Callback = no_callback) -> None:
         least, most, mean, deviation = self._statistics()
         self._file.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
         self._file.write_at(_RMS_AT, struct.pack("<f", deviation))
-        super().publish(sealed)
+        super().publish(on_sealed)
 
     def _statistics(self) -> tuple[float, float, float, float]:
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)

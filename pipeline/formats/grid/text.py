@@ -15,8 +15,8 @@ from pipeline.codecs.deflate import gzipped_bands
 from pipeline.errors import OutputError
 from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
-from pipeline.formats.image.spooled_writer import GatheredWriter
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told
+from pipeline.formats.image.spooled_writer import SpooledWriter
+from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback
 
 # Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
 _BLOCK_VALUES = 32 << 10
@@ -77,8 +77,8 @@ class TextGridWriter(ImageWriter):
     def flush(self) -> None:
         self._file.flush()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._file.publish(sealed)
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._file.publish(on_sealed)
 
     def keep(self) -> None:
         self._file.keep()
@@ -97,7 +97,7 @@ class TextGridWriter(ImageWriter):
             done += length
 
 
-class GzipTextWriter(GatheredWriter):
+class GzipTextWriter(SpooledWriter):
     """Values are turned into text and compressed, first to last."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:

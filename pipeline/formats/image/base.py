@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import counted
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, no_callback
 
 # What a TIFF's metadata may say of its samples: "photometric", and the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
@@ -132,8 +132,8 @@ class ImageWriter(ABC):
         """Make durable what has been written so far."""
 
     @abstractmethod
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make every byte durable, call `sealed`, then rename to the final name at once."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Make every byte durable, call `on_sealed`, then rename to the final name at once."""
 
     @abstractmethod
     def keep(self) -> None:

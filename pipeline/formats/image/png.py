@@ -20,8 +20,8 @@ from pipeline.codecs import silence_loggers
 from pipeline.codecs.deflate import deflated_bands
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
-from pipeline.formats.image.spooled_writer import GatheredWriter
-from pipeline.formats.image.whole_image_reader import DecodedReader
+from pipeline.formats.image.spooled_writer import SpooledWriter
+from pipeline.formats.image.whole_image_reader import WholeImageReader
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile, memory_of
 
@@ -60,7 +60,7 @@ class Png(ImageFormat):
         except BaseException:
             file.close()
             raise
-        return DecodedReader(file, header, lambda: _decode(file, header))
+        return WholeImageReader(file, header, lambda: _decode(file, header))
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         others = "; choose .tif, .npy or .zarr"
@@ -79,7 +79,7 @@ class Png(ImageFormat):
         return PngWriter(path, header, opening)
 
 
-class PngWriter(GatheredWriter):
+class PngWriter(SpooledWriter):
     """Encoded in bands of rows, from the first to the last."""
 
     def _encoded(self) -> Iterator[bytes]:

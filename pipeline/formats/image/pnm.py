@@ -18,7 +18,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.whole_image_reader import DecodedReader
+from pipeline.formats.image.whole_image_reader import WholeImageReader
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
 
@@ -199,7 +199,7 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
         promised = counted(count, "number")
         raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
 
-    return DecodedReader(file, header, decode)
+    return WholeImageReader(file, header, decode)
 
 
 def _numbers(file: PositionalFile, offset: int) -> Iterator[NDArray[np.float64]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told
+from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback
 
 _BATCH_BYTES = 1 << 20
 
@@ -40,8 +40,8 @@ class PositionalWriter(ImageWriter):
     def flush(self) -> None:
         self._file.flush()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._file.publish(sealed)
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._file.publish(on_sealed)
 
     def keep(self) -> None:
         self._file.keep()

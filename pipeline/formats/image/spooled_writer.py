@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told, samples_path
+from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback, samples_path
 
 
-class GatheredWriter(ImageWriter):
+class SpooledWriter(ImageWriter):
     """Takes regions in any order; `publish` writes what `_encoded` makes of the whole."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
@@ -24,7 +24,7 @@ class GatheredWriter(ImageWriter):
         final = behind_link(path)
         self._file = None if opening is Opening.JOIN else PartialFile(final)
         try:
-            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, serves=final)
+            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, scratch_for=final)
         except BaseException:
             if self._file is not None:
                 self._file.discard()
@@ -42,14 +42,14 @@ class GatheredWriter(ImageWriter):
     def flush(self) -> None:
         self._scratch.flush()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
+    def publish(self, on_sealed: Callback = no_callback) -> None:
         if self._file is None:
             raise ValueError(f"{self.path}: is another process's to publish")
         position = 0
         for piece in self._encoded():
             self._file.write_at(position, piece)
             position += len(piece)
-        self._file.publish(sealed)
+        self._file.publish(on_sealed)
         self._scratch.discard()
 
     def keep(self) -> None:

@@ -12,7 +12,7 @@ from pipeline.formats.image.base import ImageHeader, ImageReader, Region, requir
 from pipeline.storage.positional import PositionalFile
 
 
-class DecodedReader(ImageReader):
+class WholeImageReader(ImageReader):
     """Holds the whole image from the first `read` until `close`: `header.nbytes` of memory, which the header bounds."""
 
     def __init__(self, file: PositionalFile, header: ImageHeader, decode: Callable[[], NDArray[Any]]) -> None:

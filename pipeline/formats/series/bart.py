@@ -13,7 +13,7 @@ from pipeline.formats.image.base import ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
-from pipeline.storage.partial import Opening, PartialFile, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback
 
 
 class BartSeries(SeriesFormat):
@@ -53,11 +53,11 @@ class BartSeriesWriter(PositionalWriter):
         turned = Region(_turned(region.start), _turned(region.stop))
         self._samples.write(self._file, turned, np.ascontiguousarray(samples.swapaxes(0, 1), COMPLEX))
 
-    def publish(self, sealed: Sealed = not_told) -> None:
+    def publish(self, on_sealed: Callback = no_callback) -> None:
         header = PartialFile(alike(self.path, ".hdr"), len(self._text))
 
         def publish_header() -> None:  # first: whoever finds the samples under their name finds it too
-            sealed()
+            on_sealed()
             header.publish()
 
         try:

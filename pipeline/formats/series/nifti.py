@@ -18,7 +18,7 @@ from pipeline.codecs.deflate import gzipped_bands
 from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.spooled_writer import GatheredWriter
+from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 from pipeline.storage.partial import Opening
 
@@ -53,7 +53,7 @@ class Nifti(SeriesFormat):
         return PositionalWriter(path, header.image, opening, samples=samples, head=[nifti_header(header)])
 
 
-class NiftiGzWriter(GatheredWriter):
+class NiftiGzWriter(SpooledWriter):
     """Compressed from first to last, when all images are there."""
 
     def __init__(self, path: Path, header: SeriesHeader, opening: Opening) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pipeline import stopping
 from pipeline.formats.image.base import ImageWriter
-from pipeline.storage.partial import Sealed, not_told
+from pipeline.storage.partial import Callback, no_callback
 from pipeline.workloads.base import Workload
 
 
@@ -31,8 +31,8 @@ class OneOutput(Workload):
     def flush(self) -> None:
         self._output.flush()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._output.publish(sealed)
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._output.publish(on_sealed)
 
     def keep(self) -> None:
         if self._writer is not None:

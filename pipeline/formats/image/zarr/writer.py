@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
-from pipeline.storage.partial import Opening, PartialFolder, Sealed, behind_link, not_told
+from pipeline.storage.partial import Callback, Opening, PartialFolder, behind_link, no_callback
 from pipeline.storage.writable import writing
 
 _ARRAY = "0"
@@ -73,8 +73,8 @@ class ZarrWriter(ImageWriter):
     def keep(self) -> None:
         self._folder.keep()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._folder.publish(sealed)
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._folder.publish(on_sealed)
 
     def discard(self) -> None:
         self._folder.discard()
