@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
+from pipeline.formats import Reader
 
 Array = NDArray[np.float64]
 
@@ -52,10 +52,10 @@ class Molecule(Frame):
         )
 
 
-class Trajectory(ABC):
+class Trajectory(Reader):
     """Point charges that move: one or many frames, the charges the same in all. `frame` may be called by any thread."""
 
-    path: Path  # the file that the charges come from
+    # `path`: the file that the charges come from.
     charges: Array  # (n,) float64 in elementary charges, finite, n ≥ 1
     radii: Array | None = None
     n_frames: int  # known without reading the frames, ≥ 1
@@ -68,18 +68,6 @@ class Trajectory(ABC):
     @abstractmethod
     def frame(self, index: int) -> Frame:
         """Frame `index`, from 0. InputError where the file turns out damaged or a coordinate is not finite."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Harmless a second time."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Still(Trajectory):

@@ -21,12 +21,6 @@ class NpyMap(GridFormat):
     name = "NPY"
     suffixes = (".npy",)
 
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
-    def file_bytes(self, header: GridHeader) -> int:
-        return header.nbytes
-
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return Npy().create(path, header.image, opening)
 

@@ -143,9 +143,9 @@ class GridFormat(ABC):
     # Whether files hold the header's atoms, which the others need not be given.
     shows_atoms: ClassVar[bool] = False
 
-    @abstractmethod
     def refusal(self, header: GridHeader, path: Path) -> str | None:
-        """Why such a map cannot be stored in this format under that name, and what could; None where it can."""
+        """Why this format cannot hold such a map at this path, and which can; None if it can."""
+        return None
 
     def block_shape(self, header: GridHeader) -> tuple[int, int, int] | None:
         """How `create` cuts such a map: regions of whole blocks are written fastest. None: any will do.
@@ -154,9 +154,9 @@ class GridFormat(ABC):
         """
         return None
 
-    @abstractmethod
     def file_bytes(self, header: GridHeader) -> int:
-        """Bytes of the finished file; of compressed formats at most about this."""
+        """Bytes of the finished file; for compressed formats about the most it can have."""
+        return header.nbytes
 
     @abstractmethod
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:

@@ -36,9 +36,6 @@ class Cube(GridFormat):
     suffixes = (".cube", ".cub")
     shows_atoms = True
 
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
 

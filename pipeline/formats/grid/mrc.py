@@ -73,8 +73,8 @@ class MrcWriter(PositionalWriter):
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
         least, most, mean, deviation = self._statistics()
-        self._file.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
-        self._file.write_at(_RMS_AT, struct.pack("<f", deviation))
+        self._partial.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
+        self._partial.write_at(_RMS_AT, struct.pack("<f", deviation))
         super().publish(on_sealed)
 
     def _statistics(self) -> tuple[float, float, float, float]:
@@ -96,7 +96,7 @@ class MrcWriter(PositionalWriter):
     def _moments(self, block: tuple[int, int]) -> _Moments:
         start, nbytes = block
         raw = np.empty(nbytes, np.uint8)
-        self._file.read_at(start, raw.data)
+        self._partial.read_at(start, raw.data)
         values = raw.view(self._samples.dtype)
         with np.errstate(all="ignore"):
             mean = float(values.mean(dtype=np.float64))

@@ -35,9 +35,6 @@ class OpenDx(GridFormat):
     name = "OpenDX"
     suffixes = (".dx", ".dx.gz")
 
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
 

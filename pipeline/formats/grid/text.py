@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 from pipeline.codecs.deflate import gzipped_bands
 from pipeline.errors import OutputError
 from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.formats.image.contiguous import scratch_block
 from pipeline.formats.image.spooled_writer import SpooledWriter
-from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback
+from pipeline.storage.partial import Opening, PartialFile, behind_link
 
 # Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
 _BLOCK_VALUES = 32 << 10
@@ -46,45 +46,33 @@ class TextLayout:
 
         OutputError where one of them is not finite.
         """
-        text = _scratch(len(values) * self.style.width)
+        text = scratch_block(len(values) * self.style.width)
         infinite = encode(values, text, self.style, first=first, row_length=self.row_length)
         if infinite is not None:
             raise _has_no_text(path, np.unravel_index(first + infinite, header.shape), values[infinite])
         return text.data
 
 
-class TextGridWriter(ImageWriter):
+class TextGridWriter(PartialWriter):
     """Regions are turned into text by the calling thread and go straight to their place."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
         self.path = path
         self.header = header
         self._layout = layout
-        self._file = PartialFile(behind_link(path), layout.nbytes, opening)
+        self._partial: PartialFile = PartialFile(behind_link(path), layout.nbytes, opening)
         if opening is Opening.NEW:
             try:
-                self._file.write_at(0, layout.head)
-                self._file.write_at(layout.place(layout.values), layout.tail)
+                self._partial.write_at(0, layout.head)
+                self._partial.write_at(layout.place(layout.values), layout.tail)
             except BaseException:
-                self._file.discard()
+                self._partial.discard()
                 raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
         if samples.size:
-            self._file.write_runs(self._pieces(region, samples.reshape(-1)))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def publish(self, on_sealed: Callback = no_callback) -> None:
-        self._file.publish(on_sealed)
-
-    def keep(self) -> None:
-        self._file.keep()
-
-    def discard(self) -> None:
-        self._file.discard()
+            self._partial.write_runs(self._pieces(region, samples.reshape(-1)))
 
     def _pieces(self, region: Region, values: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
         """Place and text of each piece, one at a time."""
@@ -145,14 +133,3 @@ def _runs(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, int]]:
         else:
             for y in range(y0, y1):
                 yield (x * ny + y) * nz + z0, z1 - z0
-
-
-_of_thread = threading.local()
-
-
-def _scratch(nbytes: int) -> NDArray[np.uint8]:
-    """This thread's room for text, `nbytes` of it."""
-    room: NDArray[np.uint8] | None = getattr(_of_thread, "room", None)
-    if room is None or len(room) < nbytes:
-        room = _of_thread.room = np.empty(nbytes, np.uint8)
-    return room[:nbytes]

@@ -24,15 +24,9 @@ class ZarrMap(GridFormat):
     name = "Zarr"
     suffixes = (".zarr",)
 
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
     def block_shape(self, header: GridHeader) -> tuple[int, int, int]:
         x, y, z = (min(block, count) for block, count in zip(_CHUNK, header.shape, strict=True))
         return x, y, z
-
-    def file_bytes(self, header: GridHeader) -> int:
-        return header.nbytes
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         chunk = self.block_shape(header)

@@ -6,14 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import counted
-from pipeline.storage.partial import Callback, Opening, no_callback
+from pipeline.formats import Reader
+from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
+
+# What the formats without narrower limits (TIFF, Zarr, NPY) hold.
+AXES = ("YX", "YXC", "ZYX", "ZYXC")
+DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
 # What a TIFF's metadata may say of its samples: "photometric", and the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
@@ -81,10 +85,9 @@ class ImageHeader:
         return self.axes.index("C") if "C" in self.axes else None
 
 
-class ImageReader(ABC):
+class ImageReader(Reader):
     """An image file open for reading. `read` may be called from several threads at once."""
 
-    path: Path
     header: ImageHeader
     # How the file is cut (tiles, compressed strips, Zarr chunks): reading along these boundaries decodes nothing twice.
     # None: every region costs the same.
@@ -100,17 +103,6 @@ class ImageReader(ABC):
     def hold_at_most(self, budget_bytes: int) -> int:
         """Keep no more than this between reads (decoded blocks), where that can be; returns what may be kept."""
         return 0
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ImageWriter(ABC):
@@ -142,6 +134,24 @@ class ImageWriter(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Remove what was written; harmless after `publish` or a second time."""
+
+
+class PartialWriter(ImageWriter):
+    """A writer into one partial output; subclasses set `_partial` and implement `write`."""
+
+    _partial: PartialFile | PartialFolder
+
+    def flush(self) -> None:
+        self._partial.flush()
+
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._partial.publish(on_sealed)
+
+    def keep(self) -> None:
+        self._partial.keep()
+
+    def discard(self) -> None:
+        self._partial.discard()
 
 
 class ImageFormat(ABC):

@@ -50,7 +50,7 @@ class ContiguousSamples:
             file.read_runs(_cut(memory_of(out), ((offset, run_bytes) for offset in self._run_offsets(region, axis))))
         else:
             for runs, target in self._scratch_blocks(self._run_offsets(region, axis), run_bytes, out.reshape(-1)):
-                scratch = _scratch(target.nbytes)
+                scratch = scratch_block(target.nbytes)
                 file.read_runs(_cut(scratch.data, runs))
                 target[...] = scratch.view(self.dtype)
 
@@ -65,7 +65,7 @@ class ContiguousSamples:
             file.write_runs(_cut(memory_of(samples), ((offset, run_bytes) for offset in offsets)))
             return
         for runs, source in self._scratch_blocks(offsets, run_bytes, samples.reshape(-1)):
-            scratch = _scratch(source.nbytes)
+            scratch = scratch_block(source.nbytes)
             scratch.view(self.dtype)[...] = source
             file.write_runs(_cut(scratch.data, runs))
 
@@ -122,7 +122,7 @@ class ContiguousSamples:
         for plane, offset in zip(planes, self._run_offsets(region, rows_axis), strict=True):
             for row in range(0, len(plane), at_once):
                 rows = min(at_once, len(plane) - row)
-                scratch = _scratch(rows * row_bytes)
+                scratch = scratch_block(rows * row_bytes)
                 file.read_at(offset + row * row_bytes, scratch.data)
                 plane[row : row + rows] = scratch.view(self.dtype).reshape(rows, *row_shape)[:, cut]
 
@@ -138,9 +138,9 @@ def _cut(memory: memoryview, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[
 _of_thread = threading.local()
 
 
-def _scratch(nbytes: int) -> NDArray[np.uint8]:
-    """This thread's scratch block, `nbytes` of it."""
+def scratch_block(nbytes: int) -> NDArray[np.uint8]:
+    """The first `nbytes` of this thread's scratch block, valid until the thread's next call."""
     block: NDArray[np.uint8] | None = getattr(_of_thread, "scratch", None)
     if block is None or len(block) < nbytes:
-        block = _of_thread.scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        block = _of_thread.scratch = np.empty(max(nbytes, SCRATCH_BYTES), np.uint8)
     return block[:nbytes]

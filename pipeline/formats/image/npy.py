@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, counted
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, require_fit
+from pipeline.formats.image.base import (
+    AXES,
+    DTYPES,
+    ImageFormat,
+    ImageHeader,
+    ImageReader,
+    ImageWriter,
+    Region,
+    require_fit,
+)
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.storage.partial import Opening
@@ -24,8 +33,7 @@ from pipeline.storage.positional import PositionalFile
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 64 << 10
 _ALIGNMENT = 64
-_SUPPORTED = {"u1": "uint8", "u2": "uint16", "i2": "int16", "f4": "float32", "f8": "float64"}
-_AXES = ("YX", "YXC", "ZYX", "ZYXC")
+_SUPPORTED = {np.dtype(name).str[1:] for name in DTYPES}  # "u1", "f4", …
 # The header is a Python dictionary in text. Only the one form that NumPy writes is taken: nothing is ever evaluated.
 _DICTIONARY = re.compile(r"\s*\{(.*)\}\s*", re.DOTALL)
 _DESCR = re.compile(r"'descr'\s*:\s*'([^']{1,40})'")
@@ -51,10 +59,10 @@ class Npy(ImageFormat):
             raise
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in _AXES:
-            return f"{path}: .npy holds axes {', '.join(_AXES)}, not {header.axes}; choose .tif or .zarr"
-        if header.dtype.name not in _SUPPORTED.values():
-            return f"{path}: .npy holds {', '.join(_SUPPORTED.values())} here, not {header.dtype}; convert it first"
+        if header.axes not in AXES:
+            return f"{path}: .npy holds axes {', '.join(AXES)}, not {header.axes}; choose .tif or .zarr"
+        if header.dtype.name not in DTYPES:
+            return f"{path}: .npy holds {', '.join(DTYPES)} here, not {header.dtype}; convert it first"
         return None
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
@@ -131,7 +139,7 @@ def _type_name(descr: str) -> str:
 
 
 def _wanted() -> str:
-    return f"Millrace takes {', '.join(_SUPPORTED.values())}; convert it with .astype and save it again"
+    return f"Millrace takes {', '.join(DTYPES)}; convert it with .astype and save it again"
 
 
 def _axes_of(path: Path, shape: tuple[int, ...]) -> str:

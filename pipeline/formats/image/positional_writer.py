@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback
+from pipeline.storage.partial import Opening, PartialFile, behind_link
 
 _BATCH_BYTES = 1 << 20
 
 
-class PositionalWriter(ImageWriter):
+class PositionalWriter(PartialWriter):
     """Regions go straight to their place, in any order, from any thread of any process that has joined."""
 
     def __init__(
@@ -25,36 +25,24 @@ class PositionalWriter(ImageWriter):
         self.path = path
         self.header = header
         self._samples = samples
-        self._file = PartialFile(behind_link(path), samples.offset + samples.nbytes, opening)
+        self._partial: PartialFile = PartialFile(behind_link(path), samples.offset + samples.nbytes, opening)
         if opening is Opening.NEW:
             try:
                 self._write_head(head)
             except BaseException:
-                self._file.discard()
+                self._partial.discard()
                 raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
-        self._samples.write(self._file, region, samples)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def publish(self, on_sealed: Callback = no_callback) -> None:
-        self._file.publish(on_sealed)
-
-    def keep(self) -> None:
-        self._file.keep()
-
-    def discard(self) -> None:
-        self._file.discard()
+        self._samples.write(self._partial, region, samples)
 
     def _write_head(self, head: Iterable[bytes]) -> None:
         ready, place = bytearray(), 0
         for piece in head:
             ready += piece
             if len(ready) >= _BATCH_BYTES:
-                self._file.write_at(place, bytes(ready))
+                self._partial.write_at(place, bytes(ready))
                 place += len(ready)
                 ready.clear()
-        self._file.write_at(place, bytes(ready))
+        self._partial.write_at(place, bytes(ready))

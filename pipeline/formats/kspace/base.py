@@ -6,17 +6,17 @@ Each image has readouts (spokes, interleaves) of equally many samples, and every
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
+from pipeline.formats import Reader
 
 TrajectoryUnits = Literal["cycles/pixel", "cycles/fov", "radians/pixel"]
 
@@ -89,10 +89,9 @@ class Readouts:
         return self.stop - self.first
 
 
-class KSpaceReader(ABC):
+class KSpaceReader(Reader):
     """A file of raw data open for reading; its methods may be called from several threads at once."""
 
-    path: Path
     header: KSpaceHeader
 
     @abstractmethod
@@ -119,18 +118,6 @@ class KSpaceReader(ABC):
     def hold_at_most(self, budget_bytes: int) -> int:
         """Keep no more than this between reads, where that can be; returns what is kept."""
         return 0
-
-    @abstractmethod
-    def close(self) -> None:
-        """Harmless a second time."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def require_finite_samples(path: Path, samples: NDArray[Any], record: Callable[[int], str]) -> None:

@@ -22,9 +22,6 @@ class BartSeries(SeriesFormat):
     name = "BART"
     suffixes = (".cfl",)
 
-    def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        return None
-
     def also_written(self, path: Path) -> tuple[Path, ...]:
         return (alike(path, ".hdr"),)
 
@@ -48,10 +45,10 @@ class BartSeriesWriter(PositionalWriter):
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
         if not self._slices_last:
-            self._samples.write(self._file, region, samples.astype(COMPLEX, copy=False))
+            self._samples.write(self._partial, region, samples.astype(COMPLEX, copy=False))
             return
         turned = Region(_turned(region.start), _turned(region.stop))
-        self._samples.write(self._file, turned, np.ascontiguousarray(samples.swapaxes(0, 1), COMPLEX))
+        self._samples.write(self._partial, turned, np.ascontiguousarray(samples.swapaxes(0, 1), COMPLEX))
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
         header = PartialFile(alike(self.path, ".hdr"), len(self._text))

@@ -53,9 +53,9 @@ class SeriesFormat(ABC):
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        """Why such a series cannot be stored in this format, and what could; None where it can."""
+        """Why this format cannot hold such a series, and which can; None if it can."""
+        return None
 
     def also_written(self, path: Path) -> tuple[Path, ...]:
         """Further files that belong to the one named."""

@@ -22,9 +22,6 @@ class ZarrSeries(SeriesFormat):
     name = "Zarr"
     suffixes = (".zarr",)
 
-    def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        return None
-
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         attributes = {"ome": _metadata(path, header), "series": _attribute(header)}
         return ZarrWriter(path, header.image, opening, stored=AXES, chunk=_chunk(header), attributes=attributes)

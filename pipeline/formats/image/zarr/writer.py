@@ -12,14 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
-from pipeline.storage.partial import Callback, Opening, PartialFolder, behind_link, no_callback
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.storage.partial import Opening, PartialFolder, behind_link
 from pipeline.storage.writable import writing
 
 _ARRAY = "0"
 
 
-class ZarrWriter(ImageWriter):
+class ZarrWriter(PartialWriter):
     """Chunks of Zstandard after a byte shuffle, level 1.
 
     Regions of whole chunks are stored by several threads at once. A chunk that a region covers in part is read,
@@ -43,12 +43,12 @@ class ZarrWriter(ImageWriter):
         self._order = tuple(header.axes.index(letter) for letter in stored)
         self._chunk = chunk
         self._sharing = threading.Lock()
-        self._folder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
+        self._partial: PartialFolder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
         try:
             with writing(path):
                 self._array = self._create_array(attributes) if opening is Opening.NEW else self._existing_array()
         except BaseException:
-            self._folder.keep() if opening is Opening.RESUME else self._folder.discard()
+            self._partial.keep() if opening is Opening.RESUME else self._partial.discard()
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -62,43 +62,31 @@ class ZarrWriter(ImageWriter):
         box = tuple(region.slices[axis] for axis in self._order)
         with (
             writing(self.path, samples.nbytes),
-            self._folder.in_use(),
+            self._partial.in_use(),
             nullcontext() if whole_chunks else self._alone(),
         ):
             self._array[box] = samples.transpose(self._order)
 
-    def flush(self) -> None:
-        self._folder.flush()
-
-    def keep(self) -> None:
-        self._folder.keep()
-
-    def publish(self, on_sealed: Callback = no_callback) -> None:
-        self._folder.publish(on_sealed)
-
-    def discard(self) -> None:
-        self._folder.discard()
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other thread, nor any other process that has joined, changes a part of a chunk meanwhile."""
-        with self._sharing, (self._folder.inside / "zarr.json").open("rb") as locked:
+        with self._sharing, (self._partial.inside / "zarr.json").open("rb") as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield
 
     def _existing_array(self) -> Any:
         import zarr
 
-        array = zarr.open_array(store=str(self._folder.inside / _ARRAY), mode="r+")
+        array = zarr.open_array(store=str(self._partial.inside / _ARRAY), mode="r+")
         if array.shape != tuple(self.header.shape[axis] for axis in self._order) or array.dtype != self.header.dtype:
-            raise OutputError(f"{self._folder.path}: holds {array.dtype} {array.shape}: run again without --resume")
+            raise OutputError(f"{self._partial.path}: holds {array.dtype} {array.shape}: run again without --resume")
         return array.with_config({"write_empty_chunks": True})
 
     def _create_array(self, attributes: Mapping[str, Any]) -> Any:
         import zarr
         from zarr.codecs import BloscCodec
 
-        group = zarr.create_group(store=str(self._folder.inside), zarr_format=3, attributes=dict(attributes))
+        group = zarr.create_group(store=str(self._partial.inside), zarr_format=3, attributes=dict(attributes))
         return group.create_array(
             _ARRAY,
             shape=tuple(self.header.shape[axis] for axis in self._order),

@@ -519,7 +519,7 @@ def test_an_output_removed_while_it_is_written_is_told_from_a_folder_that_takes_
     writer = FORMAT.create(tmp_path / "a.zarr", header)
     shutil.rmtree(tmp_path / "a.zarr.partial")
     with monkeypatch.context() as patched:
-        patched.setattr(partial, "names", lambda *_: True)
+        patched.setattr(partial, "is_at", lambda *_: True)
         with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced while it was written"):
             writer.write(Region.whole(header.shape), samples(header))
     writer.discard()
