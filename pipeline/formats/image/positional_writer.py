@@ -1,4 +1,4 @@
-"""Images whose every sample has a known place in one uncompressed file from the start."""
+"""Writing uncompressed files, in which the position of every sample is known from the start."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BATCH_BYTES = 1 << 20
 
 
 class PositionalWriter(PartialWriter):
-    """Regions go straight to their place, in any order, from any thread of any process that has joined."""
+    """Writes regions straight to their position, in any order, from any thread of any joined process."""
 
     def __init__(
         self, path: Path, header: ImageHeader, opening: Opening, *, samples: ContiguousSamples, head: Iterable[bytes]
     ) -> None:
-        """`head`: the file's first bytes, in pieces; the samples lie behind it, and nothing behind them."""
+        """`head`: the file's first bytes, in pieces; the samples follow and end the file."""
         self.path = path
         self.header = header
         self._samples = samples

@@ -1,4 +1,4 @@
-"""TIFF and BigTIFF: what is read (tiff_reader) and what is written (tiff_writer)."""
+"""TIFF and BigTIFF: recognising, reading (`reader`) and writing (`writer`)."""
 
 from __future__ import annotations
 

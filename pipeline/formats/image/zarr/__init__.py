@@ -14,8 +14,8 @@ from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
 _STORED_ORDER = "CZYX"
-# Low chunks: the bands of rows in which wide images are worked on shall hold whole ones. 2 MiB each; of a narrow image
-# as many rows as make a file worth its while.
+# Chunks of few rows, so that the bands of rows in which wide images are processed contain whole chunks. 2 MiB each;
+# chunks of narrow images have more rows, so that files do not get too small.
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
 _SMALLEST_BYTES = 64 << 10
@@ -54,12 +54,12 @@ class Zarr(ImageFormat):
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether it is the folder of a Zarr array or group."""
+    """Whether `path` is the folder of a Zarr array or group."""
     return any((path / mark).is_file() for mark in MARKS)
 
 
 def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
-    """The chunks of such an image, in the image's axes."""
+    """The shape of a chunk, in the image's axes."""
     sizes = dict(zip(header.axes, header.shape, strict=True))
     columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
     rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))

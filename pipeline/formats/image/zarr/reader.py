@@ -1,4 +1,4 @@
-"""Regions of a Zarr image, chunk by chunk through the zarr library, and the errors of damaged ones."""
+"""Reading regions of a Zarr image, chunk by chunk through the zarr library."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pipeline.storage.positional import reading
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
 _LARGEST_CHUNK_BYTES = 1 << 30
-# numcodecs' codecs that run what they read, or deliver Python objects.
+# numcodecs' codecs that execute what they read, or return Python objects.
 _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 
 
 class ZarrReader(ImageReader):
-    """Decodes, through the zarr library, the chunks that a region touches; missing ones read as the fill value."""
+    """Decodes the chunks that a region touches; missing ones are read as the fill value."""
 
     def __init__(self, path: Path) -> None:
-        """InputError where the metadata is damaged, offers no single image, or needs a codec that is not here."""
+        """InputError if the metadata is damaged, offers no single image, or needs a codec that is not installed."""
         self.path = path
         self._array, self._layout = _open(path)
         dtype = np.dtype(self._array.dtype).newbyteorder("=")
@@ -74,7 +74,7 @@ class ZarrReader(ImageReader):
         return np.expand_dims(moved, absent)
 
     def _copy(self, place: tuple[int, ...], wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
-        """Copy what a chunk has of the region; False where another thread is decoding it and `wait` is False."""
+        """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
         chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
         if chunk is None:
             return False
@@ -97,9 +97,9 @@ class ZarrReader(ImageReader):
 
 
 def _open(path: Path) -> tuple[Any, Layout]:
-    """The image's array, opened; nothing but metadata is read."""
+    """Open the image's array; only metadata is read."""
     if path.is_file():
-        raise InputError(f"{path}: is a file, and a Zarr image is a folder; unpack it, or name a folder")
+        raise InputError(f"{path}: is a file, but a Zarr image is a folder; unpack it, or name a folder")
     with reading(path):
         names = {entry.name for entry in path.iterdir()}
     mark = next((mark for mark in MARKS if mark in names), None)
@@ -111,19 +111,19 @@ def _open(path: Path) -> tuple[Any, Layout]:
 
     use_checked_blosc()
     with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
-        # zarr warns of what the specifications do not cover yet; what cannot be read is refused below.
+        # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
         store = RegularFiles(path, read_only=True)
         node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
         array, layout = find_array(node, path)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:
-        raise InputError(f"{path}: its chunks are coded as {refused[0]}, which is not safe to read; write it again")
+        raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")
     return array, layout
 
 
 def _codec_names(metadata: Any) -> Iterator[str]:
-    """The names of every codec in an array's metadata, shards' own included."""
+    """The names of all codecs in an array's metadata, including those within shards."""
     if isinstance(metadata, dict):
         for key, value in metadata.items():
             if key in ("id", "name") and isinstance(value, str):
@@ -137,7 +137,7 @@ def _codec_names(metadata: Any) -> Iterator[str]:
 
 @contextmanager
 def _translated(path: Path, what: str) -> Iterator[None]:
-    """Errors of the operating system as ever; whatever else zarr and its codecs raise becomes an InputError."""
+    """Translate OSError as `reading` does, and all other errors of zarr and its codecs to InputError."""
     try:
         yield
     except MillraceError:
@@ -148,7 +148,6 @@ def _translated(path: Path, what: str) -> Iterator[None]:
         if isinstance(exc, OSError) and exc.errno is not None:  # gzip's errors are OSErrors without a number
             with reading(path):
                 raise
-        # zarr, numcodecs and each codec have errors of their own, without a common ancestor; a size in a damaged chunk
-        # may end as MemoryError.
+        # The errors of zarr, numcodecs and the codecs have no common ancestor; a damaged size may raise MemoryError.
         words = " ".join(f"{type(exc).__name__} {exc}".split())[:160]
         raise InputError(f"{path}: {what} ({words}); damaged, or a codec is missing: export it again") from exc

@@ -1,4 +1,4 @@
-"""An OME-Zarr 0.5 image in the making: a group with one multiscale level, '0'."""
+"""Writing an OME-Zarr 0.5 image: a group with one multiscale level, '0'."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ARRAY = "0"
 
 
 class ZarrWriter(PartialWriter):
-    """Chunks of Zstandard after a byte shuffle, level 1.
+    """Writes chunks of Zstandard, level 1, after a byte shuffle.
 
-    Regions of whole chunks are stored by several threads at once. A chunk that a region covers in part is read,
-    changed and written back, by one thread of one process at a time: right in any order, but slower.
+    Several threads store regions of whole chunks at once. A chunk that a region covers in part is read, changed and
+    written back, by one thread of one process at a time: correct in any order, but slower.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ZarrWriter(PartialWriter):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread, nor any other process that has joined, changes a part of a chunk meanwhile."""
+        """Exclude all other threads and joined processes from changing parts of chunks."""
         with self._sharing, (self._partial.inside / "zarr.json").open("rb") as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield
@@ -95,7 +95,7 @@ class ZarrWriter(PartialWriter):
             compressors=BloscCodec(typesize=self.header.dtype.itemsize, cname="zstd", clevel=1, shuffle="shuffle"),
             fill_value=0,
             dimension_names=tuple(self._stored.lower()),
-            # A chunk of -0.0 equals the fill value 0.0, and would come back as it.
+            # Otherwise a chunk of -0.0 equals the fill value 0.0, and would be read back as that.
             config={"write_empty_chunks": True},
         )
 
@@ -103,11 +103,11 @@ class ZarrWriter(PartialWriter):
 def ome_metadata(
     path: Path, axes: Sequence[Mapping[str, str]], transformations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Of an image of one level under that name. https://ngff.openmicroscopy.org/0.5"""
+    """The metadata of an image of one level. https://ngff.openmicroscopy.org/0.5"""
     level = {"path": _ARRAY, "coordinateTransformations": list(transformations)}
     return {"version": "0.5", "multiscales": [{"name": path.stem, "axes": list(axes), "datasets": [level]}]}
 
 
 def _is_an_earlier_result(folder: Path) -> bool:
-    """Whether the folder holds what this writer makes and nothing else, which alone is replaced."""
+    """Whether the folder holds only what this writer makes, and so may be replaced."""
     return {entry.name for entry in folder.iterdir()} <= {"zarr.json", _ARRAY} and (folder / "zarr.json").is_file()
