@@ -184,7 +184,7 @@ MISTAKES = [
     (("nan.npz", "out.nii"), "nan.npz: spoke 7, sample 3 of coil 2 is"),
     (("still.npz", "out.nii"), "every point of its trajectory is the centre of k-space"),
     (("in.h5", "out"), "out: the name has no suffix; end it with .nii"),
-    (("in.h5", "out.dcm", *UNITS), "out.dcm: the suffix .dcm is of no format for MRI images"),
+    (("in.h5", "out.dcm", *UNITS), "out.dcm: unsupported format .dcm for MRI images"),
     (("in.txt", "out.nii"), "in.txt: unsupported raw data format; Millrace reads"),
     (("in.h5", "nowhere/out.nii", *UNITS), "nowhere does not exist"),
     (("k.cfl", "k.cfl", "--trajectory", "t.cfl"), "k.cfl is the input itself"),
