@@ -173,7 +173,7 @@ class ImageFormat(ABC):
         """Why this format cannot hold such an image at this path, and which can; None if it can."""
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
-        """The blocks in which `create` stores such an image: whole ones are written fastest. None: any region is."""
+        """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
         return None
 
     @abstractmethod
