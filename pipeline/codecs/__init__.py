@@ -1,4 +1,4 @@
-"""Compressed blocks of files: decoding, encoding, and keeping decoded blocks."""
+"""Codecs of files' blocks: decoding, encoding, and a cache of decoded blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _LIBRARIES = ("imagecodecs", "tifffile")
 
 @functools.cache
 def silence_loggers() -> None:
-    """Silences imagecodecs and tifffile logging: without a handler, Python prints their remarks on stderr."""
+    """Silence imagecodecs and tifffile logging: without a handler, Python prints their warnings on stderr."""
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(logging.CRITICAL)

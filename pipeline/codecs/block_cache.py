@@ -1,4 +1,4 @@
-"""Decoded blocks of a file (strips, tiles, chunks), kept while they are wanted: neighbouring regions share them."""
+"""A cache of a file's decoded blocks (strips, tiles, chunks), which neighbouring regions share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Key = tuple[int, ...]
 
 
 class BlockCache:
-    """Least recently used blocks within a bound of bytes, for several threads.
+    """A thread-safe least-recently-used cache, bounded in bytes.
 
-    No block is decoded twice at a time: a second thread waits for the first, or takes other blocks meanwhile.
+    Two threads never decode the same block: the second waits for the first, or takes other blocks meanwhile.
     """
 
     def __init__(self, *, row_bytes: int, block_bytes: int) -> None:
-        """Decoded sizes of the largest block, and of one row of blocks across the whole image."""
+        """Decoded sizes of one row of blocks across the whole image, and of the largest block."""
         self._lock = threading.Lock()
         self._found: OrderedDict[Key, Future[NDArray[Any]]] = OrderedDict()
         self._held_bytes = 0
         self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
-        # A block is in memory while it is read from, whatever the bound. A large one counts, so that nobody gives its
-        # room away, and stays: a whole image in one strip is not decoded anew for every chunk of the job.
+        # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
+        # and is kept: an image stored as one strip must not be decoded again for every chunk of the job.
         self._least_bytes = block_bytes if block_bytes > _SMALLEST_BYTES else 0
 
     def hold_at_most(self, budget_bytes: int) -> int:
@@ -38,9 +38,9 @@ class BlockCache:
         return self._capacity_bytes
 
     def take(self, key: Key, decode: Callable[[], NDArray[Any]], *, wait: bool) -> NDArray[Any] | None:
-        """The block, not to be written to. None where another thread is decoding it and `wait` is False.
+        """The block, read-only. None if another thread is decoding it and `wait` is False.
 
-        Raises what `decode` raises, in every thread that wanted the block.
+        Raises what `decode` raises, in every thread that waits for the block.
         """
         with self._lock:
             future = self._found.get(key)

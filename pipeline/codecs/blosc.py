@@ -1,4 +1,4 @@
-"""Blosc's decoder trusts the header of what it decodes: a damaged chunk ends the process. Here it is checked before.
+"""Checks Blosc chunks before decoding: Blosc's decoder trusts their header, so a damaged one crashes the process.
 
 Source: c-blosc 1.21, README_CHUNK_FORMAT.rst.
 """
@@ -44,7 +44,7 @@ def check_blosc(data: NDArray[np.uint8]) -> None:
 
 @functools.cache
 def use_checked_blosc() -> None:
-    """Have zarr decode Blosc through the check, by the ways that it and numcodecs offer for other implementations."""
+    """Make zarr check Blosc chunks before decoding, through zarr's and numcodecs' codec registries."""
     import numcodecs  # type: ignore[import-untyped]
     import zarr
     from zarr.codecs import BloscCodec

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline import stopping
 from pipeline.formats.image.base import Region
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.workloads.protocol import Audit, Chunk, Notes, OpenJob, Sink, Workload
 
 
@@ -85,10 +85,10 @@ class Output:
         which = sorted(self._values)
         return self.job.reference().audit(which, np.array([self._values[each] for each in which], np.float64))
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make the output durable, call `sealed`, and give it its final name at once."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Make the output durable, call `on_sealed`, and give it its final name at once."""
         assert self._sink is not None, "open comes first"
-        self._sink.publish(sealed)
+        self._sink.publish(on_sealed)
 
     def keep(self) -> None:
         """Leave the partial output for a run that resumes, and close the job; harmless after `publish`."""

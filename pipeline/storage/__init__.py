@@ -1,1 +1,1 @@
-"""Where bytes are: files by position, and partial, sealed and published outputs."""
+"""Local storage: positional file access, output locks, and partial, sealed and published outputs."""

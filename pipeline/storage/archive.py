@@ -1,4 +1,4 @@
-"""A folder as one stream of bytes (a tar archive) and back: how results that are folders travel over HTTP."""
+"""Folders packed into a tar stream and unpacked again: how results that are folders travel over HTTP."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def packed(folder: Path) -> Iterator[bytes]:
-    """The folder's own files and folders, in order; links are left out, wherever they lead.
+    """The tar stream of a folder's files and subfolders, sorted by name; symbolic links are left out.
 
-    Raises StorageError before the archive's end where something cannot be read, or the folder is no longer what it was
-    at the start: replaced, or fuller or emptier. A Zarr chunk that is left out would be read as the fill value.
+    Raises StorageError before the archive's end if something cannot be read, or if the folder has been replaced or its
+    entries have changed since the start: a Zarr chunk that is left out would be read as the fill value.
     """
     versions = {each: _version(each) for each in _folders(folder)}
     yield from _packed_folder(folder, PurePosixPath(folder.name))
@@ -32,9 +32,9 @@ def packed(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(pieces: Iterator[bytes], folder: Path) -> None:
-    """Writes what `packed` made into a folder, which is created; its own name in the archive does not count.
+    """Unpack the stream of `packed` into a new folder; the name of the archive's top folder is ignored.
 
-    Raises ServiceError where the archive holds anything else than files and folders within it; OSError as it comes.
+    Raises ServiceError if the archive holds anything but files and folders within it; OSError is passed on.
     """
     folder.mkdir()
     try:
@@ -61,7 +61,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _version(folder: Path) -> tuple[int, ...]:
-    """Another one once the name is another folder's, or entries have come or gone."""
+    """Changes if the folder is replaced, or entries are added or removed."""
     with _reading(folder):
         found = folder.lstat()
     return found.st_dev, found.st_ino, found.st_mtime_ns
@@ -96,7 +96,7 @@ def _packed_file(path: Path, name: PurePosixPath) -> Iterator[bytes]:
 
 
 def _open_itself(path: str, flags: int) -> int:
-    """Not what a link or a pipe in its place would lead to."""
+    """Follow no symbolic link, and do not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -127,7 +127,7 @@ def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Pa
 
 
 class _Pieces:
-    """Pieces of any size, read as a file."""
+    """Reads pieces of any size as one file."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

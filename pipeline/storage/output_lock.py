@@ -1,4 +1,4 @@
-"""Whose a partial output is: created, locked while its owner lives, taken over from one that is gone."""
+"""Ownership of partial outputs: created and locked while the owner lives, taken over once it is gone."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.errors import OutputError
 _PERMISSIONS = stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 
 
-def existing(path: Path, flags: int, *, claim: bool) -> int:
-    """Open the partial output that is there, locked if it is to be owned. OutputError where there is none."""
+def open_existing(path: Path, flags: int, *, lock: bool) -> int:
+    """Open an existing partial output; `lock` it to own it. OutputError if there is none."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as exc:
-        way_out = "run the job again without --resume" if claim else "a worker needs the folder under the same path"
-        raise OutputError(f"{path}: is not there: {way_out}") from exc
+        way_out = "run the job again without --resume" if lock else "a worker needs the folder under the same path"
+        raise OutputError(f"{path}: does not exist: {way_out}") from exc
     try:
-        if claim:
+        if lock:
             _lock(descriptor, path)
-            # Between opening and locking, the owner may have published it: then this is the finished output.
-            if not names(path, descriptor):
+            # Between opening and locking, the owner may have published it: this is then the finished output.
+            if not is_at(path, descriptor):
                 raise OutputError(
-                    f"{path}: another run has published or removed it meanwhile: run the job again without --resume"
+                    f"{path}: another run has just published or removed it: run the job again without --resume"
                 )
     except BaseException:
         os.close(descriptor)
@@ -36,7 +36,7 @@ def existing(path: Path, flags: int, *, claim: bool) -> int:
 
 
 def mode_of(output: Path) -> int | None:
-    """The permissions of an older output; None where there is none, which leaves it to the user's umask."""
+    """The permissions of an older output; None if there is none, so that the user's umask applies."""
     try:
         mode = output.lstat().st_mode
     except FileNotFoundError:
@@ -44,18 +44,18 @@ def mode_of(output: Path) -> int | None:
     return mode & _PERMISSIONS if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else None
 
 
-def take_mode(descriptor: int, mode: int | None) -> None:
-    """Give what is open these permissions; None leaves it those that it has."""
+def set_mode(descriptor: int, mode: int | None) -> None:
+    """Set the permissions of an open file or folder; None leaves them unchanged."""
     now = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode is not None and now & _PERMISSIONS != mode:  # file systems without modes refuse to change one
+    if mode is not None and now & _PERMISSIONS != mode:  # file systems without permissions refuse a chmod
         os.fchmod(descriptor, now & ~_PERMISSIONS | mode)
 
 
-def claimed_file(path: Path, final: Path, mode: int | None) -> int:
-    """Create and lock an empty partial file. What stands there is removed, once the lock says that its owner is gone.
+def create_locked_file(path: Path, final: Path, mode: int | None) -> int:
+    """Create and lock an empty partial file; an older one is removed once its lock shows that its owner is gone.
 
-    Removed, not emptied: a worker cut off from the interrupted run may still hold it open and write to it. Of the mode
-    its owner's right to read and write is never missing: workers that join open it by its name.
+    Removed, not truncated: a worker cut off from the interrupted run may still hold it open and write to it. The mode
+    always lets the owner read and write, since joining workers open the file by name.
     """
     mode = None if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
     created_as = 0o666 if mode is None else mode
@@ -68,12 +68,12 @@ def claimed_file(path: Path, final: Path, mode: int | None) -> int:
             ) from exc
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OutputError(f"{path}: stands in the way and is no regular file; remove it")
+                raise OutputError(f"{path}: is in the way and not a regular file; remove it")
             _lock(descriptor, path)
-            # Between opening and locking, the owner may have published it: then this is the finished file.
-            if names(path, descriptor):
+            # Between opening and locking, the owner may have published it: this is then the finished file.
+            if is_at(path, descriptor):
                 if os.fstat(descriptor).st_size == 0:
-                    take_mode(descriptor, mode)
+                    set_mode(descriptor, mode)
                     return descriptor
                 path.unlink()
         except BaseException:
@@ -94,7 +94,7 @@ def _lock(descriptor: int, path: Path) -> None:
             raise
 
 
-def names(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
     """Whether the path still names the open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
@@ -102,8 +102,8 @@ def names(path: Path, descriptor: int) -> bool:
         return False
 
 
-def claimed_folder(path: Path, mode: int | None) -> int:
-    """Create and lock an empty partial folder; what an interrupted run left there is removed, as for a file."""
+def create_locked_folder(path: Path, mode: int | None) -> int:
+    """Create and lock an empty partial folder; what an interrupted run left is removed, as for a file."""
     mode = None if mode is None else mode | stat.S_IRWXU
     while True:
         _remove_abandoned(path)
@@ -113,12 +113,12 @@ def claimed_folder(path: Path, mode: int | None) -> int:
         except (FileExistsError, FileNotFoundError):
             if not path.parent.is_dir():
                 raise
-            continue  # another run made or removed it at the same moment: its lock says whether it is still alive
+            continue  # another run made or removed it at the same moment: its lock shows whether it is still alive
         try:
             _lock(descriptor, path)
-            # Between creating and locking, another run may have taken it for an abandoned one.
-            if names(path, descriptor):
-                take_mode(descriptor, mode)
+            # Between creating and locking, another run may have removed it as abandoned.
+            if is_at(path, descriptor):
+                set_mode(descriptor, mode)
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -127,15 +127,15 @@ def claimed_folder(path: Path, mode: int | None) -> int:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove what an interrupted run left under a partial folder's name; OutputError where that run is still alive."""
+    """Remove what an interrupted run left at a partial folder's path; OutputError if that run is still alive."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     try:
         _lock(descriptor, path)
-        if not names(path, descriptor):
-            return  # by now it is another's, or gone
+        if not is_at(path, descriptor):
+            return  # gone, or replaced by another run
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             shutil.rmtree(path)
         else:

@@ -1,11 +1,11 @@
-"""Outputs in the making: written as `OUTPUT.partial`, made durable, then renamed to `OUTPUT` at once.
+"""Partial outputs: written as `OUTPUT.partial`, synced to disk, then renamed to `OUTPUT` atomically.
 
-Until `publish` nothing changes under the final name. A partial output is locked while its owner lives: a second run
-on the same output is refused, and what an interrupted run left behind is replaced, or taken over to be completed.
-Other processes, of this machine or another, may join to write their share of it.
+Nothing changes under the final name before `publish`. The owner locks its partial output for as long as it lives: a
+second run on the same output is refused; what an interrupted run left is replaced or resumed. Other processes, on this
+machine or another, may join and write their share.
 
-Where an older output stands under the final name, its permissions are the newer one's from the first byte on. A link in
-the place of an output is replaced itself; only the output that the user named is looked for `behind_link`.
+A new output takes the permissions of the older one it replaces, from its first byte. A symbolic link at an output's
+path is itself replaced; only the path that the user named is resolved, by `behind_link`.
 """
 
 from __future__ import annotations
@@ -22,54 +22,61 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.errors import OutputError, counted
-from pipeline.storage.output_lock import claimed_file, claimed_folder, existing, mode_of, names, take_mode
-from pipeline.storage.positional import Shared
+from pipeline.storage.output_lock import (
+    create_locked_file,
+    create_locked_folder,
+    is_at,
+    mode_of,
+    open_existing,
+    set_mode,
+)
+from pipeline.storage.positional import SharedDescriptor
 from pipeline.storage.writable import WritableFile, writing
 
-_NO_MORE = "was removed or replaced while it was written; run the job again"
+_GONE = "was removed or replaced while it was written; run the job again"
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 LATE_FILES_S = 10.0
 
 
 class Opening(Enum):
-    """What a writer does with a partial output that is already there."""
+    """How a writer treats an existing partial output."""
 
-    NEW = "new"  # owns a fresh one; what an interrupted run left is replaced
-    RESUME = "resume"  # owns what an interrupted run left, as it is
-    JOIN = "join"  # another process owns it: only writes its share, and never publishes or removes
-
-
-# Called by `publish` when all is in the partial output and on disk, just before that takes its final name.
-Sealed = Callable[[], None]
+    NEW = "new"  # owns a new one, which replaces what an interrupted run left
+    RESUME = "resume"  # owns what an interrupted run left, unchanged
+    JOIN = "join"  # another process owns it: write a share, never publish or remove
 
 
-def not_told() -> None:
-    """Nobody needs to know that an output is sealed."""
+# `publish` calls it once the partial output is complete and on disk, just before the rename.
+Callback = Callable[[], None]
+
+
+def no_callback() -> None:
+    """Default no-op callback."""
 
 
 class PartialFile(WritableFile):
-    """The file `final` in the making, as `<final name>.partial` beside it, `nbytes` long from the start."""
+    """The partial version of the file `final`: `<final name>.partial` beside it, `nbytes` long from the start."""
 
     def __init__(
-        self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW, *, serves: Path | None = None
+        self, final: Path, nbytes: int = 0, opening: Opening = Opening.NEW, *, scratch_for: Path | None = None
     ) -> None:
-        """`serves`: the output that this one only helps to make. Messages name that, and its older version's mode is
-        this one's too; it is never published.
+        """`scratch_for`: the output that this scratch file helps to make. Messages name that output, whose older
+        version also determines the permissions. A scratch file is never published.
 
-        OutputError where the folder cannot be written to, `final` is no file, or another run is at work on it; also
-        where RESUME or JOIN finds no partial file, or one of another length.
+        OutputError if the folder is not writable, `final` is not a regular file, or another run is writing it; also
+        if RESUME or JOIN finds no partial file, or one of another length.
         """
         _refuse_unless_file(final)
         path = partial_path(final)
-        with writing(serves or final, nbytes):
+        with writing(scratch_for or final, nbytes):
             if opening is Opening.NEW:
-                descriptor = claimed_file(path, final, mode_of(serves or final))
+                descriptor = create_locked_file(path, final, mode_of(scratch_for or final))
             else:
-                descriptor = existing(path, os.O_RDWR, claim=opening is Opening.RESUME)
-        super().__init__(path, descriptor, serves or final)
-        self._live = opening is not Opening.JOIN  # owned, and neither published nor given up
-        self._publishable = self._live and serves is None
+                descriptor = open_existing(path, os.O_RDWR, lock=opening is Opening.RESUME)
+        super().__init__(path, descriptor, scratch_for or final)
+        self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
+        self._publishable = self._live and scratch_for is None
         try:
             if opening is Opening.NEW:
                 self.reserve(nbytes)
@@ -84,18 +91,18 @@ class PartialFile(WritableFile):
             self.keep() if opening is Opening.RESUME else self.discard()
             raise
 
-    def publish(self, sealed: Sealed = not_told, *, nbytes: int | None = None) -> None:
-        """Make the file durable and give it its final name. `nbytes`: its length, where more was reserved."""
+    def publish(self, on_sealed: Callback = no_callback, *, nbytes: int | None = None) -> None:
+        """Sync the file and rename it to its final name. `nbytes`: its length, if less than reserved."""
         if not self._publishable:
-            raise ValueError(f"{self.path}: is another process's to publish, or nobody's")
+            raise ValueError(f"{self.path}: only its owner publishes it, and a scratch file is never published")
         with self._in_use() as descriptor, writing(self.final):
             if nbytes is not None:
                 os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
-            if not names(self.path, descriptor):
-                raise OutputError(f"{self.path}: {_NO_MORE}")
-            take_mode(descriptor, mode_of(self.final))
-            sealed()
+            if not is_at(self.path, descriptor):
+                raise OutputError(f"{self.path}: {_GONE}")
+            set_mode(descriptor, mode_of(self.final))
+            on_sealed()
             self.path.replace(self.final)
             self._live = False
             sync_folder(self.final.parent)
@@ -106,78 +113,78 @@ class PartialFile(WritableFile):
         if self._live:
             self._live = False
             with self._in_use() as descriptor, writing(self.final):
-                if names(self.path, descriptor):
+                if is_at(self.path, descriptor):
                     self.path.unlink()
         self.close()
 
     def keep(self) -> None:
-        """Close, and leave the partial file where it is: for RESUME."""
+        """Close, and leave the partial file in place for RESUME."""
         self._live = False
         self.close()
 
 
-class PartialFolder(Shared):
-    """The folder `final` in the making, as `<final name>.partial` beside it: for formats that are a tree of files."""
+class PartialFolder(SharedDescriptor):
+    """The partial version of the folder `final`: `<final name>.partial` beside it, for formats that are file trees."""
 
     def __init__(self, final: Path, may_replace: Callable[[Path], bool], opening: Opening = Opening.NEW) -> None:
-        """`may_replace` says whether an older folder under the final name is one that this output may replace.
+        """`may_replace`: returns whether this output may replace an older folder with the final name.
 
-        OutputError where it may not, where the parent cannot be written to, or another run is at work on it; also
-        where RESUME or JOIN finds no partial folder.
+        OutputError if it may not, the parent folder is not writable, or another run is writing it; also if RESUME or
+        JOIN finds no partial folder.
         """
         path = partial_path(final)
         self.final = final
-        self._live = opening is not Opening.JOIN  # owned, and neither published nor given up
+        self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         if os.path.lexists(final) and not (_is_folder(final) and may_replace(final)):
-            raise OutputError(f"{final}: something else stands under that name; remove it, or choose another name")
+            raise OutputError(f"{final}: exists and is not an earlier result; remove it, or choose another name")
         with writing(final):
             if opening is Opening.NEW:
-                descriptor = claimed_folder(path, mode_of(final))
+                descriptor = create_locked_folder(path, mode_of(final))
             else:
-                descriptor = existing(path, os.O_RDONLY | os.O_DIRECTORY, claim=self._live)
+                descriptor = open_existing(path, os.O_RDONLY | os.O_DIRECTORY, lock=self._live)
         super().__init__(path, descriptor)
 
     @property
     def inside(self) -> Path:
-        """Where the files go, `in_use` alone: a path that is this folder's even when its name is another one's."""
+        """Where to write the files, only while `in_use`: stays this folder even if its name now belongs to another."""
         by_descriptor = Path(f"/proc/self/fd/{self._descriptor}")
         return by_descriptor if by_descriptor.exists() else self.path
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """While files are written: they are this folder's.
+        """Guards writing files into this folder.
 
-        OutputError where it has been published, removed or replaced, now or meanwhile: a worker that was thought to be
-        gone must not write into what another run has begun under the same name.
+        OutputError if the folder has been published, removed or replaced, before or during the block: a worker that was
+        believed dead must not write into the output of another run with the same name.
         """
         with self._in_use() as descriptor:
-            if not names(self.path, descriptor):
-                raise OutputError(f"{self.path}: {_NO_MORE}")
+            if not is_at(self.path, descriptor):
+                raise OutputError(f"{self.path}: {_GONE}")
             try:
                 yield
-            except FileNotFoundError as exc:  # what lies inside goes before the folder itself
-                raise OutputError(f"{self.path}: {_NO_MORE}") from exc
+            except FileNotFoundError as exc:  # files are removed before their folder
+                raise OutputError(f"{self.path}: {_GONE}") from exc
 
     def flush(self) -> None:
-        """Make durable what has been written so far."""
+        """Sync what has been written so far."""
         with self._in_use() as descriptor, writing(self.final):
             _sync_file_system(descriptor)
 
     def keep(self) -> None:
-        """Close, and leave the partial folder where it is: for RESUME. Harmless after `publish` or `discard`."""
+        """Close, and leave the partial folder in place for RESUME. Harmless after `publish` or `discard`."""
         self._live = False
         self.close()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make every file durable, then take the final name at once; an older folder there is removed afterwards."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Sync every file, rename the folder to its final name atomically, then remove the older folder."""
         if not self._live:
-            raise ValueError(f"{self.final}: published or discarded before")
+            raise ValueError(f"{self.final}: already published or discarded, or owned by another process")
         with writing(self.final):
             _sync_file_system(self._descriptor)
-            if not names(self.path, self._descriptor):
-                raise OutputError(f"{self.path}: {_NO_MORE}")
-            take_mode(self._descriptor, mode_of(self.final))
-            sealed()
+            if not is_at(self.path, self._descriptor):
+                raise OutputError(f"{self.path}: {_GONE}")
+            set_mode(self._descriptor, mode_of(self.final))
+            on_sealed()
             older = _take_name(self.path, self.final)
             self.keep()
             sync_folder(self.final.parent)
@@ -188,14 +195,14 @@ class PartialFolder(Shared):
         """Remove the partial folder; harmless after `publish` or a second time."""
         if self._live:
             with writing(self.final):
-                if names(self.path, self._descriptor):
+                if is_at(self.path, self._descriptor):
                     _remove_with_late_files(self.path)
         self.keep()
 
 
 def _remove_with_late_files(folder: Path) -> None:
-    """Where one of several files cannot be written, as on a full disk, zarr does not wait for the others: they may come
-    and go meanwhile."""
+    """If one of several files cannot be written, as on a full disk, zarr does not wait for the others, which may still
+    appear during the removal."""
     give_up = time.monotonic() + LATE_FILES_S
     while folder.exists():
         try:
@@ -206,20 +213,20 @@ def _remove_with_late_files(folder: Path) -> None:
 
 
 def partial_path(final: Path) -> Path:
-    """Where an output is written until it is published."""
+    """The path of an output until it is published."""
     return final.with_name(final.name + ".partial")
 
 
 def samples_path(final: Path) -> Path:
-    """Under what name samples gather that can only be encoded when all are there; itself only ever partial."""
+    """The path, itself only ever partial, of spooled samples that are encoded once all are present."""
     return final.with_name(final.name + ".samples")
 
 
 def behind_link(output: Path) -> Path:
-    """Where an output that the user named goes: through a symbolic link to the file it names, so that the link stays.
+    """Resolve a symbolic link at the output path that the user named, so that the link stays and its target is written.
 
-    Not for the names that follow from it: such a link may lead out of the folders in which a user may write.
-    OutputError where links lead in a circle.
+    Not for paths derived from it: a link there may lead out of the folders that the user may write to.
+    OutputError if the links form a loop.
     """
     with writing(output):
         found = Path(os.path.realpath(output)) if output.is_symlink() else output
@@ -229,8 +236,8 @@ def behind_link(output: Path) -> Path:
 
 
 def settle_older(final: Path) -> None:
-    """After a run that was killed while its folder took the final name, where that takes two renames: the older result
-    has its name back, or goes where the newer one has it."""
+    """Clean up after a run that was killed between the two renames that replace a folder: restore the older result's
+    name, or remove it if the newer one has the name."""
     older = _older_path(final)
     if not older.is_dir():
         return
@@ -250,7 +257,7 @@ def _refuse_unless_file(final: Path) -> None:
     try:
         mode = final.stat().st_mode
     except OSError:
-        return  # nothing there, or a fault that creating the partial file will name
+        return  # nothing there, or an error that creating the partial file reports
     if stat.S_ISDIR(mode):
         raise OutputError(f"{final}: is a folder; name a file in it")
     if not stat.S_ISREG(mode):
@@ -258,16 +265,16 @@ def _refuse_unless_file(final: Path) -> None:
 
 
 def _take_name(partial: Path, final: Path) -> Path | None:
-    """Rename a folder over another; returns where the older one is now, if there was one."""
+    """Rename a folder over another; returns the older one's new path, if there was one."""
     older = _older_path(final)
     if not os.path.lexists(final):
         partial.rename(final)
-        return older if older.is_dir() else None  # of a run that was killed between its renames
+        return older if older.is_dir() else None  # left by a run that was killed between its renames
     if _exchanged(partial, final):
         return partial
     if older.is_dir():
-        shutil.rmtree(older)  # of a run that was killed before it had removed it
-    # Without an atomic exchange the name is empty for a moment, yet one of the two always stands beside it.
+        shutil.rmtree(older)  # left by a run that was killed before it removed it
+    # Without an atomic exchange the name is briefly free, but both folders exist beside it.
     final.rename(older)
     try:
         partial.rename(final)
@@ -292,7 +299,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _sync_file_system(descriptor: int) -> None:
-    """One flush for a whole tree: an fsync for each of many thousand chunk files would take minutes."""
+    """One sync for a whole tree: an fsync for each of many thousand chunk files would take minutes."""
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
         os.sync()
@@ -302,7 +309,7 @@ def _sync_file_system(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable which names are in it."""
+    """Sync the folder's entries."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A file read by position: any thread, any offset, straight into the caller's memory."""
+"""Files read by position: from any thread, at any offset, straight into the caller's memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.errors import InputError, StorageError, counted, too_many_files
 
 _WAYS_OUT = {
     errno.ENOENT: "no such file; check the path",
-    errno.ENOTDIR: "no such file: a part of the path is no folder; check the path",
+    errno.ENOTDIR: "no such file: a part of the path is not a folder; check the path",
     errno.EISDIR: "is a folder where a file is needed; name the file",
     errno.EACCES: "may not be read by this user; change its permissions, or run as another user",
     errno.EPERM: "may not be read by this user; change its permissions, or run as another user",
-    errno.ELOOP: "is a symbolic link that leads in a circle; name the file itself",
+    errno.ELOOP: "is a symbolic link that leads to itself; name the file itself",
     errno.ENAMETOOLONG: "has a name too long for its file system; use a shorter one",
     errno.ENXIO: "is not a regular file; name the file itself",
 }
@@ -30,7 +30,7 @@ _WAYS_OUT = {
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Translate the operating system's errors in reading `path`: InputError the user can mend, else StorageError."""
+    """Translate OSError in reading `path`: to InputError if the user can fix it, else to StorageError."""
     try:
         yield
     except OSError as exc:
@@ -41,17 +41,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def storage_way_out(exc: OSError) -> str:
-    """What to do where files could not be opened, read or written and nothing about their names is wrong."""
+    """What to do if files could not be opened, read or written although their paths are right."""
     return too_many_files(exc) or "check the disk, then run again"
 
 
 def reason(exc: OSError) -> str:
-    """The operating system's words with the error's code, on one line."""
+    """The system's error message with its code, on one line."""
     return f"{exc.strerror or exc} ({errno.errorcode.get(exc.errno or 0, exc.errno)})"
 
 
 def first_bytes(path: Path, nbytes: int = 1) -> bytes:
-    """Up to so many bytes from a file's start. InputError where there is no file that can be read, or an empty one."""
+    """Up to `nbytes` from a file's start. InputError if the file cannot be read or is empty."""
     file = PositionalFile(path)
     try:
         found = file.head(nbytes)
@@ -69,11 +69,11 @@ def memory_of(samples: NDArray[Any]) -> memoryview:
     return samples.reshape(-1).view(np.uint8).data
 
 
-class Shared:
+class SharedDescriptor:
     """An open file or folder that several threads use at once.
 
-    The descriptor is closed only when the last call in flight has left it: a number closed earlier could already stand
-    for another file.
+    The descriptor is closed only after the last call in flight: a number closed earlier could already refer to
+    another file.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -110,16 +110,16 @@ class Shared:
             os.close(self._descriptor)
 
     def __del__(self) -> None:
-        # One dropped without close (an interrupted caller) must not leak its descriptor.
-        with suppress(AttributeError):  # __init__ failed before there was anything to close
+        # Dropped without close, as by an interrupted caller, it must not leak its descriptor.
+        with suppress(AttributeError):  # __init__ failed before it had opened anything
             self.close()
 
 
-class PositionalFile(Shared):
+class PositionalFile(SharedDescriptor):
     """An open regular file. `read_at` keeps no position and may be called from several threads at once."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """Open `path` for reading, or take over an open descriptor of it. InputError where it cannot be read."""
+        """Open `path` for reading, or take over an open descriptor of it. InputError if it cannot be read."""
         with reading(path):
             # O_NONBLOCK: opening a named pipe must not wait for its other end.
             super().__init__(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK) if descriptor is None else descriptor)
@@ -131,16 +131,16 @@ class PositionalFile(Shared):
 
     @property
     def size(self) -> int:
-        """Bytes in the file now."""
+        """The file's current size in bytes."""
         with self._in_use() as descriptor, reading(self.path):
             return os.fstat(descriptor).st_size
 
     def read_at(self, offset: int, into: memoryview) -> None:
-        """Fill `into` (writable, of bytes) from `offset`. InputError where the file ends before it is full."""
+        """Fill `into` (writable, of bytes) from `offset`. InputError if the file ends before it is full."""
         self.read_runs([(offset, into)])
 
     def read_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
-        """`read_at` for many offsets at the price of one."""
+        """`read_at` for many offsets with the overhead of one call."""
         with self._in_use() as descriptor, reading(self.path):
             for offset, into in runs:
                 done = os.preadv(descriptor, [into], offset)
@@ -154,6 +154,6 @@ class PositionalFile(Shared):
                     done += got
 
     def head(self, nbytes: int, offset: int = 0) -> bytes:
-        """Up to `nbytes` from `offset`; fewer where the file ends earlier."""
+        """Up to `nbytes` from `offset`; fewer if the file ends earlier."""
         with self._in_use() as descriptor, reading(self.path):
             return os.pread(descriptor, nbytes, offset)

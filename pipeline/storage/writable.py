@@ -1,4 +1,4 @@
-"""Files open for writing by position, from any thread, and what the system says where that fails."""
+"""Files written by position from any thread, and the translation of the system's write errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TMPFS_MAGIC = 0x01021994
 
 @contextmanager
 def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Translate what the operating system says about writing `final`: OutputError for its folder, else StorageError."""
+    """Translate OSError in writing `final`: to OutputError if its folder is at fault, else to StorageError."""
     try:
         yield
     except OSError as exc:
@@ -55,7 +55,7 @@ def writing(final: Path, needed_bytes: int | None = None) -> Iterator[None]:
 
 
 class WritableFile(PositionalFile):
-    """An open file that is written (and read back) by position, from any thread."""
+    """An open file that any thread writes (and reads back) by position."""
 
     def __init__(self, path: Path, descriptor: int, final: Path) -> None:
         super().__init__(path, descriptor)
@@ -64,13 +64,13 @@ class WritableFile(PositionalFile):
         self._map: NDArray[np.uint8] | None = None
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file `nbytes` long and claim the space now, so that a full disk is found before any work starts.
+        """Make the file `nbytes` long and allocate its space, so that a full disk is found before any work starts.
 
-        Where the file system cannot allocate ahead, the file only gets its length. StorageError where space is short.
+        On a file system that cannot preallocate, only the length is set. StorageError if space is short.
         """
         with self._in_use() as descriptor, writing(self.final, nbytes):
             disk = os.fstatvfs(descriptor)
-            # Asked first: an allocation that fails late would fill the disk for everybody else meanwhile.
+            # Checked first: an allocation that fails late would meanwhile fill the disk for other users.
             if disk.f_blocks and nbytes > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, nbytes)
@@ -81,15 +81,15 @@ class WritableFile(PositionalFile):
                 self._reserved_bytes = nbytes
             except OSError as exc:
                 if exc.errno not in _CANNOT_RESERVE:
-                    os.ftruncate(descriptor, 0)  # what was got so far: others may need it, and the message tells of it
+                    os.ftruncate(descriptor, 0)  # free what was allocated: others need it, and the message counts it
                     raise
 
     def write_at(self, offset: int, data: memoryview | bytes) -> None:
-        """Store all of `data` (of bytes) from `offset`. StorageError where the disk is full or fails."""
+        """Store all of `data` (of bytes) from `offset`. StorageError if the disk is full or fails."""
         self.write_runs([(offset, memoryview(data))])
 
     def write_runs(self, runs: Iterable[tuple[int, memoryview]]) -> None:
-        """`write_at` for many offsets at the price of one."""
+        """`write_at` for many offsets with the overhead of one call."""
         with self._in_use() as descriptor, writing(self.final):
             mapped = self._mapped(descriptor)
             for offset, data in runs:
@@ -106,9 +106,9 @@ class WritableFile(PositionalFile):
         super().close()
 
     def _mapped(self, descriptor: int) -> NDArray[np.uint8]:
-        """The bytes reserved so far as memory, where the file lives in memory; elsewhere nothing.
+        """The reserved bytes, memory-mapped, if the file lives in memory (tmpfs); else empty.
 
-        Writing to one file takes its lock, and threads would pass it one at a time; copying into its memory does not.
+        `pwrite` takes the file's lock and so serialises threads; copying into its mapping does not.
         """
         if self._map is None:
             size = self._reserved_bytes if _lives_in_memory(descriptor) else 0
@@ -116,7 +116,7 @@ class WritableFile(PositionalFile):
         return self._map
 
     def flush(self) -> None:
-        """Make durable what has been written so far."""
+        """Sync what has been written so far."""
         with self._in_use() as descriptor, writing(self.final):
             os.fdatasync(descriptor)
 

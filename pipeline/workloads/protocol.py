@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from pipeline.formats.image.base import Region
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, no_callback
 
 # The x of 3x5, which may stand for a comma; an x within a word stays as it is.
 BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s*x\s*(?=\d)")
@@ -217,8 +217,8 @@ class Sink(Protocol):
     def flush(self) -> None:
         """Make durable what has been written so far."""
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make everything durable, call `sealed`, and give the output its final name at once."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Make everything durable, call `on_sealed`, and give the output its final name at once."""
 
     def keep(self) -> None:
         """Close, and leave the partial output for a run that resumes; harmless after `publish`."""

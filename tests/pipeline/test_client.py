@@ -435,7 +435,7 @@ def test_an_output_of_no_format_is_told_at_once(service):
     refused = run("submit", "smooth", "in.npy", "out.jpg", "--wait").exception
     assert isinstance(refused, ServiceRefused)
     assert refused.exit_code == 2
-    assert str(refused).startswith("out.jpg: the suffix .jpg is of no image format; end it with .tif, ")
+    assert str(refused).startswith("out.jpg: unsupported image format .jpg; end it with .tif, ")
     assert run("jobs").output == ""
 
 

@@ -7,25 +7,25 @@ from pathlib import Path
 from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.charges.base import Still, Trajectory
 
-# What only holds coordinates: no input of its own.
+# Files that hold only coordinates, which cannot be the input.
 _TRAJECTORIES = (".dcd", ".xtc", ".trr", ".nc", ".ncdf", ".netcdf", ".mdcrd", ".crdbox", ".rst7", ".inpcrd")
 
 
 def open_point_charges(path: Path, *, trajectory: Path | None = None, select: str | None = None) -> Trajectory:
     """Charges and coordinates from `path`, or its charges with the coordinates of `trajectory`; close it after use.
 
-    path       : .pqr, .npy or .npz (see `charge_arrays`), or a topology for MDAnalysis (.psf, .tpr, .prmtop …)
-    trajectory : .dcd, .xtc, .trr …, or a single .gro, .pdb …, of as many atoms; through MDAnalysis
-    select     : the atoms that count, in MDAnalysis's selection language
+    path       : .pqr, .npy or .npz (see `charges.arrays`), or a topology for MDAnalysis (.psf, .tpr, .prmtop …)
+    trajectory : .dcd, .xtc, .trr …, or a single .gro, .pdb …, of as many atoms; read by MDAnalysis
+    select     : the atoms to include, in MDAnalysis's selection language
 
-    Raises InputError or ParameterError, in one line that names the file or the option.
+    Raises InputError or ParameterError, one line that names the file or the option.
     """
     found = _opened(path, trajectory, select)
     if not found.charges.any():
         found.close()
         chosen = f"--select '{select}': " if select is not None else ""
         raise InputError(
-            f"{chosen}{path}: no charge of {counted(found.n_atoms, 'atom')} differs from 0, nor would the potential"
+            f"{chosen}{path}: no charge of {counted(found.n_atoms, 'atom')} differs from 0, so the potential is 0"
         )
     return found
 

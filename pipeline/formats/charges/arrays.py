@@ -1,7 +1,7 @@
 """Point charges from NumPy's files: `.npy` of n × 4 numbers (x, y, z, q), `.npz` of x, y, z, q or of xyz and q.
 
 An `.npz` may hold the periodic cell under `cell`: 3 lengths, 3 lengths and 3 angles, or 3 × 3 vectors as rows. Lengths
-are in angstrom, charges in elementary charges. Nothing pickled is ever loaded.
+are in angstrom, charges in elementary charges. Pickled objects are never loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _UNNAMED = re.compile(r"arr_\d+")  # np.savez(file, array)
 
 
 def read_charge_array(path: Path) -> Molecule:
-    """InputError where the file is damaged, or holds something else than finite numbers in one of these layouts."""
-    if first_bytes(path, 2) != b"PK":  # no archive
+    """InputError if the file is damaged, or does not hold finite numbers in one of these layouts."""
+    if first_bytes(path, 2) != b"PK":  # not an archive
         with _loading(path):
-            # Mapped, so that a header that promises more than the file holds asks for no memory.
+            # Mapped, so that a header that declares more than the file holds allocates no memory.
             mapped = np.lib.format.open_memmap(path, mode="r")
         return _molecule(path, _table(path, mapped), None)
     with _loading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
@@ -40,7 +40,7 @@ def read_charge_array(path: Path) -> Molecule:
 
 def _table(path: Path, array: Any) -> Any:
     if array.ndim != 2 or array.shape[1] != 4:
-        raise InputError(f"{path}: has the shape {array.shape}; n × 4 is needed, a row an atom: x, y, z, charge")
+        raise InputError(f"{path}: has the shape {array.shape}; n × 4 is needed, one row per atom: x, y, z, charge")
     return _real(path, "", array)
 
 
@@ -57,15 +57,15 @@ def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Arr
         if len(found) > _LONGEST_DETAIL:
             found = counted(len(names), "array")
         if any(_UNNAMED.fullmatch(name) for name in names):
-            found += ", saved without a name of their own"
+            found += ", saved without names"
         raise InputError(
-            f"{path}: holds {found}; it needs arrays named {_LAYOUTS} (and may have cell), as "
-            "np.savez(file, xyz=positions, q=charges) makes them"
+            f"{path}: holds {found}; it needs arrays named {_LAYOUTS} (and may have cell): save them with "
+            "np.savez(file, xyz=positions, q=charges)"
         )
     columns = [_numbers(path, name, arrays[name]) for name in _COLUMNS]
     if columns[0].ndim != 1 or any(column.shape != columns[0].shape for column in columns):
         shapes = ", ".join(f"{name} {column.shape}" for name, column in zip(_COLUMNS, columns, strict=True))
-        raise InputError(f"{path}: x, y, z and q must be of one length: {shapes}")
+        raise InputError(f"{path}: x, y, z and q must have the same length: {shapes}")
     return np.column_stack(columns)
 
 
@@ -79,7 +79,7 @@ def _cell(path: Path, arrays: Mapping[str, Any]) -> Array | None:
 
 
 def _numbers(path: Path, name: str, array: Any) -> Array:
-    with np.errstate(over="ignore"):  # what only a longer type holds becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # a value that overflows becomes infinite, and is refused as such
         return np.array(_real(path, name, array), np.float64)
 
 
@@ -104,15 +104,15 @@ def _molecule(path: Path, table: Any, cell: Array | None) -> Molecule:
 def _loading(path: Path) -> Iterator[None]:
     try:
         with reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, damaged or old as it may be
+            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, which may be damaged or old
             yield
     except MemoryError as exc:
-        raise InputError(f"{path}: promises more numbers than there is memory for; save it again") from exc
+        raise InputError(f"{path}: declares more numbers than memory holds; save it again") from exc
     except MillraceError:
         raise
-    except Exception as exc:  # whatever evaluating a damaged header, or inflating a damaged archive, comes to
+    except Exception as exc:  # any error from evaluating a damaged header or inflating a damaged archive
         said = " ".join(str(exc).split())
         detail = f" ({said})" if 0 < len(said) <= _LONGEST_DETAIL and "pickle" not in said else ""
         raise InputError(
-            f"{path}: is no .npy or .npz file of plain numbers, or is damaged{detail}; save it again"
+            f"{path}: not an .npy or .npz file of plain numbers, or damaged{detail}; save it again"
         ) from exc

@@ -1,30 +1,30 @@
-"""What every source of point charges offers: charges once, coordinates and cell frame by frame."""
+"""The interface of point charge formats: charges once, coordinates and cell frame by frame."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
+from pipeline.formats import Reader
 
 Array = NDArray[np.float64]
 
-# In angstrom. What a longer cell spans may pass float64's range.
+# Products of longer cell vectors may exceed float64's range.
 _LONGEST_CELL_ANGSTROM = 1e12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """Where the atoms are at one time.
+    """The atoms' positions at one time.
 
     coordinates : (n, 3) float64 in angstrom, C-contiguous and finite
-    cell        : (3, 3) float64, the periodic cell's vectors a, b and c in angstrom as rows; None where none is known
+    cell        : (3, 3) float64, the periodic cell's vectors a, b and c in angstrom as rows; None if unknown
     """
 
     coordinates: Array
@@ -36,14 +36,14 @@ class Molecule(Frame):
     """One frame with its charges.
 
     charges : (n,) float64 in elementary charges, finite
-    radii   : (n,) float64 in angstrom, where the file states them
+    radii   : (n,) float64 in angstrom, if the file states them
     """
 
     charges: Array
     radii: Array | None = None
 
     def only(self, atoms: NDArray[np.intp]) -> Molecule:
-        """Some of the atoms, by their numbers from 0."""
+        """The atoms with these indices."""
         return replace(
             self,
             coordinates=np.ascontiguousarray(self.coordinates[atoms]),
@@ -52,14 +52,13 @@ class Molecule(Frame):
         )
 
 
-class Trajectory(ABC):
-    """Point charges that move: one or many frames, the charges the same in all. `frame` may be called by any thread."""
+class Trajectory(Reader):
+    """Moving point charges: one or more frames with the same charges, read by any thread. `path`: the charges' file."""
 
-    path: Path  # the file that the charges come from
     charges: Array  # (n,) float64 in elementary charges, finite, n ≥ 1
     radii: Array | None = None
     n_frames: int  # known without reading the frames, ≥ 1
-    coordinate_dtype: np.dtype[Any] = np.dtype(np.float64)  # that holds what the file says
+    coordinate_dtype: np.dtype[Any] = np.dtype(np.float64)  # the precision of the file's coordinates
 
     @property
     def n_atoms(self) -> int:
@@ -67,19 +66,7 @@ class Trajectory(ABC):
 
     @abstractmethod
     def frame(self, index: int) -> Frame:
-        """Frame `index`, from 0. InputError where the file turns out damaged or a coordinate is not finite."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Harmless a second time."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Frame `index`, from 0. InputError if the file is damaged or a coordinate is not finite."""
 
 
 class Still(Trajectory):
@@ -99,20 +86,20 @@ class Still(Trajectory):
         return self._frame
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is open."""
 
 
 def cell_vectors(lengths: Array, angles_degrees: Array) -> Array | None:
-    """Three cell vectors as rows, a along x and b in the xy plane; None for a cell that only fills a line in a file.
+    """Three cell vectors as rows, a along x and b in the xy plane; None for a placeholder that means "no cell".
 
-    lengths : a, b, c in angstrom; all 0 or all 1 stand for "no cell" (PDB format 3.3, CRYST1)
+    lengths : a, b, c in angstrom; placeholders are all 0, or all 1 with right angles (PDB format 3.3, CRYST1)
     angles_degrees : alpha, beta, gamma
 
-    Raises ValueError where no cell has such lengths and angles.
+    Raises ValueError if no cell has such lengths and angles.
     """
     lengths, angles = np.asarray(lengths, np.float64), np.asarray(angles_degrees, np.float64)
     if not (np.isfinite(lengths).all() and np.isfinite(angles).all()):
-        raise ValueError("a cell with a length or an angle that is no number")
+        raise ValueError("a cell with a length or an angle that is not finite")
     _refuse_longer(lengths)
     if (lengths == 0).all() or ((lengths == 1).all() and (angles == 90).all()):
         return None
@@ -150,12 +137,12 @@ def _refuse_longer(values: Array) -> None:
 def require_finite(path: Path, what: str, values: Array, record: str) -> None:
     """InputError naming the first record of `values` (one a row) that is NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):  # as a rule; a sum of finite numbers may overflow
+        if np.isfinite(values.sum()):  # the usual case; a sum of finite numbers may overflow
             return
     finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not finite.all():
         first = int(np.argmin(finite))
-        raise InputError(f"{path}: {record} {first + 1:,}: the {what} is not finite; mend or remove it")
+        raise InputError(f"{path}: {record} {first + 1:,}: the {what} is not finite; correct or remove it")
 
 
 def _text(values: Array) -> str:

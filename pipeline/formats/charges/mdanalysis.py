@@ -1,10 +1,10 @@
-"""Topologies and trajectories of molecular dynamics, through MDAnalysis: the only place that imports it.
+"""Topologies and trajectories of molecular dynamics, read by MDAnalysis, which only this module imports.
 
 Charges come from the topology (PSF, TPR, PRMTOP, MOL2, PQR …), coordinates and cell from the trajectory (DCD, XTC, TRR,
-or a single GRO, PDB, CRD …), or else from the topology where that holds some (TPR, MOL2, PQR); the cell of a PQR,
-which MDAnalysis leaves out, is read here. Of XTC and TRR, MDAnalysis first finds where each frame begins, and would
-keep that in a hidden file beside the trajectory: it is handed a link in a temporary folder instead, with a copy of that
-file where there is one already. Nothing is written beside the input.
+or a single GRO, PDB, CRD …), or from a topology that holds some (TPR, MOL2, PQR); the cell of a PQR, which MDAnalysis
+ignores, is read here. MDAnalysis indexes the frames of XTC and TRR and would store the index in a hidden file beside
+the trajectory: it gets a link in a temporary folder instead, with a copy of an existing index. Nothing is written
+beside the input.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ _NO_COORDINATES = "holds no coordinates; name the file that does with --trajecto
 
 
 def chosen_atoms(path: Path, select: str, count: int) -> NDArray[np.intp]:
-    """The numbers of the atoms that `select` chooses from a file of `count` atoms. Errors as `UniverseTrajectory`'s."""
+    """The indices of the atoms that `select` chooses from a file of `count` atoms. Raises as `UniverseTrajectory`."""
     with UniverseTrajectory(path, None, select) as found:
         if found.universe_atoms != count:
             raise InputError(
-                f"{path}: --select goes by MDAnalysis, which finds {counted(found.universe_atoms, 'atom')} where there "
-                f"are {count:,}; write each atom's line as PDB2PQR does, or leave --select out"
+                f"{path}: --select uses MDAnalysis, which finds {counted(found.universe_atoms, 'atom')} instead of "
+                f"{count:,}; write each atom's line as PDB2PQR does, or leave --select out"
             )
         return np.arange(count)[found.chosen]
 
 
 class UniverseTrajectory(Trajectory):
-    """The chosen atoms of an MDAnalysis Universe. One frame is read at a time, whatever the number of threads."""
+    """The chosen atoms of an MDAnalysis Universe. Threads read one frame at a time."""
 
     coordinate_dtype = np.dtype(np.float32)
 
     def __init__(self, topology: Path, trajectory: Path | None = None, select: str | None = None) -> None:
         """`select`: MDAnalysis's selection language, evaluated once, at the first frame.
 
-        Raises ParameterError where MDAnalysis is not installed, or the selection is malformed, empty or asks for what
-        the topology does not state; InputError where a file cannot be read, the two do not fit each other, or there
-        are no charges.
+        Raises ParameterError if MDAnalysis is not installed, or the selection is malformed, empty or uses attributes
+        that the topology lacks; InputError if a file cannot be read, the two do not fit each other, or there are no
+        charges.
         """
         self.path = topology
         self._source = trajectory or topology
@@ -73,13 +73,13 @@ class UniverseTrajectory(Trajectory):
             atoms = self._selected(select)
             self.charges = _charges(topology, atoms)
             self.radii = None
-            # All of them in their order, as a rule: nothing is then to be picked out.
+            # Usually all atoms in their order, so that frames need no indexing.
             self.universe_atoms = len(self._universe.atoms)
             is_whole = np.array_equal(atoms.indices, np.arange(self.universe_atoms))
             self.chosen: slice | NDArray[np.intp] = slice(None) if is_whole else atoms.indices
             with _translated(self._source):
                 self._whole_frames = len(self._universe.trajectory)
-            # One that is cut short counts, so that it is missed where it is asked for.
+            # A truncated last frame counts, so that reading it raises.
             self.n_frames = self._whole_frames + _ends_within_a_frame(self._universe.trajectory)
             if self.n_frames < 1:
                 raise InputError(f"{self._source}: has no frames")
@@ -116,9 +116,9 @@ class UniverseTrajectory(Trajectory):
         try:
             with _quiet():
                 atoms = self._universe.select_atoms(select)
-        except Exception as exc:  # a wrong word, an attribute that the topology lacks, a package that is not there
+        except Exception as exc:  # a syntax error, an attribute that the topology lacks, a missing package
             raise ParameterError(
-                f"--select '{select}': {_one_line(exc)}; write it as MDAnalysis has it: protein and not name H*"
+                f"--select '{select}': {_one_line(exc)}; use MDAnalysis's syntax, as in: protein and not name H*"
             ) from exc
         if len(atoms) == 0:
             raise ParameterError(f"--select '{select}': chooses none of {counted(len(self._universe.atoms), 'atom')}")
@@ -144,34 +144,33 @@ def _universe(topology: Path, trajectory: Path | None, links: Path) -> Any:
         ) from exc
     files = [topology] if trajectory is None else [topology, trajectory]
     for path in files:
-        first_bytes(path)  # says what is wrong with the path, if anything is
+        first_bytes(path)  # reports a wrong path
     with _translated(*files):
-        # Masses are guessed otherwise, with warnings; nobody needs them here.
+        # Guess nothing: by default, MDAnalysis guesses masses, with warnings.
         return MDAnalysis.Universe(*(str(_linked(path, links)) for path in files), to_guess=())
 
 
 def _linked(path: Path, links: Path) -> Path:
-    """Where MDAnalysis shall open the file: itself, or for a kind that it indexes, a link in the folder `links`."""
+    """The path for MDAnalysis to open: the file's own or, for a kind that it indexes, a link in the folder `links`."""
     if path.suffix.lower() not in _INDEXED:
         return path
     link = links / path.name
     link.symlink_to(path.resolve())
     index = f".{path.name}_offsets.npz"
-    with suppress(OSError):  # none, or not to be read: it is made anew
+    with suppress(OSError):  # missing or unreadable: MDAnalysis makes a new one
         shutil.copyfile(path.with_name(index), links / index)
     return link
 
 
 def _ends_within_a_frame(frames: Any) -> bool:
-    """Whether some bytes of one more frame stand behind the last whole one. In these formats MDAnalysis passes over
-    them."""
+    """Whether a truncated frame follows the last whole one; MDAnalysis ignores it in these formats."""
     dcd: Any = getattr(frames, "_file", None)
     xdr: Any = getattr(frames, "_xdr", None)
     if hasattr(dcd, "_framesize"):
         behind_the_first = Path(frames.filename).stat().st_size - dcd._header_size - dcd._firstframesize
         return bool(behind_the_first % dcd._framesize)
     if xdr is not None:
-        with suppress(Exception), _quiet():  # the last frame is damaged: who asks for it is told
+        with suppress(Exception), _quiet():  # the last frame is damaged: reading it raises
             frames[len(frames) - 1]
             return bool(xdr._bytes_tell() < Path(frames.filename).stat().st_size)
     return False
@@ -204,13 +203,13 @@ def _charges(topology: Path, atoms: Any) -> Array:
 
 @contextmanager
 def _translated(*files: Path | str) -> Iterator[None]:
-    """MDAnalysis raises many kinds of exceptions for a damaged file, IndexError and struct.error among them."""
+    """Translate MDAnalysis's many exceptions for a damaged file, IndexError and struct.error among them."""
     what = " with ".join(map(str, files)) if all(isinstance(file, Path) for file in files) else "".join(map(str, files))
     try:
         with _quiet():
             yield
     except MemoryError as exc:
-        raise InputError(f"{what}: promises more than there is memory for; copy it again") from exc
+        raise InputError(f"{what}: declares more than memory holds; copy it again") from exc
     except (InputError, ParameterError, AttributeError):
         raise
     except OSError as exc:
@@ -222,18 +221,16 @@ def _translated(*files: Path | str) -> Iterator[None]:
     except Exception as exc:
         _let_go(exc)
         if "Cannot find an appropriate coordinate reader" in str(exc):
-            raise InputError(
-                f"{files[-1]}: is of no kind of trajectory known here; convert it to {_WITH_COORDINATES}"
-            ) from exc
+            raise InputError(f"{files[-1]}: unsupported trajectory format; convert it to {_WITH_COORDINATES}") from exc
         if "isn't a valid topology format" in str(exc):
             raise InputError(
-                f"{files[0]}: is of no format known here: give .pqr, .npy, .npz, or a topology (.psf, .tpr, .prmtop …)"
+                f"{files[0]}: unsupported format; name a .pqr, .npy, .npz or a topology (.psf, .tpr, .prmtop …)"
             ) from exc
         raise InputError(f"{what}: cannot be read: {_one_line(exc)}; check the file, or copy it again") from exc
 
 
 def _let_go(exc: BaseException) -> None:
-    """Drop what the failed call left: a reader that could not open its file fails again, on stderr, when it goes."""
+    """Free what the failed call left: a reader that could not open its file prints another error when it is deleted."""
     printing = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
@@ -244,7 +241,7 @@ def _let_go(exc: BaseException) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """MDAnalysis warns of what it guesses, and of folders where it cannot keep its index: nothing the user can mend."""
+    """Ignore MDAnalysis's warnings of guesses and of folders where it cannot store its index: users cannot fix them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,8 +1,8 @@
 """PQR: a PDB file whose last two columns hold charge and radius.
 
-Source: https://apbs.readthedocs.io/en/latest/formats/pqr.html. Fields are parted by spaces, yet many programs write
-them in the PDB's fixed columns, where wide numbers touch (-67.825-100.826). Each line is read by its spaces first, and
-by columns where that fails.
+Source: https://apbs.readthedocs.io/en/latest/formats/pqr.html. Spaces separate the fields, yet many programs write them
+in the PDB's fixed columns, where wide numbers touch (-67.825-100.826). Each line is split at its spaces first, and by
+columns if that fails.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pipeline.formats.charges.base import Array, Molecule, cell_vectors
 from pipeline.storage.positional import PositionalFile
 
 _NAMES = ("x coordinate", "y coordinate", "z coordinate", "charge", "radius")
-# The residue's number, perhaps with a chain letter before it or an insertion code behind it.
+# The residue's number, optionally with a chain letter before it or an insertion code after it.
 _RESIDUE = re.compile(r"[A-Za-z]?-?\d+[A-Za-z]?")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-# x, y and z as %8.3f from column 31; charge and radius behind them.
+# x, y and z as %8.3f from column 31; charge and radius after them.
 _COORDINATE_COLUMNS = ((30, 38), (38, 46), (46, 54))
 _COORDINATE = re.compile(r" *-?\d*\.\d{3}")
 _CHARGE_COLUMN = 54
 # PDB2PQR writes the charge as %8.4f and the radius as %7.4f: "-0.834010.0000" where they touch.
 _TOUCHING = re.compile(r" *(-?\d*\.\d{4})(\d+\.\d{4})(?= |$)")
-# As many programs take them: indented, or in small letters.
+# As many programs accept them: indented, or in lower case.
 _LOOSE_ATOM = re.compile(r"\s*(ATOM|HETATM)\s", re.IGNORECASE)
 _CELL = re.compile(r"\s*CRYST1", re.IGNORECASE)
 _END, _MODEL = re.compile(r"END|(?i:\s*(END|ENDMDL)\b)"), re.compile(r"MODEL|(?i:\s*MODEL\b)")
@@ -39,10 +39,10 @@ Five = tuple[float, float, float, float, float]
 
 
 def read_pqr(path: Path) -> Molecule:
-    """Every ATOM and HETATM of the file, and the cell where a CRYST1 line states one.
+    """Every ATOM and HETATM of the file, and the cell if a CRYST1 line states one.
 
-    Raises InputError, with the number of the line, where a line cannot be read or a value is not finite; and where
-    there are no atoms, or several models, or the file is no text.
+    Raises InputError, with the line's number, if a line cannot be read or a value is not finite; also if there are no
+    atoms, or several models, or the file is not text.
     """
     file = PositionalFile(path)
     try:
@@ -62,13 +62,13 @@ def read_pqr(path: Path) -> Molecule:
 
 
 def stated_cell(path: Path, data: bytes) -> Array | None:
-    """The cell alone, of the content of a PQR file. InputError where its line cannot be read."""
+    """Only the cell, from the content of a PQR file. InputError if its line cannot be read."""
     lines = (line if _CELL.match(line) else "" for line in _text(path, data).split("\n"))
     return _Lines(path).read("\n".join(lines))[1]
 
 
 def _text(path: Path, data: bytes) -> str:
-    """Its lines, each ended by a line feed. Every byte is a character of Latin-1; the fields that matter are ASCII."""
+    """The text with line feeds as line ends. Latin-1 decodes every byte; the relevant fields are ASCII."""
     if b"\0" in data:
         raise InputError(f"{path}: holds NUL bytes: is it compressed, in UTF-16 or damaged? Save it as plain text")
     text = data.removeprefix(BOM_UTF8).decode("latin-1")
@@ -76,7 +76,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 class _Lines:
-    """Goes through the lines once; what stands beside atoms, cell and ends of models is passed over."""
+    """Reads the lines once; only atoms, the cell and ends of models count."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +111,7 @@ class _Lines:
         two = list(touching.groups()) if touching else rest.split()[:2]
         if len(two) < 2 or not all(map(_NUMBER.fullmatch, two)):
             missing = "no charge and radius" if not two else "no radius" if len(two) < 2 else "no number for each"
-            raise self._fault(number, f"{missing} behind the coordinates (column 55 on); a PQR line ends with both")
+            raise self._fault(number, f"{missing} after the coordinates (column 55 on); a PQR line ends with both")
         x, y, z, q, r = (float(text) for text in (*cut, *two))
         return x, y, z, q, r
 
@@ -124,58 +124,60 @@ class _Lines:
                 try:
                     return cell_vectors(np.array(six[:3], np.float64), np.array(six[3:], np.float64))
                 except ValueError as exc:
-                    raise self._fault(number, f"CRYST1: {exc}; mend the line or remove it") from exc
-        raise self._fault(number, "CRYST1 needs three lengths and three angles; mend the line or remove it")
+                    raise self._fault(number, f"CRYST1: {exc}; correct the line or remove it") from exc
+        raise self._fault(number, "CRYST1 needs three lengths and three angles; correct the line or remove it")
 
     def _note_cell(self, number: int, cell: Array | None) -> None:
         if cell is None:
             return
         if self._cell is not None and not np.array_equal(cell, self._cell):
-            raise self._fault(number, "CRYST1 states another cell than one before it; keep one of them")
+            raise self._fault(number, "this CRYST1 differs from an earlier one; keep one of them")
         self._cell = cell
 
     def _second_model(self, number: int) -> InputError:
         assert self._ended is not None
         line, word = self._ended
         return self._fault(
-            number, f"an atom behind the {word} of line {line:,}: a second model or file; keep one, or remove that line"
+            number, f"an atom after the {word} of line {line:,}: a second model or file; keep one, or remove that line"
         )
 
     def _malformed(self, number: int, line: str) -> InputError:
-        """What is wrong with a line that neither its spaces nor its columns make sense of."""
+        """The error for a line that can be split neither at its spaces nor by columns."""
         fields = line.split()
         if len(fields) < 10:
             return self._fault(number, f"has {counted(len(fields), 'field')}; {_layout()}")
         for name, field in zip(_NAMES, fields[-5:], strict=True):
             if not _NUMBER.fullmatch(field):
-                return self._fault(number, f"'{_quoted(field)}' stands for the {name}; {_layout()}")
+                return self._fault(number, f"'{_quoted(field)}' in place of the {name}; {_layout()}")
         return self._fault(
             number,
-            f"'{_quoted(fields[-6])}' stands where the residue's number is due, so a field is missing; {_layout()}",
+            f"'{_quoted(fields[-6])}' in place of the residue's number, so a field is missing; {_layout()}",
         )
 
     def _refuse_values(self, number: int, five: Five) -> None:
         for name, value in zip(_NAMES, five, strict=True):
             if not math.isfinite(value):
                 raise self._fault(number, f"the {name} is {value}; it must be a finite number")
-        raise self._fault(number, "its numbers are beyond all reason; check the line")
+        raise self._fault(number, "the sum of its numbers overflows; check the line")
 
     def _fault(self, number: int, what: str) -> InputError:
         return InputError(f"{self._path}:{number}: {what}")
 
 
 def _by_spaces(line: str) -> Five | None:
-    """The last five fields, where they are numbers and a residue's number stands before them."""
+    """The last five fields, if they are numbers that follow a residue's number."""
     try:
         before, residue, x, y, z, charge, radius = fields = line.rsplit(None, 6)
         found = float(x), float(y), float(z), float(charge), float(radius)
     except ValueError:
         return None
-    # A residue's name or a chain there means that a field is missing. float() takes 1_000 for a thousand.
+    # A residue's name or a chain in its place means that a field is missing. float() takes 1_000 for a thousand.
     names = before.split()
     if not (residue.isdigit() or _RESIDUE.fullmatch(residue)) or len(names) < 3:
         return None
-    if len(names) > 5 and names[-1].isdigit():  # that is the residue's number, and x a whole one: a column follows
+    if (
+        len(names) > 5 and names[-1].isdigit()
+    ):  # this is the residue's number, and `residue` is x: an extra column follows
         return None
     return None if "_" in line and any("_" in field for field in fields[2:]) else found
 

@@ -1,4 +1,4 @@
-"""Maps out to files: the registry of formats, chosen by the output's suffix."""
+"""The registry of map formats, which the output's suffix selects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ from pipeline.storage.partial import Opening
 
 
 class NpyMap(GridFormat):
-    """The bare array [x, y, z]: an .npy file has no room for origin, steps and units, which the receipt keeps."""
+    """The array [x, y, z] alone: .npy cannot hold origin, steps and units, which the receipt states."""
 
     name = "NPY"
     suffixes = (".npy",)
-
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
-    def file_bytes(self, header: GridHeader) -> int:
-        return header.nbytes
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return Npy().create(path, header.image, opening)
@@ -35,22 +29,22 @@ GRID_FORMATS: tuple[GridFormat, ...] = (OpenDx(), Mrc(), Cube(), ZarrMap(), NpyM
 
 
 def map_format_for_output(path: Path) -> GridFormat:
-    """The format that a name's suffix stands for. OutputError where there is none."""
+    """The format that the suffix selects. OutputError if there is none."""
     name = path.name.lower()
     for form in GRID_FORMATS:
         if name.endswith(form.suffixes):
             return form
-    named = f"the suffix {path.suffix} is of no map format" if path.suffix else "the name has no suffix"
+    fault = f"unsupported map format {path.suffix}" if path.suffix else "the name has no suffix"
     known = ", ".join(suffix for form in GRID_FORMATS for suffix in form.suffixes)
-    raise OutputError(f"{path}: {named}; end it with {known}")
+    raise OutputError(f"{path}: {fault}; end it with {known}")
 
 
 def create_map(path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-    """Start writing a map beside `path`, or go on with one: see `Opening`.
+    """Start writing a map beside `path`, or resume or join one: see `Opening`.
 
     The writer takes regions [x, y, z] of float32 in any order, from several threads at once.
-    OutputError where the format cannot hold the map or the folder not take it; StorageError, saying how many bytes are
-    needed and how many are free, where the disk has no room.
+    OutputError if the format cannot hold the map or the folder is not writable; StorageError, with the bytes needed and
+    free, if the disk has no room.
     """
     form = map_format_for_output(path)
     refusal = form.refusal(header, path)

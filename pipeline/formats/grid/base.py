@@ -1,4 +1,4 @@
-"""Maps: one float32 value at each point of a regular grid in space, and what every map format offers."""
+"""The interface of map formats: one float32 value at each point of a regular grid in space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Vector = tuple[float, float, float]
 
 AXES = "XYZ"  # x changes slowest, z fastest
 DTYPE = np.dtype(np.float32)
-_LONGEST_AXIS = (1 << 31) - 1  # what the formats' headers and their readers count with
+_LONGEST_AXIS = (1 << 31) - 1  # the limit of the formats' headers and their readers
 _UNITS_OF_SIZE = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -28,11 +28,11 @@ class GridHeader:
     """A grid in space: point (i, j, k) lies at origin + i·vectors[0] + j·vectors[1] + k·vectors[2].
 
     shape   : points along x, y and z
-    origin  : where point (0, 0, 0) lies, in angstrom
+    origin  : position of point (0, 0, 0), in angstrom
     vectors : the steps from one point to the next along each axis, as rows, in angstrom
-    units   : of the values, as they shall stand in the file: "kT/e at 298.15 K"
+    units   : of the values, as text for the file: "kT/e at 298.15 K"
     title   : one line of text
-    atoms   : (n, 4) float64, x, y, z in angstrom and charge, for formats that show them (cube)
+    atoms   : (n, 4) float64, x, y, z in angstrom and charge, for formats that store them (cube)
     """
 
     shape: tuple[int, int, int]
@@ -71,17 +71,17 @@ class GridHeader:
         title: str = "",
         limit_bytes: int | None = None,
     ) -> Self:
-        """The grid over a box, its points at whole multiples of the spacing: maps of parts then fit each other.
+        """The grid over a box, its points at whole multiples of the spacing, so that maps of parts fit each other.
 
-        ParameterError where the spacing is not finite and positive, or the grid would take more than `limit_bytes`:
-        said before anything of that size is made, with what it would take and a spacing that would do.
+        ParameterError if the spacing is not finite and positive, or the grid would take more than `limit_bytes`; it
+        states the bytes needed and a spacing that fits, and comes before anything of that size is allocated.
         """
         steps = np.broadcast_to(np.asarray(spacing, np.float64), 3)
         if not (np.isfinite(steps).all() and (steps > 0).all()):
             raise ParameterError(f"--spacing {_numbers(steps)}: must be finite and above 0, in angstrom")
         if not np.isfinite([lowest, highest]).all():
             raise ParameterError("the box of the grid is not finite: check the coordinates")
-        # A whole number of steps that rounding has made a little more is still that number.
+        # Tolerate whole numbers of steps that rounding has increased a little.
         first = np.floor(np.asarray(lowest) / steps + 1e-9)
         last = np.ceil(np.asarray(highest) / steps - 1e-9)
         counts = [int(high) - int(low) + 1 for low, high in zip(first, np.maximum(first, last), strict=True)]
@@ -104,7 +104,7 @@ class GridHeader:
 
     @property
     def image(self) -> ImageHeader:
-        """The grid as the writers' regions see it: axes X, Y, Z and float32."""
+        """The header for image writers: axes X, Y, Z and float32."""
         return ImageHeader(shape=self.shape, axes=AXES, dtype=DTYPE)
 
     @property
@@ -140,30 +140,30 @@ class GridFormat(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    # Whether files hold the header's atoms, which the others need not be given.
+    # Whether files hold the header's atoms; other formats ignore them.
     shows_atoms: ClassVar[bool] = False
 
-    @abstractmethod
     def refusal(self, header: GridHeader, path: Path) -> str | None:
-        """Why such a map cannot be stored in this format under that name, and what could; None where it can."""
+        """Why this format cannot hold such a map at this path, and which can; None if it can."""
+        return None
 
     def block_shape(self, header: GridHeader) -> tuple[int, int, int] | None:
-        """How `create` cuts such a map: regions of whole blocks are written fastest. None: any will do.
+        """The blocks in which `create` stores such a map: whole ones are written fastest. None: no preference.
 
-        Wherever there is a choice, slabs along x are best: they lie together in every one of these formats.
+        Slabs along x are the best choice: they are contiguous in all of these formats.
         """
         return None
 
-    @abstractmethod
     def file_bytes(self, header: GridHeader) -> int:
-        """Bytes of the finished file; of compressed formats at most about this."""
+        """Bytes of the finished file; for compressed formats about the most it can have."""
+        return header.nbytes
 
     @abstractmethod
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        """Start a new file beside `path`, or as `opening` says go on with one of the same header. Call `refusal` first.
+        """Start a new file beside `path`, or resume or join one of the same header. Call `refusal` first.
 
-        The writer takes regions of x, y and z in any order, float32, from several threads and, joined, from several
-        processes. OutputError where the folder cannot be written to, StorageError where the disk has no room.
+        The writer takes float32 regions of x, y and z in any order, from several threads and, if joined, several
+        processes. OutputError if the folder is not writable, StorageError if the disk has no room.
         """
 
 

@@ -1,7 +1,7 @@
 """Gaussian cube (.cube, .cub): lengths in bohr; x slowest, z fastest, six values a line, a new line for each row of z.
 
-Source: https://gaussian.com/cubegen. The values keep the map's units, which the second line states; they are no
-atomic units.
+Source: https://gaussian.com/cubegen. The values keep the map's units, which the second line states; they are not
+converted to atomic units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
 
 BOHR_ANGSTROM = 0.529177210903  # CODATA 2018
-# The count has five columns; a file of more atoms is for other formats, and the map needs none of them.
+# The atom count has five columns; maps of more atoms are written without them.
 MOST_ATOMS = 99_999
 
 _STYLE = NumberStyle(decimals=6, letter="E", per_line=6)
@@ -26,18 +26,15 @@ _LONGEST_TITLE = 78
 
 
 class Cube(GridFormat):
-    """Any three steps that span a volume. Up to 99,999 atoms are written with their charges, as of unknown element.
+    """Any three steps that span a volume. Up to 99,999 atoms are written with their charges, as unknown elements.
 
-    Where there are more, or none, one such atom without charge stands at the origin: VMD takes a cube without atoms for
-    a set of orbitals.
+    If there are more, or none, one such atom without charge is written at the origin: VMD takes a cube without atoms
+    for a set of orbitals.
     """
 
     name = "cube"
     suffixes = (".cube", ".cub")
     shows_atoms = True
-
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
 
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
@@ -65,5 +62,5 @@ def _head(header: GridHeader) -> bytes:
 
 
 def _bohr(lengths: Sequence[float]) -> str:
-    """To 10 decimals, not Gaussian's 6: over a thousand steps those would shift the far end by 3·10^-4 Å."""
+    """With 10 decimals instead of Gaussian's 6, which would shift the end of a thousand steps by 3·10^-4 Å."""
     return " ".join(f"{length / BOHR_ANGSTROM:16.10f}" for length in lengths)

@@ -1,7 +1,7 @@
-"""Numbers as text of one width, so that each has its place in the file: `1.2345678e+00`, `-1.234567e+00`.
+"""Numbers as fixed-width text, so that each has a known offset in the file: `1.2345678e+00`, `-1.234567e+00`.
 
-A sign takes the place of the last digit: no padding, and no plus sign that a reader might stumble over. The digits are
-those of C's printf, rounded to nearest from the exact binary value, ties to even.
+A minus sign replaces the last digit: no padding, and no plus sign that a reader might reject. The digits are those of
+C's printf, rounded to nearest from the exact binary value, ties to even.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_DOUBTFUL = 64
 
 @dataclass(frozen=True, kw_only=True)
 class NumberStyle:
-    """`decimals` behind the point, one fewer for negative numbers; each followed by a space or the line's end."""
+    """`decimals` after the point, one fewer for negative numbers; a space or a newline follows each number."""
 
     decimals: int
     letter: str  # e or E
@@ -24,11 +24,11 @@ class NumberStyle:
 
     @property
     def width(self) -> int:
-        """Characters of a number with what follows it: digit, point, decimals, exponent (e+00), space or line's end."""
+        """Characters of a number and its separator: digit, point, decimals, exponent (e+00), space or newline."""
         return 2 + self.decimals + 4 + 1
 
     def text_of(self, value: float) -> str:
-        """One number, by Python's own conversion: the yardstick, and the last resort."""
+        """One number, by Python's own conversion, which `encode` matches and falls back on."""
         negative = bool(np.signbit(value))
         return f"{value:.{self.decimals - negative}e}".replace("e", self.letter)
 
@@ -38,12 +38,12 @@ def encode(
 ) -> int | None:
     """Write `values` (one axis) as text to `out`, `style.width` bytes each. Runs without the interpreter's lock.
 
-    first      : how many numbers of the whole precede them
-    row_length : a line ends behind every `style.per_line` numbers of a row, and behind the row's last
+    first      : the index of `values[0]` in the whole map
+    row_length : a line ends after every `style.per_line` numbers of a row, and after the row's last
 
-    Returns None, or the index of the first value that is not finite, which has no such text.
+    Returns None, or the index of the first value that is not finite.
     """
-    from pipeline.formats.grid.lazy_decimals import TABLES, write_numbers  # with Numba, which takes long to load
+    from pipeline.formats.grid.lazy_decimals import TABLES, write_numbers  # with Numba, which is slow to load
 
     bits = values.view(np.uint32)
     doubtful = np.empty(_MOST_DOUBTFUL, np.int64)

@@ -1,4 +1,7 @@
-"""Numbers as text of one width, compiled: the digits of `fixed_decimals`, which tells what they look like."""
+"""The compiled conversion behind `fixed_decimals`, which defines the format.
+
+Imported on first use, since it needs Numba, which is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from kernels.runtime.compiled import compiled
 
 _SPACE, _NEWLINE, _MINUS, _PLUS, _POINT, _ZERO = (ord(letter) for letter in " \n-+.0")
-# Every power of ten by which a float32, 1.4e-45 to 3.4e38, is brought to 8 digits; to 1e22 they are exact.
+# The powers of ten that scale a float32, 1.4e-45 to 3.4e38, to 8 digits; those up to 1e22 are exact.
 _POWERS = np.array([float(f"1e{power}") for power in range(56)])
 # The decimal exponent of the smallest number with each of float32's binary exponents (0: subnormal).
 _FIRST_EXPONENTS = np.array([-45, *(math.floor(math.log10(2.0 ** (code - 127))) for code in range(1, 256))])
@@ -25,12 +28,12 @@ def write_numbers(
     """`fixed_decimals.encode` from the value `start` on.
 
     bits     : the values' bits; tables: TABLES, as an argument since constants would be compiled in
-    row      : how many numbers of the whole precede `values`, and how many make a row
-    style    : numbers a line, decimals, and the code of the exponent's letter
+    row      : the index of `values[0]` in the whole map, and the length of a row
+    style    : numbers per line, decimals, and the code of the exponent's letter
     doubtful : (k,) filled with indices of values
 
-    Returns the index behind the last value written (or -1 - index of one that is not finite), and how many of them
-    are doubtful: to be written again by exact arithmetic. Stops when `doubtful` is full.
+    Returns the index after the last value written (or -1 - index of one that is not finite), and the number of doubtful
+    values, which the caller writes again by exact arithmetic. Stops when `doubtful` is full.
     """
     first_exponents, powers, pairs = tables
     first, row_length = row
@@ -71,9 +74,9 @@ def write_numbers(
 
 @compiled
 def _rounded(size: float, kept: int, exponent: int, powers: Any) -> tuple[int, int, bool]:
-    """`size` as kept + 1 digits and the exponent of the first; whether they may be off by one in the last.
+    """`size` as kept + 1 digits and the exponent of the first; whether the last digit may be off by one.
 
-    `exponent`: no more than the right one, and seldom less.
+    `exponent`: a lower bound, usually the right one.
     """
     if size == 0.0:
         return 0, 0, False
@@ -84,7 +87,7 @@ def _rounded(size: float, kept: int, exponent: int, powers: Any) -> tuple[int, i
         scaled = _shifted(size, kept - exponent, powers)
     digits = int(scaled)
     rest = scaled - digits
-    # Times 10^12 at most, a float32 is exact in float64 (24 + 28 bits). Otherwise the error stays below 10^8 · 2^-51.
+    # Times at most 10^12, a float32 is exact in float64 (24 + 28 bits). Otherwise the error stays below 10^8 · 2^-51.
     is_doubtful = not 0 <= kept - exponent <= 12 and abs(rest - 0.5) < 1e-6
     if rest > 0.5 or (rest == 0.5 and digits % 2 == 1):
         digits += 1
@@ -101,7 +104,7 @@ def _shifted(size: float, power: int, powers: Any) -> Any:
 
 @compiled
 def _put(out: Any, at: int, digits: int, kept: int, exponent: int, letter: int, pairs: Any) -> None:
-    rest = np.uint32(digits)  # divided by a constant faster than signed or long
+    rest = np.uint32(digits)  # faster to divide by a constant than signed or 64-bit integers
     place = at + kept + 1
     for _ in range(kept >> 1):
         hundredth = rest // np.uint32(100)

@@ -1,10 +1,10 @@
 """MRC2014 and CCP4 maps (.mrc, .map, .ccp4): mode 2, float32, little-endian.
 
 Source: https://www.ccpem.ac.uk/mrc_format/mrc2014.php. z changes fastest in the file: columns run along z, rows along
-y, sections along x (MAPC 3, MAPR 2, MAPS 1), so that a slab along x lies together. Where the map begins has two homes
-in the header, of which readers take one or add both up, so only one is filled: NCSTART, NRSTART and NSSTART in whole
-steps where that can be, which PyMOL, ChimeraX, VMD and GridDataFormats all place right; or else ORIGIN in
-angstrom, which under .map and .ccp4 some ignore, and of which VMD swaps x and z.
+y, sections along x (MAPC 3, MAPR 2, MAPS 1), so that a slab along x is contiguous. The header can state the map's start
+twice; readers use one of them or add both, so only one is filled: NCSTART, NRSTART and NSSTART if the start is a whole
+number of steps, which PyMOL, ChimeraX, VMD and GridDataFormats all place right; otherwise ORIGIN in angstrom, which
+some ignore in .map and .ccp4, and of which VMD swaps x and z.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, no_callback
 
 _HEADER_BYTES = 1024
 _NEEDING_STARTS = (".map", ".ccp4")
@@ -35,8 +35,8 @@ _STATISTICS_AT, _RMS_AT = 76, 216
 _UNDETERMINED = (0.0, -1.0, -2.0, -1.0)  # minimum above maximum, mean below both, negative deviation
 _BLOCK_BYTES = 4 << 20
 _MOST_THREADS = 8
-_TOLERATED_STEPS = 1e-4  # by which a map that starts in whole steps may begin beside one
-_FARTHEST_SIZES = 10  # beyond which ChimeraX takes the steps for rubbish
+_TOLERATED_STEPS = 1e-4  # the largest deviation of a start from a whole number of steps
+_FARTHEST_SIZES = 10  # ChimeraX ignores a start beyond this many map sizes
 
 
 class Mrc(GridFormat):
@@ -48,10 +48,10 @@ class Mrc(GridFormat):
     def refusal(self, header: GridHeader, path: Path) -> str | None:
         (ax, ay, az), (_, by, bz), (_, _, cz) = header.vectors
         if (ay, az, bz) != (0, 0, 0) or min(ax, by, cz) <= 0:
-            return f"{path}: MRC takes a first step along x and a second in the xy plane; choose .dx, .cube or .zarr"
+            return f"{path}: MRC needs a first step along x and a second in the xy plane; choose .dx, .cube or .zarr"
         if path.suffix.lower() in _NEEDING_STARTS and _starts(header) is None:
             return (
-                f"{path}: {path.suffix} holds a start of whole steps from 0, within ten times the map's size, "
+                f"{path}: {path.suffix} needs a start of whole steps from 0, within ten times the map's size, "
                 f"not {header.origin}; choose .mrc"
             )
         return None
@@ -64,18 +64,18 @@ class Mrc(GridFormat):
 
 
 class MrcWriter(PositionalWriter):
-    """Regions go straight to their place; `publish` reads the file once for minimum, maximum, mean and deviation."""
+    """Writes regions straight to their offset; `publish` reads the file for minimum, maximum, mean and deviation."""
 
     def __init__(self, path: Path, header: GridHeader, opening: Opening) -> None:
         dtype = header.image.dtype.newbyteorder("<")
         samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=_HEADER_BYTES)
         super().__init__(path, header.image, opening, samples=samples, head=[_head(header)])
 
-    def publish(self, sealed: Sealed = not_told) -> None:
+    def publish(self, on_sealed: Callback = no_callback) -> None:
         least, most, mean, deviation = self._statistics()
-        self._file.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
-        self._file.write_at(_RMS_AT, struct.pack("<f", deviation))
-        super().publish(sealed)
+        self._partial.write_at(_STATISTICS_AT, struct.pack("<3f", least, most, mean))
+        self._partial.write_at(_RMS_AT, struct.pack("<f", deviation))
+        super().publish(on_sealed)
 
     def _statistics(self) -> tuple[float, float, float, float]:
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
@@ -85,7 +85,7 @@ class MrcWriter(PositionalWriter):
                 total = total.with_(moments)
         found = (total.least, total.most, total.mean, float(np.sqrt(total.squares / total.count)))
         with np.errstate(over="ignore"):
-            known = np.isfinite(np.array(found, np.float32)).all()  # as it is not where a value is NaN or infinite
+            known = np.isfinite(np.array(found, np.float32)).all()  # false if a value is NaN or infinite
         return found if known else _UNDETERMINED
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
@@ -96,7 +96,7 @@ class MrcWriter(PositionalWriter):
     def _moments(self, block: tuple[int, int]) -> _Moments:
         start, nbytes = block
         raw = np.empty(nbytes, np.uint8)
-        self._file.read_at(start, raw.data)
+        self._partial.read_at(start, raw.data)
         values = raw.view(self._samples.dtype)
         with np.errstate(all="ignore"):
             mean = float(values.mean(dtype=np.float64))
@@ -107,7 +107,7 @@ class MrcWriter(PositionalWriter):
 
 @dataclass(frozen=True)
 class _Moments:
-    """Of some values: their least and largest, how many, their mean, and the sum of squares about it."""
+    """Minimum, maximum, count and mean of some values, and the sum of squares about the mean."""
 
     least: float = np.inf
     most: float = -np.inf
@@ -116,7 +116,7 @@ class _Moments:
     squares: float = 0.0
 
     def with_(self, other: _Moments) -> _Moments:
-        """Of both together (Chan, Golub and LeVeque 1979)."""
+        """The moments of both together (Chan, Golub and LeVeque 1979)."""
         count = self.count + other.count
         apart = other.mean - self.mean
         return _Moments(
@@ -161,7 +161,7 @@ def _angles(cell: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def _starts(header: GridHeader) -> tuple[int, int, int] | None:
-    """The origin in steps along x, y and z; None where it is none."""
+    """The origin in whole steps along x, y and z; None if it is not one."""
     steps = np.linalg.solve(np.array(header.vectors).T, np.array(header.origin))
     whole = np.rint(steps)
     if np.abs(steps - whole).max() > _TOLERATED_STEPS or np.abs(whole).max() > _FARTHEST_SIZES * max(header.shape):

@@ -1,8 +1,8 @@
 """OpenDX (.dx, .dx.gz): regular positions, regular connections, scalar data, as APBS writes it.
 
-Source: the native format of IBM's Data Explorer, appendix B.2 of its user's guide. Readers take less than that:
-PyMOL wants `type double` without quotes, single spaces, an origin of at most 20 characters a number and one field
-name; VMD the lines in this very order; Chimera single spaces; GridDataFormats the steps in full precision.
+Source: the native format of IBM's Data Explorer, appendix B.2 of its user's guide. Readers accept only part of it:
+PyMOL needs `type double` without quotes, single spaces, at most 20 characters for each number of the origin and one
+field name; VMD the lines in exactly this order; Chimera single spaces; GridDataFormats the steps in full precision.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ _TAIL = (
 
 
 class OpenDx(GridFormat):
-    """x slowest, z fastest, three values a line. Any three steps that span a volume, though ChimeraX knows right angles
-    alone.
+    """x slowest, z fastest, three values per line. Any three steps that span a volume, though ChimeraX supports only
+    right angles.
     """
 
     name = "OpenDX"
     suffixes = (".dx", ".dx.gz")
-
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
 
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
@@ -65,7 +62,7 @@ def _head(header: GridHeader) -> bytes:
 
 
 def _full(value: float) -> str:
-    """As many digits as tell the number apart from every other; 0 for both zeros."""
+    """The shortest digits that identify the number; 0 for both zeros."""
     return repr(float(value)) if value else "0"
 
 

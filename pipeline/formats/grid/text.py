@@ -1,8 +1,7 @@
-"""Maps as text, every number of one width: each value's place is known, so regions are written in any order."""
+"""Writing maps as text of fixed-width numbers: every value's offset is known, so regions come in any order."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,19 @@ from numpy.typing import NDArray
 from pipeline.codecs.deflate import gzipped_bands
 from pipeline.errors import OutputError
 from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
-from pipeline.formats.image.spooled_writer import GatheredWriter
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.formats.image.contiguous import scratch_block
+from pipeline.formats.image.spooled_writer import SpooledWriter
+from pipeline.storage.partial import Opening, PartialFile, behind_link
 
-# Values turned into text at a time: what they make stays in the processor's cache. A band is compressed on its own.
+# Values turned into text at a time, so that the text stays in the processor's cache; values of one compressed band.
 _BLOCK_VALUES = 32 << 10
 _BAND_VALUES = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextLayout:
-    """A file of `head`, the values in C order, and `tail`; `row_length` values after which a line ends in any case."""
+    """A file of `head`, the values in C order, and `tail`; a line also ends after every `row_length` values."""
 
     head: bytes
     tail: bytes
@@ -38,56 +38,44 @@ class TextLayout:
         return self.place(self.values) + len(self.tail)
 
     def place(self, index: int) -> int:
-        """The byte at which a value's text begins."""
+        """The offset of a value's text."""
         return len(self.head) + index * self.style.width
 
     def encode(self, path: Path, header: ImageHeader, values: NDArray[np.float32], first: int) -> memoryview:
-        """The text of `values`, the first of which is the map's value `first`; overwritten by this thread's next.
+        """The text of `values`, the first of which is the map's value `first`; valid until this thread's next call.
 
-        OutputError where one of them is not finite.
+        OutputError if one of them is not finite.
         """
-        text = _scratch(len(values) * self.style.width)
+        text = scratch_block(len(values) * self.style.width)
         infinite = encode(values, text, self.style, first=first, row_length=self.row_length)
         if infinite is not None:
             raise _has_no_text(path, np.unravel_index(first + infinite, header.shape), values[infinite])
         return text.data
 
 
-class TextGridWriter(ImageWriter):
-    """Regions are turned into text by the calling thread and go straight to their place."""
+class TextGridWriter(PartialWriter):
+    """Turns regions into text in the calling thread and writes them straight to their offset."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
         self.path = path
         self.header = header
         self._layout = layout
-        self._file = PartialFile(behind_link(path), layout.nbytes, opening)
+        self._partial: PartialFile = PartialFile(behind_link(path), layout.nbytes, opening)
         if opening is Opening.NEW:
             try:
-                self._file.write_at(0, layout.head)
-                self._file.write_at(layout.place(layout.values), layout.tail)
+                self._partial.write_at(0, layout.head)
+                self._partial.write_at(layout.place(layout.values), layout.tail)
             except BaseException:
-                self._file.discard()
+                self._partial.discard()
                 raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
         if samples.size:
-            self._file.write_runs(self._pieces(region, samples.reshape(-1)))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._file.publish(sealed)
-
-    def keep(self) -> None:
-        self._file.keep()
-
-    def discard(self) -> None:
-        self._file.discard()
+            self._partial.write_runs(self._pieces(region, samples.reshape(-1)))
 
     def _pieces(self, region: Region, values: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
-        """Place and text of each piece, one at a time."""
+        """Offset and text of each piece, one at a time."""
         done = 0
         for first, length in _runs(self.header.shape, region):
             for start in range(0, length, _BLOCK_VALUES):
@@ -97,8 +85,8 @@ class TextGridWriter(ImageWriter):
             done += length
 
 
-class GzipTextWriter(GatheredWriter):
-    """Values are turned into text and compressed, first to last."""
+class GzipTextWriter(SpooledWriter):
+    """Turns the values into text and compresses it, from first to last."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening, layout: TextLayout) -> None:
         super().__init__(path, header, opening)
@@ -127,13 +115,13 @@ class GzipTextWriter(GatheredWriter):
 def _has_no_text(path: Path, point: Iterable[Any], value: Any) -> OutputError:
     place = ", ".join(str(int(index)) for index in point)
     return OutputError(
-        f"{path}: the value at grid point ({place}) is {value}; text maps hold finite numbers alone: "
+        f"{path}: the value at grid point ({place}) is {value}; text maps hold only finite numbers: "
         "choose .npy, .zarr or .mrc"
     )
 
 
 def _runs(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, int]]:
-    """The values of the region that lie together in the map: the first one's number, and how many; in order."""
+    """The region's runs of values that are contiguous in the map: index of the first, and count; in order."""
     (x0, y0, z0), (x1, y1, z1) = region.start, region.stop
     _, ny, nz = shape
     if (y0, y1, z0, z1) == (0, ny, 0, nz):
@@ -145,14 +133,3 @@ def _runs(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, int]]:
         else:
             for y in range(y0, y1):
                 yield (x * ny + y) * nz + z0, z1 - z0
-
-
-_of_thread = threading.local()
-
-
-def _scratch(nbytes: int) -> NDArray[np.uint8]:
-    """This thread's room for text, `nbytes` of it."""
-    room: NDArray[np.uint8] | None = getattr(_of_thread, "room", None)
-    if room is None or len(room) < nbytes:
-        room = _of_thread.room = np.empty(nbytes, np.uint8)
-    return room[:nbytes]

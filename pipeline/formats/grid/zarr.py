@@ -1,7 +1,7 @@
 """Maps as Zarr (.zarr): an OME-Zarr 0.5 group whose one level, '0', is the array [x, y, z] in chunks of float32.
 
-Origin, steps and units stand in the group's attribute `grid` in any case; the transformations of OME-Zarr, which know
-scale and translation alone, besides where the steps run along x, y and z.
+The group's attribute `grid` always states origin, steps and units; if the steps run along x, y and z, so do the
+transformations of OME-Zarr, which support only scale and translation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
-# 1 MiB, thin along x: slabs of a few planes shall hold whole chunks.
+# 1 MiB, thin along x, so that slabs of a few planes contain whole chunks.
 _CHUNK = (8, 128, 256)
 
 
@@ -24,15 +24,9 @@ class ZarrMap(GridFormat):
     name = "Zarr"
     suffixes = (".zarr",)
 
-    def refusal(self, header: GridHeader, path: Path) -> str | None:
-        return None
-
     def block_shape(self, header: GridHeader) -> tuple[int, int, int]:
         x, y, z = (min(block, count) for block, count in zip(_CHUNK, header.shape, strict=True))
         return x, y, z
-
-    def file_bytes(self, header: GridHeader) -> int:
-        return header.nbytes
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         chunk = self.block_shape(header)

@@ -1,7 +1,6 @@
-"""Images in and out of files: the registry of formats.
+"""The registry of image formats: opening by a file's first bytes, creating by its suffix.
 
-Opening goes by a file's own first bytes, creating by the suffix. The libraries behind the formats (tifffile, zarr,
-imagecodecs) are imported on first use only: a PGM job starts without them.
+tifffile, zarr and imagecodecs are imported on first use: a PGM job starts without them.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _BEYOND_ANY_FILE_BYTES = 1 << 62
 
 
 def open_image(path: Path) -> ImageReader:
-    """Read an image's header; close the reader after use. InputError where there is no image that Millrace reads."""
+    """Read an image's header; close the reader after use. InputError if Millrace cannot read it."""
     form = _format_of(path)
     if form is None:
-        raise InputError(f"{path}: is of no image format known here; Millrace reads {_supported()}")
+        raise InputError(f"{path}: unsupported image format; Millrace reads {_supported()}")
     reader = form.open(path)
-    if reader.header.nbytes >= _BEYOND_ANY_FILE_BYTES:  # what is not stored may be of any size: a TIFF's strips, chunks
+    if reader.header.nbytes >= _BEYOND_ANY_FILE_BYTES:  # strips and chunks that are not stored may declare any size
         shape = " × ".join(map(str, reader.header.shape))
         reader.close()
         raise InputError(f"{path}: declares an image of {shape}, which is beyond any file; export it again")
@@ -41,18 +40,18 @@ def open_image(path: Path) -> ImageReader:
 
 
 def format_for_output(path: Path) -> ImageFormat:
-    """The format that a name's suffix stands for. OutputError where there is none."""
+    """The format that the suffix selects. OutputError if there is none."""
     form = _by_suffix(path)
     if form is None:
-        named = f"the suffix {path.suffix} is of no image format" if path.suffix else "the name has no suffix"
-        raise OutputError(f"{path}: {named}; end it with {', '.join(_suffixes())}")
+        fault = f"unsupported image format {path.suffix}" if path.suffix else "the name has no suffix"
+        raise OutputError(f"{path}: {fault}; end it with {', '.join(_suffixes())}")
     return form
 
 
 def create_image(path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-    """Start writing an image beside `path`, or go on with one: see `Opening`.
+    """Start writing an image beside `path`, or resume or join one: see `Opening`.
 
-    OutputError where the format cannot hold it or the folder not take it.
+    OutputError if the format cannot hold it or the folder is not writable.
     """
     form = format_for_output(path)
     refusal = form.refusal(header, path)
@@ -70,8 +69,8 @@ def _format_of(path: Path) -> ImageFormat | None:
         if form.recognises(path, beginning):
             return form
     if is_folder:
-        raise InputError(f"{path}: is a folder and no Zarr array; name an image file in it")
-    # By its suffix the format can say what is wrong with the file's start.
+        raise InputError(f"{path}: is a folder but not a Zarr array; name an image file in it")
+    # The format of the suffix reports what is wrong with the file's start.
     return _by_suffix(path)
 
 

@@ -1,4 +1,4 @@
-"""What every image format offers: a header without the pixels, any region in, any region out, atomic publishing."""
+"""The interface of image formats: headers without pixels, reading and writing of regions, atomic publishing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import counted
-from pipeline.storage.partial import Opening, Sealed, not_told
+from pipeline.formats import Reader
+from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 
-# What a TIFF's metadata may say of its samples: "photometric", and the last of "extra_samples".
+# Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
+AXES = ("YX", "YXC", "ZYX", "ZYXC")
+DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+
+# Values of a TIFF's metadata: of "photometric", and of the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
 STRAIGHT_ALPHA = 2
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box of samples: `start` inclusive, `stop` exclusive, one entry an axis of the image."""
+    """A box of samples: `start` inclusive, `stop` exclusive, one entry for each axis of the image."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
@@ -45,10 +49,10 @@ class ImageHeader:
     """What an image file declares about itself.
 
     shape    : samples along each axis
-    axes     : a letter an axis: Z (planes, pages), Y (rows), X (columns), C (channels, always last)
+    axes     : one letter for each axis: Z (planes, pages), Y (rows), X (columns), C (channels, always last)
     dtype    : in native byte order
-    maxval   : the largest sample value the file allows, where the format states one (PNM, PAM)
-    metadata : what the same format can carry over to a new file (resolution, tuple type, pixel size, …)
+    maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
+    metadata : what a new file of the same format takes over (resolution, tuple type, pixel size, …)
     """
 
     shape: tuple[int, ...]
@@ -64,7 +68,7 @@ class ImageHeader:
 
     @property
     def misread_elsewhere(self) -> str | None:
-        """What formats that know gray, RGB and straight alpha alone would show instead; None where they are right."""
+        """What a format limited to gray, RGB and straight alpha would show instead; None if the image itself."""
         photometric, extra = self.metadata.get("photometric"), self.metadata.get("extra_samples", ())
         channels = self.shape[-1] if self.axes.endswith("C") else 1
         if photometric == WHITE_IS_ZERO:
@@ -81,12 +85,11 @@ class ImageHeader:
         return self.axes.index("C") if "C" in self.axes else None
 
 
-class ImageReader(ABC):
-    """An image file open for reading. `read` may be called from several threads at once."""
+class ImageReader(Reader):
+    """An open image file. Several threads may call `read` at once."""
 
-    path: Path
     header: ImageHeader
-    # How the file is cut (tiles, compressed strips, Zarr chunks): reading along these boundaries decodes nothing twice.
+    # The file's blocks (tiles, compressed strips, Zarr chunks): reading along their boundaries decodes nothing twice.
     # None: every region costs the same.
     block_shape: tuple[int, ...] | None = None
 
@@ -94,30 +97,19 @@ class ImageReader(ABC):
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.
 
-        Raises InputError where the file turns out truncated or corrupt, StorageError where reading fails.
+        Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        """Keep no more than this between reads (decoded blocks), where that can be; returns what may be kept."""
+        """Keep no more than this in decoded blocks between reads, if possible; returns the limit in force."""
         return 0
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ImageWriter(ABC):
-    """An image being written beside its final name. `write` may be called from several threads, on disjoint regions.
+    """An image being written beside its final name. Several threads may call `write`, on disjoint regions.
 
-    Nothing stands under the final name until `publish`, and an older file there stays intact until then. One writer
-    owns the image; others may have joined it, from other processes, to `write` and `flush` their share.
+    The final name does not exist, or keeps its older file, until `publish`. One writer owns the image; writers in other
+    processes may join to `write` and `flush` their share.
     """
 
     path: Path
@@ -125,34 +117,52 @@ class ImageWriter(ABC):
 
     @abstractmethod
     def write(self, region: Region, samples: NDArray[Any]) -> None:
-        """Store `samples` (C-contiguous, the region's shape, the header's dtype). StorageError where the disk fails."""
+        """Store `samples` (C-contiguous, the region's shape, the header's dtype). StorageError if the disk fails."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Make durable what has been written so far."""
+        """Sync what has been written so far."""
 
     @abstractmethod
-    def publish(self, sealed: Sealed = not_told) -> None:
-        """Make every byte durable, call `sealed`, then rename to the final name at once."""
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        """Sync every byte, call `on_sealed`, then rename to the final name atomically."""
 
     @abstractmethod
     def keep(self) -> None:
-        """Close, and leave what was written where it is, for a writer opened with RESUME; harmless after `publish`."""
+        """Close, and leave what was written in place for a writer opened with RESUME; harmless after `publish`."""
 
     @abstractmethod
     def discard(self) -> None:
         """Remove what was written; harmless after `publish` or a second time."""
 
 
+class PartialWriter(ImageWriter):
+    """A writer into one partial output; subclasses set `_partial` and implement `write`."""
+
+    _partial: PartialFile | PartialFolder
+
+    def flush(self) -> None:
+        self._partial.flush()
+
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._partial.publish(on_sealed)
+
+    def keep(self) -> None:
+        self._partial.keep()
+
+    def discard(self) -> None:
+        self._partial.discard()
+
+
 class ImageFormat(ABC):
-    """One file format. Instances carry no state; the registry in `pipeline.formats` holds one of each."""
+    """One file format. Instances carry no state; the registry in `pipeline.formats.image` holds one of each."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
-        """Whether the file's own first bytes (empty for a folder) say that it is of this format."""
+        """Whether the file's first bytes (empty for a folder) are of this format."""
 
     @abstractmethod
     def open(self, path: Path) -> ImageReader:
@@ -160,24 +170,24 @@ class ImageFormat(ABC):
 
     @abstractmethod
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        """Why an image like this cannot be stored in this format under that name, and what could; None where it can."""
+        """Why this format cannot hold such an image at this path, and which can; None if it can."""
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
-        """How `create` cuts such an image: regions of whole blocks are written fastest. None: any will do."""
+        """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
         return None
 
     @abstractmethod
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        """Start a new file beside `path`, or as `opening` says go on with one of the same header. Call `refusal` first.
+        """Start a new file beside `path`, or resume or join one of the same header. Call `refusal` first.
 
-        OutputError where the folder cannot be written to.
+        OutputError if the folder is not writable.
         """
 
 
 def require_fit(header: ImageHeader, region: Region, samples: NDArray[Any]) -> None:
     """ValueError unless the region lies in the image and `samples` has its shape, the header's dtype and C order.
 
-    A region may be empty; the caller then has nothing to do.
+    A region may be empty.
     """
     inside = len(region.start) == len(region.stop) == len(header.shape) and all(
         0 <= start <= stop <= size for start, stop, size in zip(region.start, region.stop, header.shape, strict=True)
@@ -186,6 +196,6 @@ def require_fit(header: ImageHeader, region: Region, samples: NDArray[Any]) -> N
         raise ValueError(f"region {region.start} to {region.stop} is not within an image of {header.shape}")
     if samples.shape != region.shape or samples.dtype != header.dtype or not samples.flags.c_contiguous:
         raise ValueError(
-            f"an array of {samples.shape} {samples.dtype} stands for a region of {region.shape} {header.dtype}, "
-            "which must be C-contiguous"
+            f"an array of {samples.shape} {samples.dtype} does not match the region of {region.shape} {header.dtype}, "
+            "or is not C-contiguous"
         )

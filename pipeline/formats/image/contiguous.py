@@ -1,4 +1,4 @@
-"""Samples that lie in a file one after another, uncompressed: any region in or out, in either byte order."""
+"""Reading and writing regions of samples stored contiguously and uncompressed, in either byte order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.formats.image.base import Region
 from pipeline.storage.positional import PositionalFile, memory_of
 from pipeline.storage.writable import WritableFile
 
-# Bytes pass through a scratch block that stays in the processor's cache when they are swapped or cut out of wider rows:
-# on an AMD EPYC guest 4 to 7 GB/s, against 1.8 GB/s when swapped in the caller's array after reading. A multiple of
-# every sample's size.
+# Bytes to swap or to cut out of wider rows pass through a scratch block that stays in the processor's cache: on an AMD
+# EPYC guest 4 to 7 GB/s, against 1.8 GB/s when swapped in the caller's array after reading. A multiple of all sample
+# sizes.
 SCRATCH_BYTES = 256 << 10
-# Reading this much too much takes about as long as one more call to the operating system from Python.
+# Reading this much in excess takes about as long as one more system call from Python.
 GAP_BYTES = 16 << 10
 
 
@@ -37,7 +37,7 @@ class ContiguousSamples:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self, file: PositionalFile, region: Region, out: NDArray[Any]) -> None:
-        """Fill `out` (C-contiguous, native byte order, the region's shape); no more than a scratch block besides."""
+        """Fill `out` (C-contiguous, native byte order, the region's shape), using at most one scratch block."""
         if out.size == 0:
             return
         axis = self._run_axis(region)
@@ -50,12 +50,12 @@ class ContiguousSamples:
             file.read_runs(_cut(memory_of(out), ((offset, run_bytes) for offset in self._run_offsets(region, axis))))
         else:
             for runs, target in self._scratch_blocks(self._run_offsets(region, axis), run_bytes, out.reshape(-1)):
-                scratch = _scratch(target.nbytes)
+                scratch = scratch_block(target.nbytes)
                 file.read_runs(_cut(scratch.data, runs))
                 target[...] = scratch.view(self.dtype)
 
     def write(self, file: WritableFile, region: Region, samples: NDArray[Any]) -> None:
-        """Store `samples` (C-contiguous, native byte order, the region's shape), which are left as they are."""
+        """Store `samples` (C-contiguous, native byte order, the region's shape) without modifying them."""
         if samples.size == 0:
             return
         axis = self._run_axis(region)
@@ -65,7 +65,7 @@ class ContiguousSamples:
             file.write_runs(_cut(memory_of(samples), ((offset, run_bytes) for offset in offsets)))
             return
         for runs, source in self._scratch_blocks(offsets, run_bytes, samples.reshape(-1)):
-            scratch = _scratch(source.nbytes)
+            scratch = scratch_block(source.nbytes)
             scratch.view(self.dtype)[...] = source
             file.write_runs(_cut(scratch.data, runs))
 
@@ -74,14 +74,14 @@ class ContiguousSamples:
         return tuple(math.prod(self.shape[a + 1 :]) * self.dtype.itemsize for a in range(len(self.shape)))
 
     def _run_axis(self, region: Region) -> int:
-        """The axis along which the region's samples still lie together: all axes after it are covered whole."""
+        """The first axis of contiguous runs: the region covers all axes after it whole."""
         axis = len(self.shape) - 1
         while axis > 0 and region.shape[axis] == self.shape[axis]:
             axis -= 1
         return axis
 
     def _run_offsets(self, region: Region, axis: int) -> Iterator[int]:
-        """Where each run of the region starts in the file, in the order of the region's samples."""
+        """The offset of each run of the region in the file, in the order of the region's samples."""
         strides = self._strides()
         first = self.offset + region.start[axis] * strides[axis]
         if axis == 0:
@@ -98,7 +98,7 @@ class ContiguousSamples:
     def _scratch_blocks(
         self, offsets: Iterable[int], run_bytes: int, samples: NDArray[Any]
     ) -> Iterator[tuple[list[tuple[int, int]], NDArray[Any]]]:
-        """Runs cut or gathered to scratch blocks: (offset, bytes) of each piece, and the samples of all of them."""
+        """Runs split or grouped into scratch blocks: (offset, bytes) of each piece, and the samples of all of them."""
         pieces = (
             (offset + first, min(SCRATCH_BYTES, run_bytes - first))
             for offset in offsets
@@ -112,7 +112,7 @@ class ContiguousSamples:
             position += length
 
     def _read_wider(self, file: PositionalFile, region: Region, out: NDArray[Any], axis: int) -> None:
-        """Read runs that lie close together with what is between them, many at a time, and cut them out."""
+        """Read closely spaced runs together with the gaps between them, many at a time, and cut the runs out."""
         row_shape = self.shape[axis:]
         row_bytes = math.prod(row_shape) * self.dtype.itemsize
         at_once = SCRATCH_BYTES // row_bytes
@@ -122,7 +122,7 @@ class ContiguousSamples:
         for plane, offset in zip(planes, self._run_offsets(region, rows_axis), strict=True):
             for row in range(0, len(plane), at_once):
                 rows = min(at_once, len(plane) - row)
-                scratch = _scratch(rows * row_bytes)
+                scratch = scratch_block(rows * row_bytes)
                 file.read_at(offset + row * row_bytes, scratch.data)
                 plane[row : row + rows] = scratch.view(self.dtype).reshape(rows, *row_shape)[:, cut]
 
@@ -138,9 +138,9 @@ def _cut(memory: memoryview, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[
 _of_thread = threading.local()
 
 
-def _scratch(nbytes: int) -> NDArray[np.uint8]:
-    """This thread's scratch block, `nbytes` of it."""
+def scratch_block(nbytes: int) -> NDArray[np.uint8]:
+    """The first `nbytes` of this thread's scratch block, valid until the thread's next call."""
     block: NDArray[np.uint8] | None = getattr(_of_thread, "scratch", None)
     if block is None or len(block) < nbytes:
-        block = _of_thread.scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        block = _of_thread.scratch = np.empty(max(nbytes, SCRATCH_BYTES), np.uint8)
     return block[:nbytes]

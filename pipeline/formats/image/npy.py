@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, counted
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, require_fit
+from pipeline.formats.image.base import (
+    AXES,
+    DTYPES,
+    ImageFormat,
+    ImageHeader,
+    ImageReader,
+    ImageWriter,
+    Region,
+    require_fit,
+)
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.storage.partial import Opening
@@ -24,9 +33,8 @@ from pipeline.storage.positional import PositionalFile
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 64 << 10
 _ALIGNMENT = 64
-_SUPPORTED = {"u1": "uint8", "u2": "uint16", "i2": "int16", "f4": "float32", "f8": "float64"}
-_AXES = ("YX", "YXC", "ZYX", "ZYXC")
-# The header is a Python dictionary in text. Only the one form that NumPy writes is taken: nothing is ever evaluated.
+_SUPPORTED = {np.dtype(name).str[1:] for name in DTYPES}  # "u1", "f4", …
+# The header is a Python dictionary in text. Only the form that NumPy writes is accepted: nothing is ever evaluated.
 _DICTIONARY = re.compile(r"\s*\{(.*)\}\s*", re.DOTALL)
 _DESCR = re.compile(r"'descr'\s*:\s*'([^']{1,40})'")
 _ORDER = re.compile(r"'fortran_order'\s*:\s*(True|False)")
@@ -34,7 +42,7 @@ _SHAPE = re.compile(r"'shape'\s*:\s*\(\s*((?:\d{1,18}L?\s*(?:,\s*|(?=\))))*)\)")
 
 
 class Npy(ImageFormat):
-    """Axes are told by shape: (Y, X), (Y, X, up to 4 channels), (Z, Y, X), (Z, Y, X, channels)."""
+    """The shape determines the axes: (Y, X), (Y, X, up to 4 channels), (Z, Y, X), (Z, Y, X, channels)."""
 
     name = "NPY"
     suffixes = (".npy",)
@@ -51,10 +59,10 @@ class Npy(ImageFormat):
             raise
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in _AXES:
-            return f"{path}: .npy holds axes {', '.join(_AXES)}, not {header.axes}; choose .tif or .zarr"
-        if header.dtype.name not in _SUPPORTED.values():
-            return f"{path}: .npy holds {', '.join(_SUPPORTED.values())} here, not {header.dtype}; convert it first"
+        if header.axes not in AXES:
+            return f"{path}: .npy holds axes {', '.join(AXES)}, not {header.axes}; choose .tif or .zarr"
+        if header.dtype.name not in DTYPES:
+            return f"{path}: .npy holds {', '.join(DTYPES)} here, not {header.dtype}; convert it first"
         return None
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
@@ -65,7 +73,7 @@ class Npy(ImageFormat):
 
 
 class NpyReader(ImageReader):
-    """C order, either byte order: read straight from where it lies. Fortran order: as its transpose, then turned."""
+    """Reads C order straight from the file, in either byte order, and Fortran order through its transpose."""
 
     def __init__(self, file: PositionalFile) -> None:
         self.path = file.path
@@ -84,9 +92,9 @@ class NpyReader(ImageReader):
         if not self._fortran:
             self._samples.read(self._file, region, out)
             return
-        turned = np.empty(region.shape[::-1], self.header.dtype)
-        self._samples.read(self._file, Region(region.start[::-1], region.stop[::-1]), turned)
-        out[...] = turned.T
+        transposed = np.empty(region.shape[::-1], self.header.dtype)
+        self._samples.read(self._file, Region(region.start[::-1], region.stop[::-1]), transposed)
+        out[...] = transposed.T
 
     def close(self) -> None:
         self._file.close()
@@ -98,7 +106,7 @@ def _read_header(file: PositionalFile) -> tuple[np.dtype[Any], bool, tuple[int, 
     version = head[6:8]
     length_field = {b"\x01\x00": "<H", b"\x02\x00": "<I", b"\x03\x00": "<I"}.get(version)
     if not head.startswith(_MAGIC) or len(head) < 12 or length_field is None:
-        raise InputError(f"{file.path}: is no .npy file of version 1, 2 or 3, or is cut short; save it again")
+        raise InputError(f"{file.path}: not an .npy file of version 1, 2 or 3, or truncated; save it again")
     start = 8 + struct.calcsize(length_field)
     (length,) = struct.unpack(length_field, head[8:start])
     raw = file.head(min(length, _LONGEST_HEADER), start)
@@ -107,7 +115,7 @@ def _read_header(file: PositionalFile) -> tuple[np.dtype[Any], bool, tuple[int, 
     if found and fields[0] is None and fields[1] and fields[2]:
         raise InputError(f"{file.path}: holds records, not plain samples; {_wanted()}")
     if not all(fields):
-        raise InputError(f"{file.path}: the .npy header is cut short or is no header; save the array again")
+        raise InputError(f"{file.path}: the .npy header is truncated or damaged; save the array again")
     descr, order, shape = (str(field[1]) for field in fields if field)
     lengths = tuple(int(word.strip().rstrip("L")) for word in shape.split(",") if word.strip())
     return _dtype_of(file.path, descr), order == "True", lengths, start + length
@@ -131,7 +139,7 @@ def _type_name(descr: str) -> str:
 
 
 def _wanted() -> str:
-    return f"Millrace takes {', '.join(_SUPPORTED.values())}; convert it with .astype and save it again"
+    return f"Millrace takes {', '.join(DTYPES)}; convert it with .astype and save it again"
 
 
 def _axes_of(path: Path, shape: tuple[int, ...]) -> str:
@@ -146,7 +154,7 @@ def _axes_of(path: Path, shape: tuple[int, ...]) -> str:
 
 
 def npy_head(header: ImageHeader) -> bytes:
-    """Version 1.0, padded so that the samples start at a multiple of 64 bytes, as NumPy itself writes it."""
+    """The header in version 1.0, padded as NumPy does, so that the samples start at a multiple of 64 bytes."""
     fields = {"descr": np.lib.format.dtype_to_descr(header.dtype), "fortran_order": False, "shape": header.shape}
     text = "{" + ", ".join(f"{name!r}: {value!r}" for name, value in fields.items()) + ", }"
     padding = -(len(_MAGIC) + 4 + len(text) + 1) % _ALIGNMENT

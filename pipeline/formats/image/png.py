@@ -1,7 +1,7 @@
 """PNG: 8 and 16 bits a sample, one to four channels. Decoded by libpng (imagecodecs), encoded in bands of rows.
 
-Source: https://www.w3.org/TR/png-3/. A PNG is one compressed stream: reading decodes the whole image once, and writing
-gathers the samples in a file beside the output, which `publish` encodes on all cores in bounded memory.
+Source: https://www.w3.org/TR/png-3/. A PNG is one compressed stream: reading decodes the whole image once; writing
+spools the samples to a file beside the output, which `publish` encodes on all cores in bounded memory.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from pipeline.codecs import silence_loggers
 from pipeline.codecs.deflate import deflated_bands
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
-from pipeline.formats.image.spooled_writer import GatheredWriter
-from pipeline.formats.image.whole_image_reader import DecodedReader
+from pipeline.formats.image.spooled_writer import SpooledWriter
+from pipeline.formats.image.whole_image_reader import WholeImageReader
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile, memory_of
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _IHDR = struct.Struct(">IIBBBBB")
-_LONGEST_SIDE = 1_000_000  # what libpng decodes as commonly built; the format itself allows 2**31 - 1
+_LONGEST_SIDE = 1_000_000  # libpng's limit as commonly built; the format itself allows 2**31 - 1
 _LONGEST_CARRIED = 4 << 20
-# What says how samples are to be shown is carried over to a new PNG: colour space, gamma, luminance, resolution, and
+# Chunks that define how samples are shown, carried over to a new PNG: colour space, gamma, luminance, resolution, and
 # Exif's orientation.
 _CARRIED = (b"cHRM", b"gAMA", b"iCCP", b"sRGB", b"cICP", b"mDCV", b"cLLI", b"pHYs", b"eXIf")
-_ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # besides any number of IDAT, what can make up samples
+_ONCE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IEND"))  # the chunks, besides any number of IDAT, that define samples
 _COLOUR_AT = 25  # the byte of the file that names the colour type
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 3, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
 _DEPTHS = {_GRAY: (1, 2, 4, 8, 16), _RGB: (8, 16), _PALETTE: (1, 2, 4, 8), _GRAY_ALPHA: (8, 16), _RGB_ALPHA: (8, 16)}
 _COLOUR_OF = {1: _GRAY, 2: _GRAY_ALPHA, 3: _RGB, 4: _RGB_ALPHA}
-# No deflate stream grows more than this much: a header that promises more lies.
+# Deflate's largest expansion: a header that declares more is wrong.
 _LARGEST_EXPANSION = 1032
 _BAND_BYTES = 1 << 20
 _FILTER_UP = 2
 
 
 class Png(ImageFormat):
-    """Palettes come out as RGB, transparency as an alpha channel, 1, 2 and 4 bits stretched to 8."""
+    """Palettes are read as RGB, transparency as an alpha channel; 1, 2 and 4 bits are scaled to 8."""
 
     name = "PNG"
     suffixes = (".png",)
@@ -60,7 +60,7 @@ class Png(ImageFormat):
         except BaseException:
             file.close()
             raise
-        return DecodedReader(file, header, lambda: _decode(file, header))
+        return WholeImageReader(file, header, lambda: _decode(file, header))
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         others = "; choose .tif, .npy or .zarr"
@@ -79,8 +79,8 @@ class Png(ImageFormat):
         return PngWriter(path, header, opening)
 
 
-class PngWriter(GatheredWriter):
-    """Encoded in bands of rows, from the first to the last."""
+class PngWriter(SpooledWriter):
+    """Encodes bands of rows, from the first to the last."""
 
     def _encoded(self) -> Iterator[bytes]:
         height, width, channels = (*self.header.shape, 1)[:3]
@@ -115,7 +115,7 @@ class PngWriter(GatheredWriter):
 @dataclass(frozen=True)
 class _Chunk:
     kind: bytes
-    offset: int  # of its data; four bytes of length and four of kind stand before
+    offset: int  # of its data, after four bytes of length and four of kind
     length: int
 
 
@@ -124,7 +124,7 @@ def _chunk(kind: bytes, data: bytes | bytearray) -> bytes:
 
 
 def _chunks(file: PositionalFile) -> Iterator[_Chunk]:
-    """The chunks from the first to IEND, without their data; InputError where the file ends earlier."""
+    """The chunks from the first to IEND, without their data; InputError if the file ends earlier."""
     offset, size = len(_SIGNATURE), file.size
     while True:
         head = file.head(8, offset)
@@ -141,7 +141,7 @@ def _chunks(file: PositionalFile) -> Iterator[_Chunk]:
 
 
 def _data_of(file: PositionalFile, chunk: _Chunk) -> bytearray:
-    """The chunk's data, its sum checked."""
+    """The chunk's data, after checking its CRC."""
     stored = bytearray(chunk.length + 4)
     file.read_at(chunk.offset, memoryview(stored))
     data = stored[:-4]
@@ -153,9 +153,9 @@ def _data_of(file: PositionalFile, chunk: _Chunk) -> bytearray:
 
 
 def _read_header(file: PositionalFile) -> ImageHeader:
-    """From IHDR and what stands before the samples; nothing is decoded."""
+    """The header from the chunks before the samples; nothing is decoded."""
     if file.head(len(_SIGNATURE)) != _SIGNATURE:
-        raise InputError(f"{file.path}: is no PNG file, or is cut short; copy or export it again")
+        raise InputError(f"{file.path}: not a PNG file, or truncated; copy or export it again")
     chunks = _chunks(file)
     first = next(chunks)
     if first.kind != b"IHDR" or first.length != _IHDR.size:
@@ -199,13 +199,13 @@ def _read_header(file: PositionalFile) -> ImageHeader:
 
 
 def _wanted(colour: int) -> frozenset[bytes]:
-    """The chunks besides IDAT that can make up samples of this colour type: of each counts the first, before IDAT."""
+    """The chunks besides IDAT that define samples of this colour type: the first of each, before IDAT."""
     idle = (() if colour == _PALETTE else (b"PLTE",)) + (() if colour in (_GRAY, _RGB, _PALETTE) else (b"tRNS",))
     return _ONCE.difference(idle)
 
 
 def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
-    """The whole image. Every chunk is checked first; only those that make up samples reach the decoder."""
+    """The whole image. Every chunk is checked first; the decoder only gets those that define samples."""
     import imagecodecs
 
     silence_loggers()
@@ -215,7 +215,7 @@ def _decode(file: PositionalFile, header: ImageHeader) -> NDArray[Any]:
         if chunk.kind == b"IDAT":
             samples, wanted = True, frozenset({b"IEND"})
         elif chunk.kind not in wanted:
-            # A capital letter: the image cannot be understood without it.
+            # An upper-case first letter marks a chunk without which the image cannot be understood.
             if not chunk.kind[0] & 0x20 and chunk.kind not in _ONCE:
                 raise InputError(f"{file.path}: holds a chunk {chunk.kind!r} that PNG lacks; export it again")
             continue

@@ -18,13 +18,13 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.whole_image_reader import DecodedReader
+from pipeline.formats.image.whole_image_reader import WholeImageReader
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
 
 _HEAD_BYTES = 64 << 10
 _CHANNELS = {b"P2": 1, b"P3": 3, b"P5": 1, b"P6": 3}
-# A comment runs from # to the end of its line and counts as that line end, wherever it stands (netpbm's pm_getc).
+# A comment runs from # to the end of its line and counts as that line end, at any position (netpbm's pm_getc).
 _BLANK = rb"(?:\s|#[^\r\n]*[\r\n])"
 _HEADER = re.compile(rb"P[2356]" + (_BLANK + rb"+(\d{1,18})") * 3 + _BLANK)
 _COMMENT = re.compile(rb"#[^\r\n]*")
@@ -33,7 +33,7 @@ _BLANKS = tuple(bytes([blank]) for blank in b" \t\n\v\f\r")
 _DIGITS = b"0123456789"
 _NO_NUMBER = re.compile(rb"[^\d\s]")
 _LONGEST_NUMBER = 4096  # digits, nearly all of them leading zeros
-# Of plain text, read and made numbers at a time: an image takes no more memory than its samples and a few of these.
+# Plain text is parsed in blocks of this size: an image takes no more memory than its samples and a few blocks.
 _TEXT_BYTES = 1 << 20
 _PAM_FIELDS = (b"WIDTH", b"HEIGHT", b"DEPTH", b"MAXVAL")
 _TUPLE_TYPES = {1: "GRAYSCALE", 2: "GRAYSCALE_ALPHA", 3: "RGB", 4: "RGB_ALPHA"}
@@ -84,14 +84,14 @@ class Pnm(ImageFormat):
 
 
 class PnmReader(ImageReader):
-    """P5, P6 and P7: the samples are read straight from where they lie."""
+    """P5, P6 and P7: reads the samples straight from the file."""
 
     def __init__(self, file: PositionalFile, header: ImageHeader, offset: int) -> None:
         self.path = file.path
         self.header = header
         self._file = file
         self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder(">"), offset=offset)
-        # What follows the first image (a Netpbm stream may hold several) is left alone.
+        # A Netpbm stream may hold several images: those after the first are ignored.
         if file.size < offset + header.nbytes:
             raise InputError(
                 f"{file.path}: truncated: its header promises {counted(header.nbytes, 'byte')} of samples, "
@@ -108,7 +108,7 @@ class PnmReader(ImageReader):
 
 
 class PnmWriter(PositionalWriter):
-    """Big-endian; `.pam` takes any number of channels."""
+    """Writes big-endian samples; `.pam` holds any number of channels."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         head = _head_of(header, path.suffix.lower())
@@ -123,14 +123,14 @@ class PnmWriter(PositionalWriter):
 
 
 def _read_header(path: Path, head: bytes) -> tuple[ImageHeader, int]:
-    """The header, and the byte at which the samples start."""
+    """The header, and the offset of the samples."""
     if head[:2] in (b"P1", b"P4"):
         raise InputError(f"{path}: is a bitmap (PBM), one bit a pixel; convert it to PGM with pbmtopgm first")
     if head[:2] == b"P7":
         return _read_pam_header(path, head)
     found = _HEADER.match(head)
     if found is None:
-        raise InputError(f"{path}: the PNM header is cut short or is no header; copy or export the file again")
+        raise InputError(f"{path}: the PNM header is truncated or damaged; copy or export the file again")
     width, height, maxval = map(int, found.groups())
     return _checked_header(path, (width, height, _CHANNELS[head[:2]]), maxval), found.end()
 
@@ -152,7 +152,7 @@ def _read_pam_header(path: Path, head: bytes) -> tuple[ImageHeader, int]:
         elif key == b"TUPLTYPE":
             tuple_type.append(value.decode("ascii", "replace"))
         elif key and not key.startswith(b"#"):
-            raise InputError(f"{path}: the PAM header holds a line that is none: {key[:40]!r}; export the file again")
+            raise InputError(f"{path}: the PAM header holds an unknown line: {key[:40]!r}; export the file again")
     missing = [name.decode() for name in _PAM_FIELDS if name not in fields]
     if missing:
         raise InputError(f"{path}: the PAM header lacks {', '.join(missing)}; export the file again")
@@ -175,7 +175,7 @@ def _checked_header(
 
 
 def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> ImageReader:
-    """P2 and P3: numbers in decimal text, which only make sense from the first to the last."""
+    """P2 and P3: numbers in decimal text, which can only be read from the first to the last."""
     count = header.nbytes // header.dtype.itemsize
     text_bytes = file.size - offset
     if text_bytes < 2 * count - 1:  # a digit and a blank for each
@@ -199,11 +199,11 @@ def _plain_reader(file: PositionalFile, header: ImageHeader, offset: int) -> Ima
         promised = counted(count, "number")
         raise InputError(f"{file.path}: its text does not hold {promised}, as its header says; export it again")
 
-    return DecodedReader(file, header, decode)
+    return WholeImageReader(file, header, decode)
 
 
 def _numbers(file: PositionalFile, offset: int) -> Iterator[NDArray[np.float64]]:
-    """The numbers of plain text from `offset`, block by block, up to the first word that is none."""
+    """The numbers of plain text from `offset`, block by block, up to the first word that is not a number."""
     blocks = (file.head(_TEXT_BYTES, start) for start in range(offset, file.size, _TEXT_BYTES))
     begun, in_comment = b"", False
     for block in itertools.chain(blocks, (b"\n",)):
@@ -212,7 +212,7 @@ def _numbers(file: PositionalFile, offset: int) -> Iterator[NDArray[np.float64]]
         text = begun + block
         in_comment = b"#" in text[max(map(text.rfind, (b"\r", b"\n"))) + 1 :] or (in_comment and not block)
         text = _COMMENT.sub(b" ", text)
-        whole = max(map(text.rfind, _BLANKS)) + 1  # what follows the last blank may go on in the next block
+        whole = max(map(text.rfind, _BLANKS)) + 1  # a number after the last blank may continue in the next block
         text, begun = text[:whole], text[whole:]
         other = _NO_NUMBER.search(text)
         if other is not None:
@@ -241,7 +241,7 @@ def _head_of(header: ImageHeader, suffix: str) -> bytes:
 
 
 def _tuple_type(carried: object, channels: int) -> str | None:
-    """The input's own tuple type where it fits the channels, else the usual one."""
+    """The input's own tuple type if it fits the channels, else the usual one."""
     usual = _TUPLE_TYPES.get(channels)
     if not isinstance(carried, str) or not re.fullmatch(r"[!-~]([ -~]{0,200}[!-~])?", carried):
         return usual

@@ -1,4 +1,4 @@
-"""Images whose every sample has a known place in one uncompressed file from the start."""
+"""Writing uncompressed files, in which the position of every sample is known from the start."""
 
 from __future__ import annotations
 
@@ -8,53 +8,41 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told
+from pipeline.storage.partial import Opening, PartialFile, behind_link
 
 _BATCH_BYTES = 1 << 20
 
 
-class PositionalWriter(ImageWriter):
-    """Regions go straight to their place, in any order, from any thread of any process that has joined."""
+class PositionalWriter(PartialWriter):
+    """Writes regions straight to their position, in any order, from any thread of any joined process."""
 
     def __init__(
         self, path: Path, header: ImageHeader, opening: Opening, *, samples: ContiguousSamples, head: Iterable[bytes]
     ) -> None:
-        """`head`: the file's first bytes, in pieces; the samples lie behind it, and nothing behind them."""
+        """`head`: the file's first bytes, in pieces; the samples follow and end the file."""
         self.path = path
         self.header = header
         self._samples = samples
-        self._file = PartialFile(behind_link(path), samples.offset + samples.nbytes, opening)
+        self._partial: PartialFile = PartialFile(behind_link(path), samples.offset + samples.nbytes, opening)
         if opening is Opening.NEW:
             try:
                 self._write_head(head)
             except BaseException:
-                self._file.discard()
+                self._partial.discard()
                 raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
-        self._samples.write(self._file, region, samples)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._file.publish(sealed)
-
-    def keep(self) -> None:
-        self._file.keep()
-
-    def discard(self) -> None:
-        self._file.discard()
+        self._samples.write(self._partial, region, samples)
 
     def _write_head(self, head: Iterable[bytes]) -> None:
         ready, place = bytearray(), 0
         for piece in head:
             ready += piece
             if len(ready) >= _BATCH_BYTES:
-                self._file.write_at(place, bytes(ready))
+                self._partial.write_at(place, bytes(ready))
                 place += len(ready)
                 ready.clear()
-        self._file.write_at(place, bytes(ready))
+        self._partial.write_at(place, bytes(ready))

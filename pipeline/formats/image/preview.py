@@ -1,4 +1,4 @@
-"""A small 8-bit PNG of a result, to look at."""
+"""Previews: small 8-bit PNGs of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.formats import image as images
 from pipeline.formats.image.base import INKS, STRAIGHT_ALPHA, WHITE_IS_ZERO, ImageHeader, ImageReader, Region
 
 LONGEST_SIDE = 1024
-# What is worked on at a time, 8 MiB of float64, and what of decoded blocks stays in memory besides.
+# Samples averaged at a time, 8 MiB of float64, and the limit of cached decoded blocks.
 TILE_SAMPLES = 1 << 20
 BLOCKS_BYTES = 32 << 20
 
@@ -22,10 +22,10 @@ Span = tuple[int, int]  # start, stop
 
 
 def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) -> None:
-    """Average the image (of a volume the middle plane) down to at most `longest_side` pixels and write it as PNG.
+    """Average the image (the middle plane of a volume) down to at most `longest_side` pixels and write it as PNG.
 
-    8-bit samples keep their values; all others are stretched so that the darkest pixel is black and the brightest
-    white, alpha (a second or fourth channel) excepted. More than four channels: the first is shown.
+    8-bit samples keep their values; all others except alpha (a second or fourth channel) are stretched so that the
+    darkest pixel is black and the brightest white. If there are more than four channels, the first is shown.
     """
     with images.open_image(image) as reader:
         reader.hold_at_most(BLOCKS_BYTES)
@@ -35,7 +35,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
 
 
 def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
-    """Rows × columns (× channels) as a PNG."""
+    """Write rows × columns (× channels) as a PNG."""
     axes = "YXC" if pixels.ndim == 3 else "YX"
     header = ImageHeader(shape=pixels.shape, axes=axes, dtype=np.dtype(np.uint8))
     writer = images.create_image(preview, header)
@@ -47,11 +47,11 @@ def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
-    """Rows × columns (× channels): the mean of each `step` × `step` block, NaN left out."""
+    """Rows × columns (× channels): the mean of each `step` × `step` block, NaN excluded."""
     header = reader.header
     sizes = dict(zip(header.axes, header.shape, strict=True))
     step = math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
-    # Of more channels than a PNG has, the first alone is looked at.
+    # If there are more channels than a PNG has, only the first is read.
     channels = sizes.get("C", 1) if sizes.get("C", 1) <= 4 else 1
     sums = np.zeros((-(-sizes["Y"] // step), -(-sizes["X"] // step), channels))
     counts = np.zeros_like(sums)
@@ -68,7 +68,7 @@ def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
 
 
 def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Iterator[tuple[Span, Span]]:
-    """The plane in pieces of `TILE_SAMPLES` or fewer: bands of whole blocks of the file, from left to right."""
+    """The plane in tiles of `TILE_SAMPLES` or fewer: bands of whole blocks of the file, from left to right."""
     at_once = TILE_SAMPLES // channels
     block_rows = 1 if reader.block_shape is None else reader.block_shape[reader.header.axes.index("Y")]
     width = min(columns, max(1, at_once // block_rows))
@@ -89,7 +89,7 @@ def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int) -> NDAr
 
 
 def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDArray[np.float64]:
-    """The sum of what the tile has of each block; blocks begin at the image's multiples of `step`."""
+    """The sums over the tile's part of each block; blocks begin at the image's multiples of `step`."""
     sums = tile
     for axis, (start, stop) in enumerate((rows, columns)):
         edges = np.maximum(np.arange(start // step * step, stop, step) - start, 0)
@@ -98,7 +98,7 @@ def _block_sums(tile: NDArray[Any], rows: Span, columns: Span, step: int) -> NDA
 
 
 def _as_light(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.float64]:
-    """In gray or RGB, where 0 is black, with straight alpha or none, whatever a TIFF says that its samples are."""
+    """Convert a TIFF's samples to gray or RGB in which 0 is black, with straight alpha or none."""
     photometric, extra = header.metadata.get("photometric"), header.metadata.get("extra_samples", ())
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     opaque = _opaque(header)
@@ -131,7 +131,7 @@ def _opaque(header: ImageHeader) -> float:
 
 
 def _stretched(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.uint8]:
-    largest = max(abs(low), abs(high)) or 1.0  # in its units no difference overflows, nor is one lost below the normal
+    largest = max(abs(low), abs(high)) or 1.0  # scaled by it, differences neither overflow nor become subnormal
     low, high = low / largest, high / largest
     shown = np.nan_to_num(values / largest, nan=low, posinf=high, neginf=low)
     return np.rint(np.clip((shown - low) * (255 / ((high - low) or 1)), 0, 255)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Files that can only be encoded from first to last: samples gather beside the output until all are there."""
+"""Writing files that can only be encoded sequentially: samples are spooled beside the output until all are present."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.partial import Opening, PartialFile, Sealed, behind_link, not_told, samples_path
+from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link, no_callback, samples_path
 
 
-class GatheredWriter(ImageWriter):
-    """Takes regions in any order; `publish` writes what `_encoded` makes of the whole."""
+class SpooledWriter(ImageWriter):
+    """Takes regions in any order; `publish` writes the encoded whole."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         self.path = path
         self.header = header
-        # Encoded anew by whoever publishes, however far an interrupted run had come.
+        # The publisher encodes everything from the start, even after an interrupted run.
         final = behind_link(path)
         self._file = None if opening is Opening.JOIN else PartialFile(final)
         try:
-            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, serves=final)
+            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, scratch_for=final)
         except BaseException:
             if self._file is not None:
                 self._file.discard()
@@ -33,7 +33,7 @@ class GatheredWriter(ImageWriter):
 
     @abstractmethod
     def _encoded(self) -> Iterator[bytes]:
-        """The finished file, piece by piece."""
+        """The encoded file, in pieces."""
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
@@ -42,14 +42,14 @@ class GatheredWriter(ImageWriter):
     def flush(self) -> None:
         self._scratch.flush()
 
-    def publish(self, sealed: Sealed = not_told) -> None:
+    def publish(self, on_sealed: Callback = no_callback) -> None:
         if self._file is None:
-            raise ValueError(f"{self.path}: is another process's to publish")
+            raise ValueError(f"{self.path}: only its owner publishes it")
         position = 0
         for piece in self._encoded():
             self._file.write_at(position, piece)
             position += len(piece)
-        self._file.publish(sealed)
+        self._file.publish(on_sealed)
         self._scratch.discard()
 
     def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""Files whose samples only come out from first to last: decoded whole on the first read, then cut for every region."""
+"""Reading files that can only be decoded sequentially: the first read decodes the whole image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.formats.image.base import ImageHeader, ImageReader, Region, requir
 from pipeline.storage.positional import PositionalFile
 
 
-class DecodedReader(ImageReader):
-    """Holds the whole image from the first `read` until `close`: `header.nbytes` of memory, which the header bounds."""
+class WholeImageReader(ImageReader):
+    """Holds the whole image, `header.nbytes`, from the first `read` until `close`."""
 
     def __init__(self, file: PositionalFile, header: ImageHeader, decode: Callable[[], NDArray[Any]]) -> None:
-        """`decode` returns the samples as the header says, or raises InputError; it is called once."""
+        """`decode` returns samples of the header's shape and dtype, or raises InputError; it is called once."""
         self.path = file.path
         self.header = header
         self._file = file

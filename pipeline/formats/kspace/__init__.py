@@ -1,4 +1,4 @@
-"""Raw MRI data in files: opened by the suffix. The libraries behind the formats are imported on first use only."""
+"""Opening raw MRI data by suffix. Each format's module is imported on first use: h5py is slow to load."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pipeline.formats.kspace.base import SUFFIXES, KSpaceReader
 
 
 def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
-    """Read a file's header, and check it; close the reader after use.
+    """Read and check a file's header; close the reader after use.
 
-    path       : ISMRMRD (.h5, .mrd), BART (.cfl or .hdr: the pair counts), NumPy (.npz)
-    trajectory : BART's second pair; the other formats hold theirs
+    path       : ISMRMRD (.h5, .mrd), BART (.cfl or .hdr, either names the pair), NumPy (.npz)
+    trajectory : BART's second pair; files of the other formats contain theirs
 
-    Raises InputError in one line that names the file and the fault.
+    Raises InputError, one line that names the file and the fault.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(
-            f"{path}: is no raw data that Millrace reads: ISMRMRD (.h5, .mrd), BART (.cfl with .hdr), NumPy (.npz)"
+            f"{path}: unsupported raw data format; Millrace reads ISMRMRD (.h5, .mrd), BART (.cfl with .hdr) and "
+            "NumPy (.npz)"
         )
     if suffix in (".cfl", ".hdr"):
         from pipeline.formats.kspace.bart import BartKSpace
@@ -27,7 +28,7 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
         if trajectory is None:
             raise InputError(f"{path}: BART keeps the trajectory in a file of its own: name it with --trajectory")
         if trajectory.suffix.lower() not in ("", ".cfl", ".hdr"):
-            raise InputError(f"--trajectory {trajectory}: is no .cfl with its .hdr, as {path} needs: convert it")
+            raise InputError(f"--trajectory {trajectory}: {path} needs a .cfl with its .hdr: convert it")
         return BartKSpace(path, trajectory)
     if trajectory is not None:
         raise InputError(f"--trajectory {trajectory}: {path} holds its own; only BART's .cfl needs a second file")

@@ -1,4 +1,4 @@
-"""k-space and trajectory as BART keeps them: a pair of files each (`pipeline.formats.cfl`)."""
+"""k-space and trajectory as two of BART's file pairs (.cfl, .hdr; see `pipeline.formats.cfl`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
-from pipeline.formats.cfl import DIMENSIONS, Cfl
+from pipeline.formats.cfl import DIMENSIONS, SLICE, Cfl
 from pipeline.formats.kspace.base import (
     KSpaceHeader,
     KSpaceReader,
@@ -20,8 +20,9 @@ from pipeline.formats.kspace.base import (
     require_finite_trajectory,
 )
 
-_COIL, _MAPS, _TIME, _SLICE = 3, 4, 10, 13
-_LATER = (5, 6, 7, 8, 9, 10, 11, 12, 14, 15)  # what makes images follow one another
+_COIL, _MAPS = 3, 4
+# The dimensions that together number the times: echoes, time, averages, …
+_TIMES = tuple(axis for axis in range(_MAPS + 1, DIMENSIONS) if axis != SLICE)
 
 
 class BartKSpace(KSpaceReader):
@@ -33,26 +34,26 @@ class BartKSpace(KSpaceReader):
         dims, points = self._kspace.dims, self._points.dims
         if dims[0] != 1 or dims[_MAPS] != 1:
             raise InputError(
-                f"{self.path}: its dimensions {_shown(dims)} are of no non-Cartesian k-space: 1, samples, readouts, "
-                "coils"
+                f"{self.path}: its dimensions {_shown(dims)} are not those of non-Cartesian k-space: 1, samples, "
+                "readouts, coils"
             )
-        fitting = all(points[axis] in (1, dims[axis]) for axis in (*_LATER, _SLICE))
+        fitting = all(points[axis] in (1, dims[axis]) for axis in (*_TIMES, SLICE))
         if points[0] not in (2, 3) or points[1:3] != dims[1:3] or points[_COIL] != 1 or not fitting:
             raise InputError(
-                f"{self._points.path}: its dimensions {_shown(points)} are of no trajectory for the k-space "
-                f"{_shown(dims)}: 3, samples and readouts as there"
+                f"{self._points.path}: its dimensions {_shown(points)} are not those of a trajectory for the k-space "
+                f"{_shown(dims)}: 3, and the same samples and readouts"
             )
         first = self._points.array.reshape(-1, *points[2::-1])[0].real
         dimensions = 3 if points[0] == 3 and np.nanmax(np.abs(first[..., 2]), initial=0) > 0 else 2
-        if dimensions == 3 and dims[_SLICE] > 1:
-            raise InputError(f"{self.path}: {dims[_SLICE]} slices with a trajectory in three dimensions")
-        self._later = tuple(dims[axis] for axis in reversed(_LATER))
-        times = math.prod(self._later)
+        if dimensions == 3 and dims[SLICE] > 1:
+            raise InputError(f"{self.path}: {dims[SLICE]} slices with a trajectory in three dimensions")
+        self._times = tuple(dims[axis] for axis in reversed(_TIMES))
+        times = math.prod(self._times)
         self.header = KSpaceHeader(
             coils=dims[_COIL],
             dimensions=dimensions,
             times=times,
-            slices=dims[_SLICE],
+            slices=dims[SLICE],
             units="cycles/fov",
             time_names=tuple(f"time {number}" for number in range(times)),
         )
@@ -65,7 +66,9 @@ class BartKSpace(KSpaceReader):
         require_finite_trajectory(self._points.path, part, _named(readouts))
         dimensions = self.header.dimensions
         if dimensions == 2 and part.shape[-1] == 3 and np.any(part[..., 2] != 0):
-            raise InputError(f"{self._points.path}: lies in one plane at first and leaves it later; z must be 0 or not")
+            raise InputError(
+                f"{self._points.path}: its first image lies in the plane z = 0, a later one does not; all must agree"
+            )
         return np.ascontiguousarray(part[..., :dimensions], np.float64)
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
@@ -73,16 +76,14 @@ class BartKSpace(KSpaceReader):
         require_finite_samples(self.path, out, _named(readouts))
 
     def close(self) -> None:
-        """Nothing is held but mappings, which go with the reader."""
+        """Nothing is open but memory maps, which are freed with the reader."""
 
     def _part(self, pair: Cfl, readouts: Readouts) -> NDArray[Any]:
-        """(maps, coils, readouts, samples, first) of one time and slice."""
-        place = dict(zip(reversed(_LATER), np.unravel_index(readouts.time, self._later), strict=True))
-        place[_SLICE] = np.intp(readouts.slice)
-        indices = []
-        for axis in reversed(range(_MAPS + 1, DIMENSIONS)):
-            indices.append(0 if pair.dims[axis] == 1 else int(place[axis]))
-        return np.asarray(pair.array[tuple(indices)])
+        """Dimensions 4 to 0 of one time and slice: (maps, coils, readouts, samples, 1 or columns)."""
+        place = dict(zip(reversed(_TIMES), np.unravel_index(readouts.time, self._times), strict=True))
+        place[SLICE] = np.intp(readouts.slice)
+        axes = reversed(range(_MAPS + 1, DIMENSIONS))
+        return np.asarray(pair.array[tuple(0 if pair.dims[axis] == 1 else int(place[axis]) for axis in axes)])
 
 
 def _shown(dims: tuple[int, ...]) -> str:

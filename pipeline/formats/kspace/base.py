@@ -1,38 +1,38 @@
-"""Raw MRI data: k-space samples of several coils along trajectories, and what every format of them offers.
+"""The interface of raw MRI data formats: k-space samples of several coils along trajectories.
 
-A file holds images, numbered by time (contrasts, phases, repetitions, sets: whatever follows one another) and slice.
-Each image has readouts (spokes, interleaves) of equally many samples, and every readout its own trajectory.
+A file holds images, numbered by time (contrasts, phases, repetitions, sets) and slice. Each image has readouts (spokes,
+interleaves) of equally many samples, and every readout its own trajectory.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
+from pipeline.formats import Reader
 
 TrajectoryUnits = Literal["cycles/pixel", "cycles/fov", "radians/pixel"]
 
 SUFFIXES = (".h5", ".mrd", ".cfl", ".hdr", ".npz")
 COMPLEX = np.dtype(np.complex64)
-# Of a sample's real and imaginary part: sums of the squares of what images are made of stay within single precision.
+# Limit of a sample's real and imaginary part: keeps the reconstruction's sums of squares within single precision.
 LARGEST_SAMPLE = 1e17
-# In mm. Affines are of single precision, which other lengths would leave.
+# Other lengths would leave the single precision of affines.
 SHORTEST_FOV_MM, LONGEST_FOV_MM = 1e-6, 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a slice lies in the patient, in mm, axes as DICOM has them: left, posterior, superior.
+    """Where a slice lies in the patient, in mm, along DICOM's axes: left, posterior, superior.
 
-    position   : the middle of the field of view
+    position   : the centre of the field of view
     directions : unit vectors along the image's axes x (read), y (phase) and z (slice)
     """
 
@@ -48,16 +48,16 @@ class KSpaceHeader:
     dimensions : columns of the trajectory, 2 or 3
     times      : images of each slice
     slices     : 1 where `dimensions` is 3
-    units      : of the trajectory, where the format or the file defines them
-    matrix     : pixels along x, y (and z) of the image, where the file states them
-    fov_mm     : the field of view along x, y and z, where it does
-    encoded    : pixels of the encoded space for each of the image's field of view: k in cycles/pixel times this is k in
-                 cycles per the image's field of view
-    encoded_fov: the image's field of view as a share of the encoded one
-    dwell_us   : microseconds from one sample of a readout to the next, where all readouts have the same
+    units      : of the trajectory, if the format or the file defines them
+    matrix     : pixels along x, y (and z) of the image, if the file states them
+    fov_mm     : the field of view along x, y and z, if the file states it
+    encoded    : the encoded matrix, scaled to the image's field of view: k in cycles/pixel times this is k in cycles
+                 per image field of view
+    encoded_fov: the ratio of the image's field of view to the encoded one
+    dwell_us   : microseconds from one sample of a readout to the next, if all readouts have the same
     plane_steps: the trajectory's third column counts Cartesian steps, in cycles per encoded field of view
-    placements : of each slice; empty where unknown
-    time_names : what each time is, such as "contrast 1, repetition 3"
+    placements : of each slice; empty if unknown
+    time_names : the name of each time, such as "contrast 1, repetition 3"
     """
 
     coils: int
@@ -77,7 +77,7 @@ class KSpaceHeader:
 
 @dataclass(frozen=True)
 class Readouts:
-    """Some of an image's readouts: `first` inclusive, `stop` exclusive."""
+    """A range of an image's readouts: `first` inclusive, `stop` exclusive."""
 
     time: int
     slice: int
@@ -89,65 +89,52 @@ class Readouts:
         return self.stop - self.first
 
 
-class KSpaceReader(ABC):
-    """A file of raw data open for reading; its methods may be called from several threads at once."""
+class KSpaceReader(Reader):
+    """An open file of raw data; several threads may call its methods at once."""
 
-    path: Path
     header: KSpaceHeader
 
     @abstractmethod
     def extent(self, time: int, slice_: int) -> tuple[int, int]:
-        """How many readouts an image has, and how many samples each of them."""
+        """The number of readouts of an image, and of samples in each."""
 
     @abstractmethod
     def trajectory(self, readouts: Readouts) -> NDArray[np.float64]:
-        """(readouts, samples, dimensions) in the file's own units. InputError where a value is not finite."""
+        """(readouts, samples, dimensions) in the file's own units. InputError if a value is not finite."""
 
     @abstractmethod
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
-        """Fill `out`, complex64 (coils, readouts, samples). InputError, naming the record, where it is damaged or a
-        sample is not finite."""
+        """Fill `out`, complex64 (coils, readouts, samples). InputError, naming the record, if it is damaged or a sample
+        is not finite."""
 
     def noise(self) -> NDArray[np.complex64] | None:
-        """(coils, n) samples of noise alone, where the file holds some."""
+        """(coils, n) samples of a noise scan, if the file holds one."""
         return None
 
     def density(self, readouts: Readouts) -> NDArray[np.float32] | None:
-        """(readouts, samples): the file's own density compensation, where it holds one."""
+        """(readouts, samples): the file's own density compensation, if it holds one."""
         return None
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        """Keep no more than this between reads, where that can be; returns what is kept."""
+        """Keep no more than this between reads, if possible; returns the bytes kept."""
         return 0
-
-    @abstractmethod
-    def close(self) -> None:
-        """Harmless a second time."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def require_finite_samples(path: Path, samples: NDArray[Any], record: Callable[[int], str]) -> None:
     """InputError naming coil, record and sample of the first of (coils, readouts, samples) not finite, or too large.
 
-    record : the name of a readout, by its place in the array
+    record : returns the name of a readout, from its index in the array
     """
     parts = np.ascontiguousarray(samples, COMPLEX).view(np.float32)
-    if parts.size == 0 or (parts.min() >= -LARGEST_SAMPLE and parts.max() <= LARGEST_SAMPLE):  # as NaN is not
+    if parts.size == 0 or (parts.min() >= -LARGEST_SAMPLE and parts.max() <= LARGEST_SAMPLE):  # false for NaN
         return
     finite = np.isfinite(samples)
     wrong = ~finite if not finite.all() else np.maximum(np.abs(samples.real), np.abs(samples.imag)) > LARGEST_SAMPLE
     coil, readout, sample = (int(place) for place in np.argwhere(wrong)[0])
     what = (
-        f"beyond {LARGEST_SAMPLE:g}, for which single precision has no squares; divide all samples by one number"
+        f"beyond {LARGEST_SAMPLE:g}, whose squares overflow single precision; divide all samples by one number"
         if finite.all()
-        else "not a finite number; mend or leave out that readout"
+        else "not a finite number; repair or leave out that readout"
     )
     raise InputError(
         f"{path}: {record(readout)}, sample {sample} of coil {coil} is {samples[coil, readout, sample]}: {what}"
@@ -161,5 +148,5 @@ def require_finite_trajectory(path: Path, points: NDArray[Any], record: Callable
         readout, sample, axis = (int(place) for place in np.argwhere(~finite)[0])
         raise InputError(
             f"{path}: {record(readout)}: the trajectory of sample {sample} has {points[readout, sample, axis]} "
-            f"along {'xyz'[axis]}; mend or leave out that readout"
+            f"along {'xyz'[axis]}; repair or leave out that readout"
         )

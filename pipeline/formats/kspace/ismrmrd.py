@@ -1,9 +1,9 @@
 """ISMRMRD (.h5, .mrd): acquisitions with their headers in one HDF5 data set, an XML header beside it.
 
-Source: https://ismrmrd.readthedocs.io, "ismrmrd.h" and "ismrmrd.xsd" (version 1). The trajectory stands in the
-acquisitions; ISMRMRD defines no unit for it. Noise adjust scans are kept apart; other scans that are no image (dummies,
-navigators, phase correction, parallel calibration alone) are left out. Averages and segments add to one image;
-contrasts, sets, phases and repetitions follow one another in time.
+Source: https://ismrmrd.readthedocs.io, "ismrmrd.h" and "ismrmrd.xsd" (version 1). The acquisitions contain the
+trajectory, for which ISMRMRD defines no unit. Noise adjustment scans are separated from image scans; other scans
+(dummies, navigators, phase correction, parallel calibration alone) are ignored. Averages and segments add up to one
+image; contrasts, sets, phases and repetitions are separate times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.storage.positional import first_bytes
 # Flags are numbered from 1: https://ismrmrd.readthedocs.io, "AcquisitionHeader".
 _NOISE = np.uint64(1 << 18)
 _NO_IMAGE = np.uint64(sum(1 << (flag - 1) for flag in (23, 24, 26, 27, 28, 29, 30, 31)))
-# Siemens and Pulseq set both where a readout is of the image too.
+# Siemens and Pulseq set both if a calibration readout is also part of the image.
 _CALIBRATION, _AND_IMAGE = np.uint64(1 << 19), np.uint64(1 << 20)
 # Slowest first.
 _TIMES = ("contrast", "set", "phase", "repetition")
@@ -42,20 +42,20 @@ _HEAD_FIELDS = (
 )  # fmt: skip
 _INDEX_FIELDS = ("kspace_encode_step_2", "slice", *_TIMES)
 _PERPENDICULAR = 1e-3
-# Of a trajectory's reach: as far out of the plane as rounding may put it.
-_ASIDE = 1e-3
+# How far rounding may put a sample out of the plane, as a share of the trajectory's extent.
+_ROUNDING_SHARE = 1e-3
 
 
 class Ismrmrd(KSpaceReader):
-    """The headers of all acquisitions are read at once, samples and trajectories when they are asked for."""
+    """Reads the headers of all acquisitions at once, samples and trajectories on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        first_bytes(path)  # says what is wrong with a path
+        first_bytes(path)  # reports a wrong path
         with _translated(path):
             import h5py
 
-            # By a stream of its own: HDF5 shares one file among the readers of a path, and the first to close ends it.
+            # Its own stream: HDF5 shares one open file among a path's readers, and the first to close ends it for all.
             self._stream = path.open("rb")
             try:
                 self._file = h5py.File(self._stream, "r")
@@ -74,7 +74,7 @@ class Ismrmrd(KSpaceReader):
             self._noise_scans = np.flatnonzero((heads["flags"] & _NOISE) != 0)
             if images.size == 0:
                 raise InputError(
-                    f"{path}: holds {counted(len(heads), 'acquisition')}, and none is of an image; export those too"
+                    f"{path}: holds {counted(len(heads), 'acquisition')}, none of an image; export those of images too"
                 )
             self._check_images(images)
             self._group(images)
@@ -83,7 +83,7 @@ class Ismrmrd(KSpaceReader):
             self.close()
             raise
 
-    # What the file declares
+    # Headers
 
     def _data_set(self) -> tuple[Any, bytes]:
         import h5py
@@ -115,7 +115,7 @@ class Ismrmrd(KSpaceReader):
             raise InputError(f"{self.path}: the acquisitions' headers lack {', '.join(missing)}: is it ISMRMRD 1?")
 
     def _check_images(self, images: NDArray[np.intp]) -> None:
-        """Of all acquisitions of images: one encoding, the same coils, a trajectory."""
+        """Require that all acquisitions of images share one encoding and number of coils, and have a trajectory."""
         heads = self._heads[images]
         for field, what in (
             ("active_channels", "their number of coils"),
@@ -131,7 +131,7 @@ class Ismrmrd(KSpaceReader):
         named, there = int(heads["encoding_space_ref"][0]), len(self._xml.encodings)
         if 0 < there <= named:
             raise InputError(
-                f"{self.path}: its acquisitions are of encoding {named}, counted from 0, and its XML header has "
+                f"{self.path}: its acquisitions refer to encoding {named}, counted from 0, but its XML header has "
                 f"{counted(there, 'encoding')}; export it again"
             )
         if heads["active_channels"][0] == 0:
@@ -140,16 +140,16 @@ class Ismrmrd(KSpaceReader):
             raise InputError(
                 f"{self.path}: the acquisitions hold no trajectory of 2 or 3 columns but "
                 f"{heads['trajectory_dimensions'][0]} "
-                f"(the header says '{self._xml.trajectory}'): store each sample's place in k-space with them"
+                f"(the header says '{self._xml.trajectory}'): store each sample's k-space position with them"
             )
         kept = heads["number_of_samples"].astype(int) - heads["discard_pre"] - heads["discard_post"]
         if (kept < 1).any():
             raise InputError(
-                f"{self.path}: acquisition {images[np.argmax(kept < 1)]} has no samples that count; leave it out"
+                f"{self.path}: acquisition {images[np.argmax(kept < 1)]} discards all of its samples; leave it out"
             )
 
     def _group(self, images: NDArray[np.intp]) -> None:
-        """Acquisitions of each time and slice, in the file's order."""
+        """Group the acquisitions by time and slice, in the file's order."""
         index = self._heads["idx"][images]
         times = np.stack([index[name].astype(np.int64) for name in _TIMES], axis=1)
         self._times, of_time = np.unique(times, axis=0, return_inverse=True)
@@ -184,7 +184,7 @@ class Ismrmrd(KSpaceReader):
         columns = int(first["trajectory_dimensions"])
         planes = encoding.recon_matrix[2] if encoding is not None else 1
         steps_2 = np.unique(self._heads["idx"]["kspace_encode_step_2"][images])
-        # A third column of a 2-D encoding is 0, or holds weights: it is no direction.
+        # The third column of a 2-D encoding is 0 or holds weights: it is not a direction.
         dimensions = 3 if columns == 3 and (encoding is None or planes > 1) else 2
         self._stacked = columns == 2 and len(steps_2) > 1
         if self._stacked:
@@ -218,8 +218,8 @@ class Ismrmrd(KSpaceReader):
         )
 
     def _placements(self) -> tuple[Placement, ...]:
-        """Of each slice, by its first acquisition; none where the directions are no directions. Lengths other than one,
-        as digits that were cut leave them, do not count."""
+        """Of each slice, by its first acquisition; empty if the directions are not perpendicular. They are normalised
+        first, since files may store few digits."""
         found = []
         for slice_ in range(len(self._slices)):
             head = self._heads[self._groups[slice_][0]]
@@ -234,7 +234,7 @@ class Ismrmrd(KSpaceReader):
             found.append(Placement(position=(x, y, z), directions=tuple(tuple(row) for row in directions.tolist())))
         return tuple(found)
 
-    # What it holds
+    # Samples
 
     def extent(self, time: int, slice_: int) -> tuple[int, int]:
         group = self._groups[time * len(self._slices) + slice_]
@@ -251,13 +251,13 @@ class Ismrmrd(KSpaceReader):
             heights = np.broadcast_to((steps - self._centre_2)[:, None, None], (*points.shape[:2], 1))
             points = np.concatenate([points, heights], axis=2)
         if self.header.dimensions == 3 and columns.shape[2] == 2 and not self._stacked:
-            raise InputError(f"{self.path}: its trajectory has two columns, its matrix three axes")
+            raise InputError(f"{self.path}: its trajectory has two columns, but its matrix has three axes")
         return np.ascontiguousarray(points)
 
     def _refuse_direction(self, columns: NDArray[np.float64], acquisitions: NDArray[np.intp]) -> None:
-        """A third column that is neither 0 nor weights: samples of a volume would add up to one plane."""
+        """Refuse a third column that is neither 0 nor weights: samples of a volume would add up to one plane."""
         third = columns[..., 2]
-        odd = np.flatnonzero(third.min(axis=1) < -_ASIDE * np.abs(columns[..., :2]).max())
+        odd = np.flatnonzero(third.min(axis=1) < -_ROUNDING_SHARE * np.abs(columns[..., :2]).max())
         if odd.size:
             raise InputError(
                 f"{self.path}: acquisition {acquisitions[odd[0]]}: the third column of its trajectory reaches "
@@ -266,7 +266,7 @@ class Ismrmrd(KSpaceReader):
             )
 
     def density(self, readouts: Readouts) -> NDArray[np.float32] | None:
-        """The third column of a 2-D trajectory, where it holds what weights can be."""
+        """The third column of a 2-D trajectory, if its values can be weights."""
         if self.header.dimensions != 2 or int(self._heads["trajectory_dimensions"][self._groups[0][0]]) != 3:
             return None
         weights = self._columns(readouts)[..., 2]
@@ -292,20 +292,20 @@ class Ismrmrd(KSpaceReader):
         found = []
         coils = self.header.coils
         for acquisition, values in zip(self._noise_scans, self._records("data", self._noise_scans), strict=True):
-            told = int(self._heads["active_channels"][acquisition])
-            if told != coils or values.size == 0 or values.size % (2 * coils):
+            declared = int(self._heads["active_channels"][acquisition])
+            if declared != coils or values.size == 0 or values.size % (2 * coils):
                 raise InputError(
                     f"{self.path}: the noise scan, acquisition {acquisition}, holds {counted(values.size, 'number')} "
-                    f"of {counted(told, 'coil')}: not of {coils}, as the images have; --prewhiten no does without"
+                    f"of {counted(declared, 'coil')}, but the images have {coils}; --prewhiten no does without it"
                 )
             samples = np.asarray(values, np.float32).view(np.complex64).reshape(coils, -1)
             head = self._heads[acquisition]
-            # Not below 0, which would count from the end: what discards more than it holds has nothing that counts.
+            # Not below 0, which would count from the end: a scan may discard more samples than it holds.
             samples = samples[:, int(head["discard_pre"]) : max(samples.shape[1] - int(head["discard_post"]), 0)]
             if not np.isfinite(samples).all():
                 raise InputError(
                     f"{self.path}: the noise scan, acquisition {acquisition}, is not finite; --prewhiten no does "
-                    "without"
+                    "without it"
                 )
             found.append(samples)
         return np.concatenate(found, axis=1) if found else None
@@ -319,7 +319,7 @@ class Ismrmrd(KSpaceReader):
         return np.asarray(group[readouts.first : readouts.stop])
 
     def _cut(self, acquisition: Any) -> tuple[int, slice]:
-        """Samples stored, and those that count."""
+        """The number of samples stored, and the slice of those not discarded."""
         head = self._heads[acquisition]
         samples = int(head["number_of_samples"])
         return samples, slice(int(head["discard_pre"]), samples - int(head["discard_post"]))
@@ -342,7 +342,7 @@ class Ismrmrd(KSpaceReader):
         return points
 
     def _records(self, field: str, acquisitions: NDArray[np.intp]) -> Iterator[NDArray[Any]]:
-        """One field of the acquisitions, in one read where they are evenly apart."""
+        """One field of the acquisitions, in one read if they are evenly spaced."""
         if len(acquisitions) == 0:
             return
         steps = np.unique(np.diff(acquisitions))
@@ -362,16 +362,16 @@ def _numbered(acquisitions: NDArray[np.intp]) -> Callable[[int], str]:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """What HDF5 says about a damaged file, as InputError."""
+    """Translate HDF5's errors for a damaged file to InputError."""
     try:
         yield
     except MillraceError:
         raise
-    except Exception as exc:  # OSError, KeyError, RuntimeError, ValueError: whatever damage comes to
+    except Exception as exc:  # damage raises OSError, KeyError, RuntimeError, ValueError and others
         said = " ".join(str(exc).split())
         if "truncated file" in said:
             raise InputError(f"{path}: truncated: the file ends before its HDF5 data does; copy it again") from exc
         detail = f" ({said[:160]})" if said else ""
         raise InputError(
-            f"{path}: is no HDF5 file of raw MRI data, or is damaged{detail}; copy or export it again"
+            f"{path}: not an HDF5 file of raw MRI data, or damaged{detail}; copy or export it again"
         ) from exc

@@ -1,4 +1,4 @@
-"""The XML header of ISMRMRD: what of it decides an image's grid.
+"""The XML header of ISMRMRD: the parts that determine an image's grid.
 
 Source: "ismrmrd.xsd", https://ismrmrd.readthedocs.io.
 """
@@ -16,14 +16,14 @@ from pipeline.formats.kspace.base import LONGEST_FOV_MM, SHORTEST_FOV_MM, Trajec
 Matrix = tuple[int, int, int]
 Lengths = tuple[float, float, float]
 _LARGEST = 1 << 16
-# The schema has no element for the trajectory's units; who writes them, writes a user parameter.
+# The schema has no element for the trajectory's units; files that state them use a user parameter.
 _UNITS = ("traj_units", "trajectory_units", "units")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """One encoding space: pixels and millimetres, encoded and as the image is to be. `centre_2`: the step of the second
-    phase encoding that is the centre of k-space."""
+    """One encoding: matrix (pixels) and field of view (mm) of the encoded and the reconstructed space. `centre_2`: the
+    step of the second phase encoding at the centre of k-space."""
 
     encoded_matrix: Matrix
     encoded_fov_mm: Lengths
@@ -34,7 +34,7 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True)
 class XmlHeader:
-    """What the header says. `trajectory`: of the first encoding, such as radial; `units`: of its values, where told."""
+    """The header's contents. `trajectory`: of the first encoding, such as radial; `units`: of its values, if stated."""
 
     encodings: tuple[Encoding, ...]
     trajectory: str
@@ -45,13 +45,13 @@ class XmlHeader:
 
 
 def read_xml(path: Path, text: bytes) -> XmlHeader:
-    """InputError where it is no XML, or a matrix or field of view is missing or makes no sense."""
+    """InputError if it is not XML, or a matrix or field of view is missing or out of range."""
     try:
         root = ElementTree.fromstring(text.strip(b"\0 \r\n\t"))
-    except (ElementTree.ParseError, LookupError, ValueError) as exc:  # the last two of an encoding that it knows not
+    except (ElementTree.ParseError, LookupError, ValueError) as exc:  # the last two: an unknown text encoding
         raise InputError(f"{path}: its XML header is damaged: {exc}") from exc
     for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]  # the name space tells nothing here
+        element.tag = element.tag.rpartition("}")[2]  # without the namespace
     encodings = root.findall("encoding")
     found = tuple(_encoding(path, each, number) for number, each in enumerate(encodings))
     trajectory = (root.findtext("encoding/trajectory") or "nothing").strip()
@@ -59,17 +59,17 @@ def read_xml(path: Path, text: bytes) -> XmlHeader:
 
 
 def _units(path: Path, root: ElementTree.Element) -> TrajectoryUnits | None:
-    """InputError where they are none that there are."""
+    """The trajectory's units, if the header states them. InputError if they are unknown."""
     for place in ("encoding/trajectoryDescription", "userParameters"):
         for parameter in root.findall(f"{place}/userParameterString"):
             if (parameter.findtext("name") or "").strip().lower() not in _UNITS:
                 continue
-            told = (parameter.findtext("value") or "").strip()
+            units = (parameter.findtext("value") or "").strip()
             for known in get_args(TrajectoryUnits):
-                if told == known:
+                if units == known:
                     return known  # type: ignore[no-any-return]
             raise InputError(
-                f"{path}: its XML header has {told!r} as the trajectory's units; "
+                f"{path}: its XML header has {units!r} as the trajectory's units; "
                 f"{', '.join(get_args(TrajectoryUnits))} are known"
             )
     return None
@@ -91,14 +91,17 @@ def _encoding(path: Path, element: ElementTree.Element, number: int) -> Encoding
 def _matrix(where: str, element: ElementTree.Element, space: str) -> Matrix:
     x, y, z = (_number(where, element, f"{space}/matrixSize/{axis}") for axis in "xyz")
     if not all(1 <= number <= _LARGEST and number == int(number) for number in (x, y, z)):  # in this order: NaN
-        raise InputError(f"{where}: the matrix {x:g} × {y:g} × {z:g} of {space} makes no image")
+        raise InputError(f"{where}: the matrix {x:g} × {y:g} × {z:g} of {space} is out of range (1 to {_LARGEST:,})")
     return int(x), int(y), int(z)
 
 
 def _lengths(where: str, element: ElementTree.Element, space: str) -> Lengths:
     x, y, z = (_number(where, element, f"{space}/fieldOfView_mm/{axis}") for axis in "xyz")
     if not all(SHORTEST_FOV_MM <= number <= LONGEST_FOV_MM for number in (x, y, z)):  # in this order: NaN
-        raise InputError(f"{where}: the field of view {x:g} × {y:g} × {z:g} mm of {space} makes no image")
+        raise InputError(
+            f"{where}: the field of view {x:g} × {y:g} × {z:g} mm of {space} is out of range "
+            f"({SHORTEST_FOV_MM:g} to {LONGEST_FOV_MM:g})"
+        )
     return x, y, z
 
 

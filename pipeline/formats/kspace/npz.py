@@ -1,12 +1,12 @@
-"""Raw MRI data in NumPy's .npz: `kspace` and `traj`, and what may stand beside them.
+"""Raw MRI data in NumPy's .npz: the arrays `kspace` and `traj`, and optional further ones.
 
 kspace   : complex (coil, spoke, sample), or (slice, coil, spoke, sample), or (time, slice, coil, spoke, sample)
 traj     : real (spoke, sample, 2 or 3), or (time, spoke, sample, 2 or 3)
 matrix   : pixels along x, y (and z)                             fov_mm : the field of view along x, y and z
 units    : "cycles/pixel", "cycles/fov" or "radians/pixel"       dwell_us : microseconds between samples
-noise    : complex (coil, n), samples of noise alone             dcf : real (spoke, sample), density compensation
+noise    : complex (coil, n), samples of a noise scan            dcf : real (spoke, sample), density compensation
 
-Nothing pickled is ever loaded.
+Pickled objects are never loaded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_DETAIL = 120
 
 
 class NpzKSpace(KSpaceReader):
-    """The arrays are read whole, once: an archive has no place to read from."""
+    """Loads the arrays whole, once: an archive cannot be read by position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class NpzKSpace(KSpaceReader):
         return np.asarray(points)
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
-        with np.errstate(over="ignore"):  # what only a longer type holds becomes infinite, and is refused as such
+        with np.errstate(over="ignore"):  # a value that overflows becomes infinite, and is refused as such
             out[...] = self._kspace[readouts.time, readouts.slice, :, readouts.first : readouts.stop]
         require_finite_samples(self.path, out, _named(readouts))
 
@@ -130,20 +130,20 @@ class NpzKSpace(KSpaceReader):
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     if first_bytes(path, 2) != b"PK":
-        raise InputError(f"{path}: is no .npz file of plain numbers; save it with np.savez(file, kspace=…, traj=…)")
+        raise InputError(f"{path}: not an .npz file of plain numbers; save it with np.savez(file, kspace=…, traj=…)")
     try:
         with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files if name in _NAMES}
     except MillraceError:
         raise
     except MemoryError as exc:
-        raise InputError(f"{path}: promises more numbers than there is memory for; save it again") from exc
+        raise InputError(f"{path}: declares more numbers than memory holds; save it again") from exc
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError, AttributeError) as exc:
         said = " ".join(str(exc).split())
         detail = f" ({said})" if 0 < len(said) <= _LONGEST_DETAIL and "pickle" not in said else ""
-        raise InputError(f"{path}: is no .npz file of plain numbers, or is damaged{detail}; save it again") from exc
-    except Exception as exc:  # zlib.error, and whatever evaluating a damaged header comes to
-        raise InputError(f"{path}: is damaged ({type(exc).__name__}); save it again") from exc
+        raise InputError(f"{path}: not an .npz file of plain numbers, or damaged{detail}; save it again") from exc
+    except Exception as exc:  # zlib.error, and any error from evaluating a damaged header
+        raise InputError(f"{path}: damaged ({type(exc).__name__}); save it again") from exc
 
 
 def _units(path: Path, arrays: dict[str, NDArray[Any]]) -> TrajectoryUnits | None:

@@ -1,4 +1,4 @@
-"""Series of images out to files: the formats, chosen by the suffix, each imported on first use."""
+"""The formats of MRI image series, which the output's suffix selects; each is imported on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.formats.series.base import SeriesFormat
 
 
 def series_format_for_output(path: Path) -> SeriesFormat:
-    """The format that a name's suffix stands for. OutputError where there is none."""
+    """The format that the suffix selects. OutputError if there is none."""
     from pipeline.formats.series.bart import BartSeries
     from pipeline.formats.series.nifti import Nifti
     from pipeline.formats.series.npy import NpySeries
@@ -19,6 +19,6 @@ def series_format_for_output(path: Path) -> SeriesFormat:
     for form in formats:
         if path.name.lower().endswith(form.suffixes):
             return form
-    named = f"the suffix {path.suffix} is of no format for MRI images" if path.suffix else "the name has no suffix"
+    fault = f"unsupported format {path.suffix} for MRI images" if path.suffix else "the name has no suffix"
     known = ", ".join(suffix for form in formats for suffix in form.suffixes)
-    raise OutputError(f"{path}: {named}; end it with {known}")
+    raise OutputError(f"{path}: {fault}; end it with {known}")

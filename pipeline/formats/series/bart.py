@@ -1,4 +1,4 @@
-"""Series as BART has them: a pair of files (`pipeline.formats.cfl`)."""
+"""Series as BART's pair of files (.cfl, .hdr; see `pipeline.formats.cfl`)."""
 
 from __future__ import annotations
 
@@ -8,56 +8,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.cfl import COMPLEX, alike
+from pipeline.formats.cfl import COMPLEX, DIMENSIONS, SLICE, TIME, with_suffix_in_case
 from pipeline.formats.image.base import ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
-from pipeline.storage.partial import Opening, PartialFile, Sealed, not_told
+from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback
 
 
 class BartSeries(SeriesFormat):
-    """Images as BART has them: x, y, z, time in dimension 10, slices in 13; always complex."""
+    """Dimensions x, y, z (of a volume), time (10) and slices (13); always complex64."""
 
     name = "BART"
     suffixes = (".cfl",)
 
-    def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        return None
-
     def also_written(self, path: Path) -> tuple[Path, ...]:
-        return (alike(path, ".hdr"),)
+        return (with_suffix_in_case(path, ".hdr"),)
 
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return BartSeriesWriter(path, header, opening)
 
 
 class BartSeriesWriter(PositionalWriter):
-    """The .cfl grows beside its name; the .hdr is made when it is published."""
+    """Writes the samples to the partial .cfl; `publish` makes the .hdr."""
 
     def __init__(self, path: Path, header: SeriesHeader, opening: Opening) -> None:
         times, slices, rows, columns = header.shape
-        self._slices_last = not header.is_volume
-        stored = (slices, times, rows, columns) if self._slices_last else header.shape
-        samples = ContiguousSamples(shape=stored, dtype=np.dtype("<c8"), offset=0)
-        dims = [columns, rows, 1 if self._slices_last else slices, *[1] * 7, times, 1, 1]
-        dims += [slices if self._slices_last else 1, 1, 1]
+        self._slices_slowest = not header.is_volume
+        stored = (slices, times, rows, columns) if self._slices_slowest else header.shape
+        samples = ContiguousSamples(shape=stored, dtype=COMPLEX, offset=0)
+        dims = [columns, rows, *[1] * (DIMENSIONS - 2)]
+        dims[TIME], dims[SLICE if self._slices_slowest else 2] = times, slices
         self._text = f"# Dimensions\n{' '.join(map(str, dims))}\n".encode()
         super().__init__(path, header.image, opening, samples=samples, head=[])
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
-        if not self._slices_last:
-            self._samples.write(self._file, region, samples.astype(COMPLEX, copy=False))
-            return
-        turned = Region(_turned(region.start), _turned(region.stop))
-        self._samples.write(self._file, turned, np.ascontiguousarray(samples.swapaxes(0, 1), COMPLEX))
+        if self._slices_slowest:
+            region = Region(_slices_first(region.start), _slices_first(region.stop))
+            samples = samples.swapaxes(0, 1)
+        self._samples.write(self._partial, region, np.ascontiguousarray(samples, COMPLEX))
 
-    def publish(self, sealed: Sealed = not_told) -> None:
-        header = PartialFile(alike(self.path, ".hdr"), len(self._text))
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        header = PartialFile(with_suffix_in_case(self.path, ".hdr"), len(self._text))
 
-        def publish_header() -> None:  # first: whoever finds the samples under their name finds it too
-            sealed()
+        def publish_header() -> None:  # before the .cfl, which is never found without its header
+            on_sealed()
             header.publish()
 
         try:
@@ -67,5 +63,5 @@ class BartSeriesWriter(PositionalWriter):
             header.discard()
 
 
-def _turned(place: tuple[int, ...]) -> tuple[int, ...]:
+def _slices_first(place: tuple[int, ...]) -> tuple[int, ...]:
     return (place[1], place[0], *place[2:])

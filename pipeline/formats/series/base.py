@@ -1,4 +1,4 @@
-"""Series of images out to files: slices or a volume, at one time or several; the formats, chosen by the suffix."""
+"""The interface of series formats: slices or a volume, at one time or several."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.complex64))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeriesHeader:
-    """What a series is, before there is any of it.
+    """The description of a series to write.
 
     shape     : times, slices (or the volume's z), y and x
     dtype     : float32 or complex64
     is_volume : z is an axis of one volume, not a number of slices
-    voxel_mm  : along x, y and z; from one slice to the next where they are slices
-    affine    : (4, 4), from indices (x, y, z, 1) to mm, axes right, anterior, superior as NIfTI has them; None: unknown
+    voxel_mm  : along x, y and z; for slices, z is their distance
+    affine    : (4, 4), from indices (x, y, z, 1) to mm along NIfTI's axes right, anterior, superior; None: unknown
     title     : one line of text
     """
 
@@ -39,7 +39,7 @@ class SeriesHeader:
 
     @property
     def image(self) -> ImageHeader:
-        """The series as the writers' regions see it."""
+        """The header for image writers."""
         return ImageHeader(shape=self.shape, axes=AXES, dtype=self.dtype)
 
     @property
@@ -53,17 +53,17 @@ class SeriesFormat(ABC):
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        """Why such a series cannot be stored in this format, and what could; None where it can."""
+        """Why this format cannot hold such a series, and which can; None if it can."""
+        return None
 
     def also_written(self, path: Path) -> tuple[Path, ...]:
-        """Further files that belong to the one named."""
+        """Further files written with the one named."""
         return ()
 
     @abstractmethod
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        """Start a new file beside `path`, or as `opening` says go on with one of the same header.
+        """Start a new file beside `path`, or resume or join one of the same header.
 
-        The writer takes regions [time, z, y, x] in any order, from several threads and, joined, several processes.
+        The writer takes regions [time, z, y, x] in any order, from several threads and, if joined, several processes.
         """

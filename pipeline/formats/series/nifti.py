@@ -1,7 +1,7 @@
 """NIfTI-1 (.nii, .nii.gz): one file, little-endian, x fastest, then y, z and time.
 
-Source: https://nifti.nimh.nih.gov/pub/dist/src/niftilib/nifti1.h. Where the affine is known it stands in the header
-twice: as the matrix (sform) and, as far as a rotation can say it, as a quaternion (qform).
+Source: https://nifti.nimh.nih.gov/pub/dist/src/niftilib/nifti1.h. A known affine is written twice: as the matrix
+(sform) and, if its axes are at right angles, as a quaternion (qform).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pipeline.codecs.deflate import gzipped_bands
 from pipeline.formats.image.base import ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.spooled_writer import GatheredWriter
+from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 from pipeline.storage.partial import Opening
 
 _HEADER_BYTES, _OFFSET = 348, 352
 _LONGEST_AXIS = (1 << 15) - 1
 _DATATYPES = {"float32": (16, 32), "complex64": (32, 64)}  # code, bits
-_MILLIMETRES = 2  # and no unit of time: how far apart the images are is not known
+_MILLIMETRES = 2  # without a unit of time: the interval between images is unknown
 _SCANNER = 1  # coordinates of the scanner
 _BAND_BYTES = 1 << 20
-# Axes further from right angles than this are no rotation.
+# The largest deviation from right angles of a rotation's axes.
 _ORTHOGONAL = 1e-4
 
 
@@ -41,7 +41,7 @@ class Nifti(SeriesFormat):
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
         if max(header.shape) > _LONGEST_AXIS:
             return (
-                f"{path}: NIfTI-1 takes up to {_LONGEST_AXIS:,} along an axis, not {max(header.shape):,}; choose .zarr"
+                f"{path}: NIfTI-1 holds up to {_LONGEST_AXIS:,} along an axis, not {max(header.shape):,}; choose .zarr"
             )
         return None
 
@@ -53,8 +53,8 @@ class Nifti(SeriesFormat):
         return PositionalWriter(path, header.image, opening, samples=samples, head=[nifti_header(header)])
 
 
-class NiftiGzWriter(GatheredWriter):
-    """Compressed from first to last, when all images are there."""
+class NiftiGzWriter(SpooledWriter):
+    """Compresses the file from first to last, once all images are present."""
 
     def __init__(self, path: Path, header: SeriesHeader, opening: Opening) -> None:
         super().__init__(path, header.image, opening)
@@ -72,7 +72,7 @@ class NiftiGzWriter(GatheredWriter):
 
 
 def nifti_header(header: SeriesHeader) -> bytes:
-    """The 348 bytes, and 4 that say that no extension follows."""
+    """The header's 348 bytes, and 4 that mark the absence of extensions."""
     times, slices, rows, columns = header.shape
     code, bits = _DATATYPES[header.dtype.name]
     dimensions = 4 if times > 1 else 3
@@ -85,12 +85,12 @@ def nifti_header(header: SeriesHeader) -> bytes:
     title = header.title.encode("ascii", "replace")[:79]
     head = b"".join(
         (
-            struct.pack("<i36x", _HEADER_BYTES),  # dim_info: which axis was read is not said
+            struct.pack("<i36x", _HEADER_BYTES),  # dim_info: the readout axis is unknown
             struct.pack("<8h", dimensions, columns, rows, slices, times, 1, 1, 1),
             struct.pack("<3fh", 0, 0, 0, 0),
             struct.pack("<3h", code, bits, 0),
             struct.pack("<8f", qfac, *voxel, 1, 1, 1, 1),
-            struct.pack("<3f", _OFFSET, 1, 0),  # values are as stored
+            struct.pack("<3f", _OFFSET, 1, 0),  # values are stored unscaled
             struct.pack("<hBB", 0, 0, _MILLIMETRES if header.voxel_mm else 0),
             struct.pack("<4f2i", 0, 0, 0, 0, 0, 0),
             title.ljust(80, b"\0"),
@@ -107,7 +107,7 @@ def nifti_header(header: SeriesHeader) -> bytes:
 
 
 def quaternion_of(affine: NDArray[Any]) -> tuple[tuple[float, float, float] | None, float]:
-    """b, c and d of the rotation, and −1 where z is mirrored; None where the axes are not at right angles."""
+    """b, c and d of the rotation (None if the axes are not at right angles), and −1 if z is mirrored, else 1."""
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     if not (lengths > 0).all():
         return None, 1.0
@@ -116,7 +116,7 @@ def quaternion_of(affine: NDArray[Any]) -> tuple[tuple[float, float, float] | No
         return None, 1.0
     qfac = 1.0 if np.linalg.det(rotation) > 0 else -1.0
     rotation = rotation * np.array([1.0, 1.0, qfac])
-    # The eigenvector of the largest eigenvalue (Bar-Itzhack, J. Guid. Control Dyn. 23, 2000): no case distinctions.
+    # The eigenvector of the largest eigenvalue (Bar-Itzhack, J. Guid. Control Dyn. 23, 2000) needs no special cases.
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = rotation
     matrix = np.array(
         [

@@ -1,6 +1,6 @@
-"""Series as Zarr (.zarr): an OME-Zarr 0.5 group whose one level, '0', is the array [t, z, y, x], an image a chunk.
+"""Series as Zarr (.zarr): an OME-Zarr 0.5 group whose one level, '0', is the array [t, z, y, x], one image per chunk.
 
-The affine to millimetres stands in the group's attribute `series`, since OME-Zarr knows scale and translation alone.
+The group's attribute `series` states the affine to millimetres, since OME-Zarr supports only scale and translation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ class ZarrSeries(SeriesFormat):
     name = "Zarr"
     suffixes = (".zarr",)
 
-    def refusal(self, header: SeriesHeader, path: Path) -> str | None:
-        return None
-
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         attributes = {"ome": _metadata(path, header), "series": _attribute(header)}
         return ZarrWriter(path, header.image, opening, stored=AXES, chunk=_chunk(header), attributes=attributes)
@@ -42,7 +39,7 @@ def _attribute(header: SeriesHeader) -> dict[str, Any]:
 
 
 def _chunk(header: SeriesHeader) -> tuple[int, int, int, int]:
-    """One image, or of a volume as many planes as make a good chunk: regions are whole ones."""
+    """One image, or as many planes of a volume as fit into a chunk, so that regions are whole chunks."""
     _, slices, rows, columns = header.shape
     planes = _CHUNK_BYTES // max(rows * columns * header.dtype.itemsize, 1) if header.is_volume else 1
     return 1, min(max(planes, 1), slices), rows, columns

@@ -157,7 +157,7 @@ MISTAKES = [
     (("in.ppm", "out.ppm", "--preview", "folder.png"), "folder.png: is a folder"),
     (("in.ppm", "out.ppm", "--preview", "nowhere/small.png"), "nowhere does not exist"),
     (("in.ppm", "out"), "out: the name has no suffix"),
-    (("in.ppm", "out.jpg"), "out.jpg: the suffix .jpg is of no image format"),
+    (("in.ppm", "out.jpg"), "out.jpg: unsupported image format .jpg"),
     (("in.ppm", "nowhere/out.ppm"), "nowhere does not exist"),
     (("in.ppm", "/proc/out.ppm"), "/proc takes no new files; choose another"),
     (("in.ppm", "o" * 300 + ".ppm"), "does not take a name this long"),

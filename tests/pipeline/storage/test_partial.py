@@ -545,7 +545,7 @@ def test_nothing_is_written_into_a_folder_that_took_the_name(tmp_path: Path, mon
     second = PartialFolder(final, lambda _: True)
     with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced"), late.in_use():
         pytest.fail("the name is another's")
-    monkeypatch.setattr(partial, "names", lambda *_: True)
+    monkeypatch.setattr(partial, "is_at", lambda *_: True)
     with pytest.raises(OutputError, match=r"a\.zarr\.partial: was removed or replaced"), late.in_use():
         (late.inside / "chunk").write_bytes(b"late")
     with second.in_use():

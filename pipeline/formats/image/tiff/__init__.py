@@ -1,18 +1,16 @@
-"""TIFF and BigTIFF: what is read (tiff_reader) and what is written (tiff_writer)."""
+"""TIFF and BigTIFF: recognising, reading (`reader`) and writing (`writer`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter
+from pipeline.formats.image.base import AXES, DTYPES, ImageFormat, ImageHeader, ImageReader, ImageWriter
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, TiffWriter
 from pipeline.storage.partial import Opening
 
 _STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_AXES = ("YX", "YXC", "ZYX", "ZYXC")
-_DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
 
 class Tiff(ImageFormat):
@@ -28,10 +26,10 @@ class Tiff(ImageFormat):
         return TiffReader(path)
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in _AXES:
-            return f"{path}: TIFF holds the axes {', '.join(_AXES)}, not {header.axes}; choose .zarr"
-        if header.dtype.name not in _DTYPES:
-            return f"{path}: TIFF is written as {', '.join(_DTYPES)}, not {header.dtype.name}; choose .zarr"
+        if header.axes not in AXES:
+            return f"{path}: TIFF holds the axes {', '.join(AXES)}, not {header.axes}; choose .zarr"
+        if header.dtype.name not in DTYPES:
+            return f"{path}: TIFF is written as {', '.join(DTYPES)}, not {header.dtype.name}; choose .zarr"
         sizes = dict(zip(header.axes, header.shape, strict=True))
         if min(header.shape) < 1:
             return f"{path}: an image of {' × '.join(map(str, header.shape))} has no samples; check the input"

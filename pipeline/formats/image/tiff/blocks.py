@@ -1,4 +1,4 @@
-"""Strips and tiles of a TIFF that must be decoded: compressed, or with the bits of a byte in reverse order."""
+"""Decoding a TIFF's strips and tiles: compressed ones, and those with the bits of each byte in reverse order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipeline.storage.positional import PositionalFile
 
 
 class DecodedBlocks:
-    """Decodes in the calling thread, and keeps the latest within a bound of bytes."""
+    """Decodes in the calling thread, and caches the latest blocks within a bound of bytes."""
 
     def __init__(self, file: PositionalFile, pages: Iterable[Page]) -> None:
-        """InputError where tifffile cannot make sense of a compressed page."""
+        """InputError if tifffile cannot parse a compressed page."""
         self._file = file
         encoded = {_coding(page): page for page in pages if not page.raw}
         self._decoders = _decoders(file.path, encoded)
@@ -35,9 +35,9 @@ class DecodedBlocks:
         return self._cache.hold_at_most(budget_bytes)
 
     def take(self, page: Page, place: tuple[int, int, int], *, wait: bool) -> NDArray[Any] | None:
-        """The samples (rows, columns, samples; not to be written to) of the block at `place` (plane, down, across).
+        """The samples (rows, columns, samples; read-only) of the block at `place` (plane, down, across).
 
-        None where another thread is decoding it and `wait` is False. InputError where it does not decode.
+        None if another thread is decoding it and `wait` is False. InputError if it does not decode.
         """
         return self._cache.take((page.index, *place), lambda: self._decode(page, *place), wait=wait)
 
@@ -54,7 +54,7 @@ class DecodedBlocks:
             decoded, corner, _ = self._decoders[_coding(page)](data, segment, **tables)
             valid = _valid(page, data)
         except Exception as exc:
-            # The codecs raise errors of their own, without a common ancestor; a damaged size may end as MemoryError.
+            # The codecs' errors have no common ancestor; a damaged size may raise MemoryError.
             how = COMPRESSIONS[page.compression]
             raise InputError(
                 f"{where} does not decode ({how}: {_words(exc)}); damaged: copy or export it again"
@@ -70,19 +70,19 @@ class DecodedBlocks:
             or block.shape[2] != page.block_samples
         ):
             raise InputError(f"{where} decodes to {block.shape} {block.dtype}; damaged: copy or export it again")
-        # What the edge pads, and more rows than the image has, would only fill the memory.
+        # Padding at the edges, and rows beyond the image's last, would only fill the memory.
         block = np.ascontiguousarray(block[:rows, :columns])
         if _hides_missing(page, block):
             raise InputError(
-                f"{where} holds {np.finfo(block.dtype).min:.8g}, which LERC puts where only some samples of a pixel "
-                "are NaN: store the samples in planes of their own, or compress the file otherwise"
+                f"{where} holds {np.finfo(block.dtype).min:.8g}, which LERC stores if only some samples of a pixel "
+                "are NaN: store the samples in planes of their own, or use another compression"
             )
         return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
 
 
 def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:
-    """Where a block of floats has samples (rows, columns, 1 or samples); None: everywhere. LERC keeps NaN as a mask
-    beside zeros, and tifffile leaves the mask out."""
+    """The mask of a block's valid floats (rows, columns, 1 or samples); None: all are. LERC stores NaN as a mask beside
+    zeros, and tifffile ignores the mask."""
     if page.compression != LERC or page.dtype.kind != "f":
         return None
     import imagecodecs
@@ -92,14 +92,15 @@ def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:
 
 
 def _hides_missing(page: Page, block: NDArray[Any]) -> bool:
-    """LERC's mask is of whole pixels: NaN in some samples of one becomes the type's least number, and nothing tells."""
+    """Whether NaN was lost: LERC's mask covers whole pixels, so NaN in some of a pixel's samples becomes the type's
+    smallest number."""
     if page.compression != LERC or page.dtype.kind != "f" or page.block_samples == 1:
         return False
     return bool((block == np.finfo(block.dtype).min).any())
 
 
 def _coding(page: Page) -> tuple[object, ...]:
-    """Pages that agree in this share a decoder."""
+    """The properties that pages with a common decoder share."""
     storage = (page.separate, page.tiled, page.block, page.compression, page.predictor, page.fill_order)
     return (page.shape, page.stored_dtype, page.photometric, *storage)
 
@@ -117,7 +118,7 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
     except MemoryError:
         raise
     except Exception as exc:
-        # tifffile documents TiffFileError, but damaged tags raise whatever Python meets first.
+        # tifffile documents TiffFileError, but damaged tags raise many other errors.
         raise InputError(f"{path}: its compressed pages cannot be read ({_words(exc)}); export the file again") from exc
 
 

@@ -1,7 +1,7 @@
-"""TIFF's image file directories (IFDs): found, read and checked; no samples are touched.
+"""TIFF's image file directories (IFDs): found, read and checked, without touching samples.
 
-Every offset, count and size is held against the file before anything of that size is allocated, so that a header that
-lies costs an InputError that names the page and the tag. (tifffile logs such faults and goes on with defaults.)
+Every offset, count and size is compared with the file before anything of that size is allocated, so that a wrong header
+raises an InputError that names the page and the tag. (tifffile logs such faults and continues with defaults.)
 
 Sources: TIFF 6.0 (Aldus, 1992), sections 2, 8, 15; BigTIFF (Aware Systems, 2007).
 """
@@ -26,7 +26,7 @@ _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one re
 
 
 class Tag(IntEnum):
-    """The tags that matter here."""
+    """The tags that Millrace reads or writes."""
 
     NEW_SUBFILE_TYPE = 254
     SUBFILE_TYPE = 255
@@ -75,7 +75,7 @@ _RATIONAL = 5
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the file spells its numbers: '<' or '>' byte order, classic (32-bit offsets) or BigTIFF (64-bit)."""
+    """The file's number format: '<' or '>' byte order, classic (32-bit offsets) or BigTIFF (64-bit)."""
 
     order: str
     big: bool
@@ -115,11 +115,11 @@ class Directory:
         return tag in self._entries
 
     def fault(self, tag: Tag, what: str) -> InputError:
-        """An error that names the file, the page and the tag; `what` ends with the way out."""
+        """An error that names the file, the page and the tag; `what` ends with what to do."""
         return InputError(f"{self.file.path}: page {self.index}, tag {tag.title}: {what}")
 
     def number(self, tag: Tag, default: int | None = None) -> int:
-        """The tag's first value, or `default`; InputError where it is missing and has no default."""
+        """The tag's first value, or `default`; InputError if it is missing and has no default."""
         if tag not in self._entries:
             if default is None:
                 raise self.fault(tag, "is missing; the file is damaged, export it again")
@@ -130,14 +130,14 @@ class Directory:
         return int(self.numbers(tag, 1)[0])
 
     def numbers(self, tag: Tag, wanted: int) -> NDArray[np.int64]:
-        """The tag's first `wanted` values; InputError where it has fewer."""
+        """The tag's first `wanted` values; InputError if it has fewer."""
         if tag not in self._entries:
             raise self.fault(tag, "is missing; the file is damaged, export it again")
         kind, count, _ = self._entries[tag]
         if kind not in _UNSIGNED:
             raise self.fault(tag, f"has field type {kind} where whole numbers belong; export the file again")
         if count < wanted:
-            raise self.fault(tag, f"has {counted(count, 'value')} of {wanted:,} that are needed; export the file again")
+            raise self.fault(tag, f"has {counted(count, 'value')}, but {wanted:,} are needed; export the file again")
         code = np.dtype(self.encoding.order + _UNSIGNED[kind])
         values = np.frombuffer(self._value(tag, wanted * code.itemsize), code).astype(np.uint64)
         if values.size and int(values.max()) > np.iinfo(np.int64).max:
@@ -151,14 +151,14 @@ class Directory:
         return tuple(int(value) for value in self.numbers(tag, min(self._entries[tag][1], at_most)))
 
     def rational(self, tag: Tag) -> tuple[int, int] | None:
-        """Numerator and denominator; None where the tag is absent or no fraction."""
+        """Numerator and denominator; None if the tag is absent or not a fraction."""
         if tag not in self._entries or self._entries[tag][:2] != (_RATIONAL, 1):
             return None
         numerator, denominator = struct.unpack(self.encoding.order + "II", self._value(tag, 8))
         return numerator, denominator
 
     def blob(self, tag: Tag) -> bytes:
-        """The tag's bytes as they stand; empty where it is absent."""
+        """The tag's bytes; empty if it is absent."""
         if tag not in self._entries:
             return b""
         kind, count, _ = self._entries[tag]
@@ -186,7 +186,7 @@ class Directory:
 
 
 def read_directories(file: PositionalFile) -> list[Directory]:
-    """The chain of IFDs from the file's start: at least one. SubIFDs hang beside it and are not followed."""
+    """The chain of IFDs from the file's start: at least one. SubIFDs, which are not in the chain, are ignored."""
     file_bytes = file.size
     encoding, offset = _read_start(file)
     found: list[Directory] = []
@@ -194,7 +194,7 @@ def read_directories(file: PositionalFile) -> list[Directory]:
     while offset:
         where = f"{file.path}: page {len(found)}: its directory"
         if offset in seen:
-            raise InputError(f"{where} at byte {offset:,} is that of an earlier page: a circle; export the file again")
+            raise InputError(f"{where} at byte {offset:,} is that of an earlier page: a loop; export the file again")
         if len(found) == MAX_PAGES:
             raise InputError(f"{file.path}: more than {MAX_PAGES:,} pages; split the file")
         seen.add(offset)

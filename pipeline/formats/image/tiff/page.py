@@ -1,4 +1,4 @@
-"""One TIFF page: what its tags declare, checked: samples, strips or tiles, and where each lies in the file."""
+"""One TIFF page as its tags declare it, checked: samples, strips or tiles, and their positions in the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUPPORTED = "uint8, uint16, int16, float32 and float64 are: convert the file fi
 UNCOMPRESSED = 1
 JPEG = 7
 LERC = 34887
-# What tifffile decodes through imagecodecs and that can hold these samples.
+# The schemes that tifffile decodes through imagecodecs and that can hold these samples.
 COMPRESSIONS = {
     1: "none",
     5: "LZW",
@@ -46,8 +46,8 @@ RGB, YCBCR = 2, 6
 _PHOTOMETRICS = {0, 1, RGB, 5, 34892}  # white is zero, black is zero, RGB, inks, linear raw
 _OTHER_PHOTOMETRICS = {3: "palette", 4: "mask", 6: "YCbCr", 8: "CIELab", 9: "ICCLab", 10: "ITULab", 32803: "mosaic"}
 _REDUCED, _MASK = 1, 4  # bits of NewSubfileType
-# The most a compressed byte can stand for (deflate's format bounds it, LZW's codes grow by one sample each, a PackBits
-# pair repeats one byte 128 times): a header that promises more lies. The other schemes have no such bound.
+# The most bytes that one compressed byte decodes to (deflate's format bounds it, LZW's codes grow by one sample each, a
+# PackBits pair repeats one byte 128 times): a header that declares more is wrong. Other schemes have no such bound.
 _MOST_BYTES_PER_BYTE = {UNCOMPRESSED: 1, 5: 2000, 8: 1040, 32946: 1040, 32773: 64}
 MAX_DECODED_BYTES = 1 << 30  # of one compressed strip or tile
 
@@ -56,7 +56,7 @@ MAX_DECODED_BYTES = 1 << 30  # of one compressed strip or tile
 class Page:
     """A page's samples and their storage.
 
-    shape              : rows, columns, samples a pixel
+    shape              : rows, columns, samples per pixel
     stored_dtype       : in the file's byte order; `dtype` is the same in native order
     separate           : every sample has its own strips or tiles (PlanarConfiguration 2)
     block              : rows and columns of a strip (then as wide as the image) or tile
@@ -83,12 +83,12 @@ class Page:
 
     @property
     def raw(self) -> bool:
-        """Whether the file holds the samples as they are, but for their byte order."""
+        """Whether the file holds the samples unencoded, apart from their byte order."""
         return self.compression == UNCOMPRESSED and self.fill_order == 1
 
     @property
     def block_samples(self) -> int:
-        """Samples a pixel within one strip or tile."""
+        """Samples per pixel within one strip or tile."""
         return 1 if self.separate else self.shape[2]
 
     @property
@@ -101,13 +101,13 @@ class Page:
 
     @property
     def one_run(self) -> bool:
-        """Whether the whole page lies in the file as one array."""
+        """Whether the whole page is contiguous in the file."""
         if not self.raw or self.tiled or self.separate or not self.offsets[0, 0, 0]:
             return False
         return bool(np.all(np.diff(self.offsets[0, :, 0]) == self.block[0] * self.block_row_bytes))
 
     def moved(self, planes: int) -> Self:
-        """The page `planes` whole pages further on, in a stack that has a directory for the first alone."""
+        """The page `planes` pages further on, in a stack whose first page alone has a directory."""
         return replace(
             self,
             index=self.index + planes,
@@ -125,7 +125,7 @@ def is_beside_the_image(directory: Directory) -> bool:
 
 
 def read_page(directory: Directory) -> Page:
-    """Interpret one IFD. InputError where it lies, or holds what we cannot take."""
+    """Interpret one IFD. InputError if it is wrong, or holds unsupported samples."""
     rows, columns = _size(directory, Tag.IMAGE_LENGTH), _size(directory, Tag.IMAGE_WIDTH)
     samples = directory.number(Tag.SAMPLES_PER_PIXEL, 1)
     if samples == 0:
@@ -191,7 +191,7 @@ def _predictor(directory: Directory, compression: int) -> int:
 
 
 def _photometric(directory: Directory, compression: int, samples: int) -> int:
-    """The colour meaning of the samples as `read` delivers them: the JPEG decoder turns YCbCr into RGB."""
+    """The photometric interpretation of the samples as read: the JPEG decoder turns YCbCr into RGB."""
     photometric = directory.number(Tag.PHOTOMETRIC_INTERPRETATION, 1)
     if photometric == YCBCR and compression == JPEG and samples == 3:
         return RGB
@@ -204,7 +204,7 @@ def _photometric(directory: Directory, compression: int, samples: int) -> int:
 
 
 def _with_segments(directory: Directory, page: Page) -> Page:
-    """The page with its strips' or tiles' places, each within the file."""
+    """The page with the positions of its strips or tiles, each within the file."""
     offset_tag, count_tag = (
         (Tag.TILE_OFFSETS, Tag.TILE_BYTE_COUNTS) if page.tiled else (Tag.STRIP_OFFSETS, Tag.STRIP_BYTE_COUNTS)
     )
@@ -234,12 +234,12 @@ def _with_segments(directory: Directory, page: Page) -> Page:
 
 
 def _needed_bytes(page: Page, grid: tuple[int, int, int], file_bytes: int) -> NDArray[np.int64]:
-    """The fewest bytes in which each strip or tile can be stored."""
+    """The smallest number of bytes that can store each strip or tile."""
     at_most = _MOST_BYTES_PER_BYTE.get(page.compression)
     if at_most is None:
         return np.ones(grid, np.int64)
     last_rows = page.block[0] if page.tiled else page.shape[0] - (grid[1] - 1) * page.block[0]
-    # A lying size may pass 2⁶³; anything past the file's end is one fault.
+    # A wrong size may exceed 2⁶³; anything past the file's end is the same fault.
     needed = np.full(grid, min(-(-page.block[0] * page.block_row_bytes // at_most), file_bytes + 1), np.int64)
     needed[:, -1] = min(-(-last_rows * page.block_row_bytes // at_most), file_bytes + 1)
     return needed
@@ -250,7 +250,7 @@ def _check_places(directory: Directory, page: Page, needed: NDArray[np.int64]) -
     offsets, counts = page.offsets, page.byte_counts
     stored = (offsets != 0) | (counts != 0)
     short = stored & (counts < needed)
-    # Uncompressed strips are believed by their size, not their count: some writers round counts up past the end.
+    # The size of an uncompressed strip counts, not its byte count: some writers round counts up past the file's end.
     lengths = needed if page.compression == UNCOMPRESSED else counts
     outside = stored & ((offsets == 0) | (offsets > directory.file_bytes) | (lengths > directory.file_bytes - offsets))
     wrong = np.flatnonzero(short | outside)

@@ -1,4 +1,4 @@
-"""Regions of a TIFF: raw samples straight from the file into the caller's memory, others by strip or tile."""
+"""Reading regions of a TIFF: raw samples straight into the caller's memory, others by strip or tile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Span = tuple[int, int]  # start, stop
 
 @dataclass(frozen=True)
 class _Piece:
-    """What is wanted of a page."""
+    """A region of a page."""
 
     rows: Span
     columns: Span
@@ -46,7 +46,7 @@ class TiffReader(ImageReader):
     """A TIFF or BigTIFF: one image, or pages of one shape and dtype as Z."""
 
     def __init__(self, path: Path) -> None:
-        """InputError where a tag lies, a page differs, or the samples are of a kind that we do not take."""
+        """InputError if a tag is wrong, a page differs, or the samples are of an unsupported kind."""
         self.path = path
         self._file = PositionalFile(path)
         try:
@@ -90,7 +90,7 @@ class TiffReader(ImageReader):
             self._read_plane(page, plane, piece.of_one_channel, target[..., place : place + 1])
 
     def _read_plane(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
-        """The same from one of a page's planes: all of its samples, or a single one where they are kept apart."""
+        """Fill `target` from one of a page's planes: all of its samples, or one if they are stored separately."""
         if page.raw and not page.tiled:
             self._read_strips(page, plane, piece, target)
             return
@@ -102,7 +102,7 @@ class TiffReader(ImageReader):
             self._copy_block(page, (plane, *place), piece, target, wait=True)
 
     def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
-        """Straight into `target`, unless its samples stand apart: channels that the file keeps in several places."""
+        """Read straight into `target` if it is contiguous, which channels stored separately are not."""
         into = target if target.flags.c_contiguous else np.empty(piece.shape, page.dtype)
         for start, stop, offset in _runs(page, plane, piece.rows):
             rows = into[start - piece.rows[0] : stop - piece.rows[0]]
@@ -114,7 +114,7 @@ class TiffReader(ImageReader):
             target[...] = into
 
     def _read_run(self, page: Page, offset: int, piece: _Piece, target: NDArray[Any]) -> None:
-        """Fill contiguous `target` from rows of strips or of a tile that lie one after another from `offset`."""
+        """Fill contiguous `target` from rows of strips or of a tile that are contiguous from `offset`."""
         shape = (piece.rows[1], page.block[1], page.block_samples)
         samples = ContiguousSamples(shape=shape, dtype=page.stored_dtype, offset=offset)
         samples.read(self._file, piece.region, target)
@@ -122,9 +122,9 @@ class TiffReader(ImageReader):
     def _copy_block(
         self, page: Page, block: tuple[int, int, int], piece: _Piece, target: NDArray[Any], *, wait: bool
     ) -> bool:
-        """Copy what the strip or tile `block` (plane, down, across) has of the piece.
+        """Copy the piece's part in the strip or tile `block` (plane, down, across).
 
-        False where another thread is decoding it and `wait` is False.
+        False if another thread is decoding it and `wait` is False.
         """
         rows, columns = piece.rows, piece.columns
         top, left = block[1] * page.block[0], block[2] * page.block[1]
@@ -154,7 +154,7 @@ def _blocks_under(page: Page, piece: _Piece) -> Iterator[tuple[int, int]]:
 
 
 def _runs(page: Page, plane: int, rows: Span) -> Iterator[tuple[int, int, int | None]]:
-    """Rows that lie one after another in the file: first, last + 1, and where; None where they are not stored."""
+    """Rows that are contiguous in the file: first, last + 1 and offset, which is None if they are not stored."""
     height = page.block[0]
     first, last = rows[0] // height, (rows[1] - 1) // height
     offsets = page.offsets[plane, first : last + 1, 0]
@@ -167,7 +167,7 @@ def _runs(page: Page, plane: int, rows: Span) -> Iterator[tuple[int, int, int | 
 
 
 def _block_shape(stack: Stack) -> tuple[int, ...] | None:
-    """The strips or tiles in the image's axes; None where every region costs the same."""
+    """The strips or tiles in the image's axes; None if every region costs the same."""
     first = stack.pages[0][0]
     if first.raw and not first.tiled:
         return None
@@ -181,7 +181,7 @@ def _block_shape(stack: Stack) -> tuple[int, ...] | None:
 
 
 def _metadata(directory: Directory, page: Page) -> dict[str, Any]:
-    """What a new TIFF can carry over, as its tags hold it; values that TIFF 6.0 does not know are left behind."""
+    """The values that a new TIFF takes over, as the tags hold them; those unknown to TIFF 6.0 are dropped."""
     found: dict[str, Any] = {"photometric": page.photometric}
     extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
     if extra and max(extra) <= 2:

@@ -1,7 +1,7 @@
-"""Which of a TIFF's pages make up the image, and along which axes: plain stacks, ImageJ, OME-TIFF and tifffile's own.
+"""Arranging a TIFF's pages along the image's axes: plain stacks, ImageJ, OME-TIFF and tifffile's own.
 
-The pages are the truth; a description only says what they are (planes, channels, time points). Where the two
-contradict each other the file is refused: a truncated stack must not pass for a single image.
+The pages are authoritative; a description only defines their meaning (planes, channels, time points). If the two
+contradict each other, the file is refused: a truncated stack must not pass for a single image.
 
 Sources: ImageJ's TiffDecoder; OME-TIFF specification (TiffData); tifffile's "shaped" JSON description.
 """
@@ -26,7 +26,7 @@ from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_pag
 class Stack:
     """The image: its shape and axes (of Z, Y, X, C), and the page that holds plane z, channel c: `pages[z][c]`.
 
-    Where channels are the samples of one page, `pages[z]` has that page alone.
+    If channels are the samples of one page, `pages[z]` has only that page.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class _Declared:
-    """What a description says of the pages: axis letters and sizes, slowest first; whose word; page of each plane."""
+    """A description's account of the pages: axis letters and sizes, slowest first; its author; page of each plane."""
 
     axes: str
     sizes: tuple[int, ...]
@@ -46,8 +46,8 @@ class _Declared:
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
-    """Read every page and order them. InputError where pages differ, or hold more axes than Z and C."""
-    # Smaller copies and masks are left out; SubIFDs, where newer files keep them, are not in the chain at all.
+    """Read every page and order them. InputError if pages differ, or have more axes than Z and C."""
+    # Smaller copies and masks are ignored; newer files keep them in SubIFDs, which are not in the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
     first, path = pages[0], kept[0].file.path
@@ -80,12 +80,12 @@ def _brief(page: Page) -> str:
 
 def _numbered(by_index: dict[int, Page], index: int, path: Path) -> Page:
     if index not in by_index:
-        raise InputError(f"{path}: its OME-XML description names page {index}, which is not there; copy the file again")
+        raise InputError(f"{path}: its OME-XML description names page {index}, which is missing; copy the file again")
     return by_index[index]
 
 
 def _beyond_the_first(directory: Directory, page: Page, declared: _Declared, count: int) -> list[Page]:
-    """ImageJ (past 4 GiB) and tifffile write one directory alone, the further planes right behind the first."""
+    """ImageJ (past 4 GiB) and tifffile write only one directory, with the further planes right after the first."""
     end = int(page.offsets[0, 0, 0]) + count * page.plane_bytes
     if count > MAX_PAGES or not page.one_run or end > directory.file_bytes:
         raise InputError(
@@ -97,23 +97,25 @@ def _beyond_the_first(directory: Directory, page: Page, declared: _Declared, cou
 
 
 def _perhaps_turned(page_count: int, page: Page, planes: int) -> str:
-    """What else may be behind missing planes: tifffile's ImageJ files of one column have a row for each of them."""
+    """Another reason for missing planes: tifffile's ImageJ files of one column have a row for each plane."""
     if page_count * page.shape[0] != planes:
         return ""
-    return "; if these are images of one column, tifffile has turned them: save them as .npy or .zarr"
+    return "; if these are images of one column, tifffile has transposed them: save them as .npy or .zarr"
 
 
 def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> Stack:
-    """Pages in the order of their axes → planes by Z and C."""
+    """Turn pages in the order of their axes into planes by Z and C."""
     path, first = directory.file.path, pages[0]
     long = [(letter, size) for letter, size in zip(declared.axes, declared.sizes, strict=True) if size > 1]
     letters = "".join(letter for letter, _ in long)
     if sorted(letters) not in ([], ["Z"], ["C"], ["C", "Z"]):
         sizes = " × ".join(f"{letter}={size}" for letter, size in long)
-        raise InputError(f"{path}: pages along {sizes}; only Z and C are taken: extract one time point or series first")
+        raise InputError(
+            f"{path}: pages along {sizes}; only Z and C are supported: extract one time point or series first"
+        )
     if "C" in letters and first.shape[2] > 1:
         raise InputError(
-            f"{path}: pages are channels, and each has {first.shape[2]} samples a pixel; store one kind of channel"
+            f"{path}: pages are channels, and each has {first.shape[2]} samples per pixel; store one kind of channel"
         )
     table = np.arange(len(pages)).reshape([size for _, size in long] or [1])
     if letters == "CZ":
@@ -134,7 +136,7 @@ def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> St
 
 
 def _described(directory: Directory, page: Page, page_count: int) -> _Declared | None:
-    """What the first page's ImageDescription declares, in one of the three dialects; None where it is free text."""
+    """What the first page's ImageDescription declares, in one of three dialects; None if it is free text."""
     description = directory.text(Tag.IMAGE_DESCRIPTION)
     if description.startswith("ImageJ="):
         return _imagej(description, page, page_count)
@@ -172,13 +174,13 @@ def _shaped(path: Path, description: str, page: Page, page_count: int) -> _Decla
         return None  # free text after all
     planes, rest = divmod(math.prod(shape), math.prod(page.shape))
     if rest == 0 and len(axes) == len(shape) and axes.endswith("X") and shape[-1] == 1 < page.shape[1]:
-        # tifffile drops a last axis of length one: such pages have rows where the image has columns.
+        # tifffile drops a last axis of length one: the rows of such pages are the image's columns.
         raise InputError(
             f"{path}: its tifffile description declares axes {axes} = {' × '.join(map(str, shape))}, but each page is "
-            f"{_brief(page)}: tifffile turns images of one column; save it as .npy or .zarr"
+            f"{_brief(page)}: tifffile transposes images of one column; save it as .npy or .zarr"
         )
     if rest or planes <= 1 or min(shape) < 1:
-        return None  # each page was written by itself
+        return None  # each page was written separately
     lead = next((n for n in range(1, len(shape)) if math.prod(shape[:n]) == planes), None)
     if lead is None:
         return None
@@ -206,7 +208,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
         sizes = {letter: int(pixels.get(f"Size{letter}", "1")) for letter in "TZC"}
         axes = pixels.get("DimensionOrder", "XYCZT")[:1:-1]
         if sorted(axes) != ["C", "T", "Z"] or min(sizes.values()) < 1:
-            raise ValueError("DimensionOrder or sizes make no sense")
+            raise ValueError("invalid DimensionOrder or sizes")
         if sizes["C"] % page.shape[2] == 0:  # OME counts the samples of a page as channels
             sizes["C"] //= page.shape[2]
         count = math.prod(sizes.values())

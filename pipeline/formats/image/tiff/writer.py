@@ -1,8 +1,8 @@
-"""A TIFF in the making: uncompressed strips, every directory before the samples.
+"""Writing a TIFF: uncompressed strips, every directory before the samples.
 
-All places are fixed when the file is created, so regions are stored in any order, by any thread, each once. The few
-bytes of directories are written here rather than by tifffile, which keeps the directories of later pages behind the
-samples of earlier ones and learns its strips only as it writes them.
+All positions are fixed when the file is created, so any thread stores regions in any order. The directories are written
+here rather than by tifffile, which puts those of later pages after the samples of earlier ones and learns its strips
+only as it writes them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pipeline.storage.partial import Opening
 
 BIG_SUFFIXES = (".btf", ".tf8")
 _CLASSIC_LIMIT_BYTES = (1 << 32) - 1
-# Other readers load whole strips: short enough for their caches, long enough that the tables of places stay small.
+# Other readers load whole strips: short enough for their caches, long enough that the offset tables stay small.
 _STRIP_BYTES = 128 << 10
 _ALIGNMENT_BYTES = 4096
 _SOFTWARE = b"Millrace\0"
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
-_COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples that the meaning itself needs
+_COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples of the colour itself
 _UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
 _SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
 _SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
@@ -37,7 +37,7 @@ _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
 
 
 class TiffWriter(PositionalWriter):
-    """Strips of a TIFF or, past 4 GiB or under a name ending in .btf or .tf8, a BigTIFF."""
+    """Writes strips of a TIFF or, past 4 GiB or with the suffix .btf or .tf8, a BigTIFF."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         layout = _Layout.of(header, path)
@@ -47,7 +47,7 @@ class TiffWriter(PositionalWriter):
 
 @dataclass(frozen=True)
 class _Field:
-    """One tag of a directory; `value` as it stands in the file."""
+    """One tag of a directory; `value` as encoded in the file."""
 
     tag: Tag
     kind: int
@@ -56,7 +56,7 @@ class _Field:
 
 
 class _Layout:
-    """Where everything stands: start and shared values, one directory and table of strips a plane, the samples."""
+    """The file's layout: start and shared values, one directory and strip table for each plane, the samples."""
 
     def __init__(self, header: ImageHeader, *, big: bool) -> None:
         sizes = dict(zip(header.axes, header.shape, strict=True))
@@ -69,7 +69,7 @@ class _Layout:
         self._inline_bytes = 8 if big else 4
         self._shared = bytearray()
         self._shared_at = 16 if big else 8
-        # The same for every plane, so stored once: longer values are shared by all directories.
+        # All directories share the longer values, which are stored once.
         self._fields = [self._field(field) for field in self._described(header)]
         self._shared += bytes(-len(self._shared) % 8)
         self._directories_at = self._shared_at + len(self._shared)
@@ -89,7 +89,7 @@ class _Layout:
         return classic
 
     def offset(self, plane: int) -> int:
-        """The byte at which a plane's samples begin; planes follow one another."""
+        """The offset of a plane's samples; planes are contiguous."""
         return self._samples_at + plane * self.rows * self._row_bytes
 
     def head(self) -> Iterator[bytes]:
@@ -124,7 +124,7 @@ class _Layout:
         return struct.pack("<Q" if self.big else "<I", offset)
 
     def _field(self, field: _Field) -> _Field:
-        """The field with its value in place, or moved to the shared values."""
+        """The field with its value inline, or moved to the shared values."""
         if len(field.value) <= self._inline_bytes:
             return field
         self._shared += bytes(-len(self._shared) % 8)
@@ -133,12 +133,12 @@ class _Layout:
         return _Field(field.tag, field.kind, field.count, self._pointer(offset))
 
     def _described(self, header: ImageHeader) -> list[_Field]:
-        """Every tag but the strips' places."""
+        """Every tag but the strips' offsets."""
         photometric, extra = _colour(header.metadata, self.channels, header.dtype)
         last_rows = self.rows - (self._strips - 1) * self._strip_rows
         counts = np.full(self._strips, self._strip_rows * self._row_bytes, np.int64)
         counts[-1] = last_rows * self._row_bytes
-        # A single row may be past 4 GiB.
+        # A single row may exceed 4 GiB.
         count_kind = _LONG if counts.max() < 1 << 32 else _LONG8
         described = [
             _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
@@ -168,9 +168,9 @@ def _numbers(tag: Tag, kind: int, *values: int) -> _Field:
 
 
 def _colour(metadata: Mapping[str, Any], channels: int, dtype: np.dtype[Any]) -> tuple[int, tuple[int, ...]]:
-    """PhotometricInterpretation and ExtraSamples: the input's where they fit, else what viewers expect of the channels.
+    """PhotometricInterpretation and ExtraSamples: the input's if they fit, else what viewers expect of the channels.
 
-    Grey + alpha and RGB + alpha are taken for granted in 8 and 16 bits alone; elsewhere further channels are just that.
+    Grey + alpha and RGB + alpha are assumed only in 8 and 16 bits; otherwise further channels have no meaning.
     """
     carried, extra = metadata.get("photometric"), tuple(metadata.get("extra_samples", ()))
     if carried in _COLOURS and _COLOURS[carried] + len(extra) == channels:

@@ -1,34 +1,25 @@
-"""Zarr: version 3 and 2 in (arrays, groups of one array, OME-Zarr 0.4 and 0.5), OME-Zarr 0.5 out."""
+"""Zarr: version 3 and 2 in (arrays, groups of one array, OME-Zarr 0.4 and 0.5), OME-Zarr 0.5 out.
+
+Images are stored with channels before the spatial axes, in chunks of 2 MiB.
+"""
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline.codecs.block_cache import BlockCache
-from pipeline.codecs.blosc import use_checked_blosc
-from pipeline.errors import InputError, MillraceError
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, require_fit
-from pipeline.formats.image.zarr.image import chunk_shape, image_writer
-from pipeline.formats.image.zarr.layout import Layout, find_array
+from pipeline.formats.image.base import AXES, DTYPES, ImageFormat, ImageHeader, ImageReader, ImageWriter
+from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
+from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
-from pipeline.storage.positional import reading
 
-_AXES = ("YX", "YXC", "ZYX", "ZYXC")
-_DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
-_MARKS = ("zarr.json", ".zarray", ".zgroup")
-_LARGEST_CHUNK_BYTES = 1 << 30
-# numcodecs' codecs that run what they read, or deliver Python objects.
-_REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
+_STORED_ORDER = "CZYX"
+# Chunks of few rows, so that the bands of rows in which wide images are processed contain whole chunks. 2 MiB each;
+# chunks of narrow images have more rows, so that files do not get too small.
+_CHUNK_ROWS = 256
+_CHUNK_BYTES = 2 << 20
+_SMALLEST_BYTES = 64 << 10
+_TYPES = {"C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 class Zarr(ImageFormat):
@@ -44,148 +35,48 @@ class Zarr(ImageFormat):
         return ZarrReader(path)
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in _AXES:
-            return f"{path}: images are written along {', '.join(_AXES)}, not {header.axes}; check the input"
-        if header.dtype.name not in _DTYPES:
-            return f"{path}: images are written as {', '.join(_DTYPES)}, not {header.dtype.name}; convert the input"
+        if header.axes not in AXES:
+            return f"{path}: images are written along {', '.join(AXES)}, not {header.axes}; check the input"
+        if header.dtype.name not in DTYPES:
+            return f"{path}: images are written as {', '.join(DTYPES)}, not {header.dtype.name}; convert the input"
         if min(header.shape) < 1:
             return f"{path}: an image of {' × '.join(map(str, header.shape))} has no samples; check the input"
         return None
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
-        return chunk_shape(header)
+        return _chunk_shape(header)
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        return image_writer(path, header, opening)
+        """Sizes, positions and units as in the input."""
+        stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
+        attributes = {"ome": _metadata(path, header, stored)}
+        return ZarrWriter(path, header, opening, stored=stored, chunk=_chunk_shape(header), attributes=attributes)
 
 
 def is_zarr(path: Path) -> bool:
-    """Whether it is the folder of a Zarr array or group."""
-    return any((path / mark).is_file() for mark in _MARKS)
+    """Whether `path` is the folder of a Zarr array or group."""
+    return any((path / mark).is_file() for mark in MARKS)
 
 
-class ZarrReader(ImageReader):
-    """Decodes, through the zarr library, the chunks that a region touches; missing ones read as the fill value."""
-
-    def __init__(self, path: Path) -> None:
-        """InputError where the metadata is damaged, offers no single image, or needs a codec that is not here."""
-        self.path = path
-        self._array, self._layout = _open(path)
-        dtype = np.dtype(self._array.dtype).newbyteorder("=")
-        if dtype.name not in _DTYPES:
-            raise InputError(f"{path}: {dtype.name} samples are not supported; {', '.join(_DTYPES)} are: convert it")
-        self._chunk: tuple[int, ...] = tuple(self._array.chunks)
-        chunk_bytes = math.prod(self._chunk) * dtype.itemsize
-        if min(self._chunk) < 1 or chunk_bytes > _LARGEST_CHUNK_BYTES:
-            raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
-        shape = self._layout.shape(self._array.shape)
-        self.header = ImageHeader(shape=shape, axes=self._layout.axes, dtype=dtype, metadata=self._layout.metadata)
-        self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
-        across = math.prod(
-            -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"
-        )
-        self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
-
-    def read(self, region: Region, out: NDArray[Any]) -> None:
-        require_fit(self.header, region, out)
-        if out.size == 0:
-            return
-        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
-        wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
-        grid = [range(start // c, -(-stop // c)) for (start, stop), c in zip(wanted, self._chunk, strict=True)]
-        target = self._in_stored_order(out)
-        busy = [place for place in itertools.product(*grid) if not self._copy(place, wanted, target, wait=False)]
-        for place in busy:
-            self._copy(place, wanted, target, wait=True)
-
-    def hold_at_most(self, budget_bytes: int) -> int:
-        return self._cache.hold_at_most(budget_bytes)
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def _in_stored_order(self, out: NDArray[Any]) -> NDArray[Any]:
-        """A view of `out` with the array's axes, in the array's order."""
-        moved = out.transpose(np.argsort(self._layout.order))
-        absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
-        return np.expand_dims(moved, absent)
-
-    def _copy(self, place: tuple[int, ...], wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
-        """Copy what a chunk has of the region; False where another thread is decoding it and `wait` is False."""
-        chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
-        if chunk is None:
-            return False
-        into, within = [], []
-        for (start, stop), index, size in zip(wanted, place, self._chunk, strict=True):
-            first, last = max(start, index * size), min(stop, (index + 1) * size)
-            into.append(slice(first - start, last - start))
-            within.append(slice(first - index * size, last - index * size))
-        target[tuple(into)] = chunk[tuple(within)]
-        return True
-
-    def _decode(self, place: tuple[int, ...]) -> NDArray[Any]:
-        corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
-        box = tuple(
-            slice(first, min(first + size, end))
-            for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
-        )
-        with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
-            return np.asarray(self._array[box])
+def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
+    """The shape of a chunk, in the image's axes."""
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
+    rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))
+    chunk = {"C": 1, "Z": 1, "Y": min(rows, sizes["Y"]), "X": columns}
+    return tuple(chunk[letter] for letter in header.axes)
 
 
-def _open(path: Path) -> tuple[Any, Layout]:
-    """The image's array, opened; nothing but metadata is read."""
-    if path.is_file():
-        raise InputError(f"{path}: is a file, and a Zarr image is a folder; unpack it, or name a folder")
-    with reading(path):
-        names = {entry.name for entry in path.iterdir()}
-    mark = next((mark for mark in _MARKS if mark in names), None)
-    if mark is None:
-        raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(_MARKS)}); check the path")
-    import zarr
-
-    from pipeline.formats.image.zarr.lazy_store import RegularFiles
-
-    use_checked_blosc()
-    with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
-        # zarr warns of what the specifications do not cover yet; what cannot be read is refused below.
-        warnings.simplefilter("ignore")
-        store = RegularFiles(path, read_only=True)
-        node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
-        array, layout = find_array(node, path)
-        refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
-    if refused:
-        raise InputError(f"{path}: its chunks are coded as {refused[0]}, which is not safe to read; write it again")
-    return array, layout
-
-
-def _codec_names(metadata: Any) -> Iterator[str]:
-    """The names of every codec in an array's metadata, shards' own included."""
-    if isinstance(metadata, dict):
-        for key, value in metadata.items():
-            if key in ("id", "name") and isinstance(value, str):
-                yield value.removeprefix("numcodecs.")
-            else:
-                yield from _codec_names(value)
-    elif isinstance(metadata, list | tuple):
-        for value in metadata:
-            yield from _codec_names(value)
-
-
-@contextmanager
-def _translated(path: Path, what: str) -> Iterator[None]:
-    """Errors of the operating system as ever; whatever else zarr and its codecs raise becomes an InputError."""
-    try:
-        yield
-    except MillraceError:
-        raise
-    except json.JSONDecodeError as exc:
-        raise InputError(f"{path}: {what}: not JSON ({exc}); copy or export it again") from exc
-    except Exception as exc:
-        if isinstance(exc, OSError) and exc.errno is not None:  # gzip's errors are OSErrors without a number
-            with reading(path):
-                raise
-        # zarr, numcodecs and each codec have errors of their own, without a common ancestor; a size in a damaged chunk
-        # may end as MemoryError.
-        words = " ".join(f"{type(exc).__name__} {exc}".split())[:160]
-        raise InputError(f"{path}: {what} ({words}); damaged, or a codec is missing: export it again") from exc
+def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
+    scale, first, unit = (header.metadata.get(name, {}) for name in ("scale", "translation", "unit"))
+    axes = [
+        {"name": letter.lower(), "type": _TYPES[letter]} | ({"unit": unit[letter]} if letter in unit else {})
+        for letter in stored
+    ]
+    steps = [{"type": "scale", "scale": [float(scale.get(letter, 1.0)) for letter in stored]}]
+    if first:
+        steps.append({"type": "translation", "translation": [float(first.get(letter, 0.0)) for letter in stored]})
+    described = ome_metadata(path, axes, steps)
+    if "omero" in header.metadata:
+        described["omero"] = header.metadata["omero"]
+    return described

@@ -16,17 +16,17 @@ from pipeline.errors import InputError, counted
 
 _AXES = "TCZYX"
 _ORDER = "ZYXC"
-_IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # as xarray's users and rioxarray spell them
-_NUMBERED = re.compile(r"(.*\d)?")  # no name, or one as libraries make them up: dim_0
+_IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # spellings of xarray's users and rioxarray
+_NUMBERED = re.compile(r"(.*\d)?")  # no name, or a generated one: dim_0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the image's axes lie in the array.
+    """How the image's axes map to the array's.
 
     stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for any other, whose length is 1
     axes     : the image's axes (of Z, Y, X, C in this order)
-    metadata : what a new Zarr can carry over: `scale`, `translation` and `unit` by axis letter, `omero`
+    metadata : what a new Zarr takes over: `scale`, `translation` and `unit` by axis letter, `omero`
     """
 
     stored: str
@@ -39,13 +39,13 @@ class Layout:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The transposition from the array's axes, without those that the image has not, to the image's."""
+        """The transposition to the image's axes from the array's, omitting those that the image lacks."""
         kept = [letter for letter in self.stored if letter in self.axes]
         return tuple(kept.index(letter) for letter in self.axes)
 
 
 def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
-    """The image's array within an opened Zarr node, and its layout. InputError where there is none, or a choice."""
+    """The image's array within an opened Zarr node, and its layout. InputError if there is none, or several."""
     import zarr
 
     if isinstance(node, zarr.Array):
@@ -79,7 +79,7 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     except (LookupError, TypeError, AttributeError) as exc:
         raise InputError(f"{path}: its OME metadata (multiscales) is incomplete ({exc!r}); export it again") from exc
     if not isinstance(array, zarr.Array):
-        raise InputError(f"{path}: its OME metadata names {level['path']}, which is no array; export it again")
+        raise InputError(f"{path}: its OME metadata names {level['path']}, which is not an array; export it again")
     letters = "".join(axis.upper() if axis.upper() in _AXES else "?" for axis in map(str, axes))
     metadata: dict[str, Any] = {
         kind: {letter: size for letter, size in zip(letters, sizes, strict=True) if letter in _ORDER}
@@ -98,10 +98,10 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
 
 
 def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> dict[str, list[float]]:
-    """`scale`, the size of a sample along each axis, and `translation`, where the first one lies: what level 0's steps
-    and then the whole image's come to. Each only where it is said."""
+    """`scale` (the size of a sample along each axis) and `translation` (the position of the first one), from the
+    transformations of level 0 followed by those of the whole image. Each is omitted unless stated."""
     scale, first = [1.0] * ndim, [0.0] * ndim
-    said = set()
+    stated = set()
     for place in (level, image):
         transformations = place.get("coordinateTransformations")
         for step in transformations if isinstance(transformations, list) else []:
@@ -111,35 +111,35 @@ def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) 
                     continue
                 if not all(isinstance(size, int | float) and math.isfinite(size) for size in sizes):
                     continue
-                said.add(kind)
+                stated.add(kind)
                 if kind == "scale":
                     scale = [float(size) * so_far for size, so_far in zip(sizes, scale, strict=True)]
                     first = [float(size) * so_far for size, so_far in zip(sizes, first, strict=True)]
                 else:
                     first = [float(size) + so_far for size, so_far in zip(sizes, first, strict=True)]
     found = {"scale": scale, "translation": first}
-    return {kind: sizes for kind, sizes in found.items() if kind in said and all(map(math.isfinite, sizes))}
+    return {kind: sizes for kind, sizes in found.items() if kind in stated and all(map(math.isfinite, sizes))}
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:
     """Axes by the array's own names (Zarr v3; xarray's attribute in v2), else by their number.
 
-    InputError where some are named, and which of three or more are y and x is not said: others would be mixed.
+    InputError if some of three or more axes are named, but not y and x: a guess could mix up axes.
     """
-    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    said = [str(name or "") for name in names] if isinstance(names, list | tuple) else []
-    letters = [_IN_WORDS.get(name, name) if name in {*_AXES, *_IN_WORDS} else "?" for name in map(str.upper, said)]
+    found = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    names = [str(name or "") for name in found] if isinstance(found, list | tuple) else []
+    letters = [_IN_WORDS.get(name, name) if name in {*_AXES, *_IN_WORDS} else "?" for name in map(str.upper, names)]
     if {"Y", "X"} <= set(letters):
         return _layout("".join(letters), array.shape, {}, path)
-    if array.ndim > 2 and not all(_NUMBERED.fullmatch(name) for name in said):
+    if array.ndim > 2 and not all(_NUMBERED.fullmatch(name) for name in names):
         raise InputError(
-            f"{path}: its axes are named {', '.join(said)}: which are y and x is not said; rename these two y and x"
+            f"{path}: its axes are named {', '.join(names)}, so y and x are unknown; rename these two axes y and x"
         )
     ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
     by_number = {2: "YX", 3: ambiguous, 4: "ZYXC", 5: "TCZYX"}.get(array.ndim)
     if by_number is None:
         axes = counted(array.ndim, "axis", "axes")
-        raise InputError(f"{path}: an array of {axes} without names; 2 to 5 are taken: extract one image")
+        raise InputError(f"{path}: an array of {axes} without names; 2 to 5 are supported: extract one image")
     return _layout(by_number, array.shape, {}, path)
 
 
@@ -150,8 +150,8 @@ def _layout(stored: str, shape: tuple[int, ...], metadata: dict[str, Any], path:
         raise InputError(f"{path}: an array of shape {shape} has no samples; check the input")
     for letter, size in zip(stored, shape, strict=True):
         if letter not in _ORDER and size > 1:
-            name = "time points" if letter == "T" else "positions along an axis that is none of z, y, x, c"
+            name = "time points" if letter == "T" else "positions along an axis other than z, y, x and c"
             raise InputError(f"{path}: holds {size:,} {name}; extract one of them first")
-    # In OME-Zarr's usual five axes those of length 1 only fill the scheme; elsewhere they were chosen.
+    # Of OME-Zarr's usual five axes those of length 1 are only padding; elsewhere they are intended.
     filler = {letter for letter, size in zip(stored, shape, strict=True) if size == 1 and len(shape) == 5} - set("YX")
     return Layout(stored, "".join(letter for letter in _ORDER if letter in stored and letter not in filler), metadata)

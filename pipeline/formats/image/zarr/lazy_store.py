@@ -1,6 +1,6 @@
-"""A Zarr hierarchy's files as zarr reads them, but for what is none: opening a named pipe would wait for its other end.
+"""A zarr store that refuses anything but regular files: opening a named pipe would wait for its other end.
 
-Imported only where zarr is needed.
+Imported on first use, since its base class needs zarr, which is slow to import.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.errors import InputError
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
-    """Reading raises InputError where something else than a regular file has a file's name, or a link that leads
-    nowhere: a folder or such a link would be taken for a chunk that is not stored."""
+    """Reading raises InputError for a folder, a special file or a broken link; zarr would take the first and the last
+    for chunks that are not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
         _require_regular(self.root / key)
@@ -31,10 +31,10 @@ def _require_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as exc:
-        if path.is_symlink():  # as git-annex leaves them where contents have not been fetched
-            raise InputError(f"{path}: is a link that leads to no file; fetch what it stands for") from exc
-        return  # which zarr takes for a chunk that is not stored
+        if path.is_symlink():  # as git-annex leaves them for contents that have not been fetched
+            raise InputError(f"{path}: is a broken symbolic link; fetch the file it refers to") from exc
+        return  # a chunk that is not stored
     except OSError:
-        return  # a fault that opening it will name
+        return  # an error that opening it reports
     if not stat.S_ISREG(mode):
         raise InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")

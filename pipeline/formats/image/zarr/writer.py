@@ -1,4 +1,4 @@
-"""An OME-Zarr 0.5 image in the making: a group with one multiscale level, '0'."""
+"""Writing an OME-Zarr 0.5 image: a group with one multiscale level, '0'."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pipeline.errors import OutputError
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region, require_fit
-from pipeline.storage.partial import Opening, PartialFolder, Sealed, behind_link, not_told
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.storage.partial import Opening, PartialFolder, behind_link
 from pipeline.storage.writable import writing
 
 _ARRAY = "0"
 
 
-class ZarrWriter(ImageWriter):
-    """Chunks of Zstandard after a byte shuffle, level 1.
+class ZarrWriter(PartialWriter):
+    """Writes chunks of Zstandard, level 1, after a byte shuffle.
 
-    Regions of whole chunks are stored by several threads at once. A chunk that a region covers in part is read,
-    changed and written back, by one thread of one process at a time: right in any order, but slower.
+    Several threads store regions of whole chunks at once. A chunk that a region covers in part is read, changed and
+    written back, by one thread of one process at a time: correct in any order, but slower.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class ZarrWriter(ImageWriter):
         self._order = tuple(header.axes.index(letter) for letter in stored)
         self._chunk = chunk
         self._sharing = threading.Lock()
-        self._folder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
+        self._partial: PartialFolder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
         try:
             with writing(path):
                 self._array = self._create_array(attributes) if opening is Opening.NEW else self._existing_array()
         except BaseException:
-            self._folder.keep() if opening is Opening.RESUME else self._folder.discard()
+            self._partial.keep() if opening is Opening.RESUME else self._partial.discard()
             raise
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -62,43 +62,31 @@ class ZarrWriter(ImageWriter):
         box = tuple(region.slices[axis] for axis in self._order)
         with (
             writing(self.path, samples.nbytes),
-            self._folder.in_use(),
+            self._partial.in_use(),
             nullcontext() if whole_chunks else self._alone(),
         ):
             self._array[box] = samples.transpose(self._order)
 
-    def flush(self) -> None:
-        self._folder.flush()
-
-    def keep(self) -> None:
-        self._folder.keep()
-
-    def publish(self, sealed: Sealed = not_told) -> None:
-        self._folder.publish(sealed)
-
-    def discard(self) -> None:
-        self._folder.discard()
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other thread, nor any other process that has joined, changes a part of a chunk meanwhile."""
-        with self._sharing, (self._folder.inside / "zarr.json").open("rb") as locked:
+        """Exclude all other threads and joined processes from changing parts of chunks."""
+        with self._sharing, (self._partial.inside / "zarr.json").open("rb") as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield
 
     def _existing_array(self) -> Any:
         import zarr
 
-        array = zarr.open_array(store=str(self._folder.inside / _ARRAY), mode="r+")
+        array = zarr.open_array(store=str(self._partial.inside / _ARRAY), mode="r+")
         if array.shape != tuple(self.header.shape[axis] for axis in self._order) or array.dtype != self.header.dtype:
-            raise OutputError(f"{self._folder.path}: holds {array.dtype} {array.shape}: run again without --resume")
+            raise OutputError(f"{self._partial.path}: holds {array.dtype} {array.shape}: run again without --resume")
         return array.with_config({"write_empty_chunks": True})
 
     def _create_array(self, attributes: Mapping[str, Any]) -> Any:
         import zarr
         from zarr.codecs import BloscCodec
 
-        group = zarr.create_group(store=str(self._folder.inside), zarr_format=3, attributes=dict(attributes))
+        group = zarr.create_group(store=str(self._partial.inside), zarr_format=3, attributes=dict(attributes))
         return group.create_array(
             _ARRAY,
             shape=tuple(self.header.shape[axis] for axis in self._order),
@@ -107,7 +95,7 @@ class ZarrWriter(ImageWriter):
             compressors=BloscCodec(typesize=self.header.dtype.itemsize, cname="zstd", clevel=1, shuffle="shuffle"),
             fill_value=0,
             dimension_names=tuple(self._stored.lower()),
-            # A chunk of -0.0 equals the fill value 0.0, and would come back as it.
+            # Otherwise a chunk of -0.0 equals the fill value 0.0, and would be read back as that.
             config={"write_empty_chunks": True},
         )
 
@@ -115,11 +103,11 @@ class ZarrWriter(ImageWriter):
 def ome_metadata(
     path: Path, axes: Sequence[Mapping[str, str]], transformations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Of an image of one level under that name. https://ngff.openmicroscopy.org/0.5"""
+    """The metadata of an image of one level. https://ngff.openmicroscopy.org/0.5"""
     level = {"path": _ARRAY, "coordinateTransformations": list(transformations)}
     return {"version": "0.5", "multiscales": [{"name": path.stem, "axes": list(axes), "datasets": [level]}]}
 
 
 def _is_an_earlier_result(folder: Path) -> bool:
-    """Whether the folder holds what this writer makes and nothing else, which alone is replaced."""
+    """Whether the folder holds only what this writer makes, and so may be replaced."""
     return {entry.name for entry in folder.iterdir()} <= {"zarr.json", _ARRAY} and (folder / "zarr.json").is_file()

@@ -87,11 +87,11 @@ def test_a_sum_that_overflows_says_nothing_of_its_terms(tmp_path: Path) -> None:
     ("arrays", "words"),
     [
         ({}, ("holds no arrays", "xyz and q")),
-        ({"arr_0": np.zeros((3, 4))}, ("holds arr_0, saved without a name", "np.savez(file, xyz=positions")),
+        ({"arr_0": np.zeros((3, 4))}, ("holds arr_0, saved without names", "np.savez(file, xyz=positions")),
         ({"positions": np.zeros((3, 3)), "q": np.ones(3)}, ("holds positions, q; it needs", "xyz and q")),
         ({f"array_with_a_long_name_{n}": np.ones(3) for n in range(9)}, ("holds 9 arrays; it needs",)),
         ({"x": TABLE[:, 0], "y": TABLE[:, 1], "z": TABLE[:, 2]}, ("holds x, y, z",)),
-        ({"x": TABLE[:6, 0], "y": TABLE[:, 1], "z": TABLE[:, 2], "q": TABLE[:, 3]}, ("one length", "x (6,)")),
+        ({"x": TABLE[:6, 0], "y": TABLE[:, 1], "z": TABLE[:, 2], "q": TABLE[:, 3]}, ("same length", "x (6,)")),
         ({"xyz": TABLE, "q": TABLE[:, 3]}, ("(7, 4)", "(n, 3)")),
         ({"xyz": TABLE[:, :3], "q": TABLE[:5, 3]}, ("q (5,)",)),
         ({"xyz": TABLE[:, :3], "q": TABLE[:, 3], "cell": [1, 2]}, ("cell", "3 lengths")),

@@ -163,7 +163,7 @@ def test_a_selection_of_a_pqr_has_its_numbers_to_the_last_bit(tmp_path: Path) ->
     with input_error(path, "second model"):
         open_point_charges(path, select="name CA")
     path.write_bytes(b"\xef\xbb\xbf" + TWO.encode())  # MDAnalysis would lose the first atom
-    with input_error(path, "MDAnalysis", "finds 1 atom where there are 2"):
+    with input_error(path, "MDAnalysis", "finds 1 atom instead of 2"):
         open_point_charges(path, select="name CB")
 
 
@@ -274,7 +274,7 @@ def test_what_is_no_trajectory_is_told_the_kinds_that_are(psf: Path, tmp_path: P
     path.write_text("rubbish\n")
     with pytest.raises(InputError) as caught:
         open_point_charges(psf, trajectory=path)
-    one_line(caught.value, f"{path}: is of no kind of trajectory known here; convert it to .dcd, ")
+    one_line(caught.value, f"{path}: unsupported trajectory format; convert it to .dcd, ")
     kinds = {kind[1:].upper() for kind in str(caught.value).replace(",", "").split() if kind.startswith(".")}
     from MDAnalysis import _READERS
 

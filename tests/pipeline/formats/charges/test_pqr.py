@@ -154,7 +154,7 @@ def test_any_line_end_and_no_last_one(tmp_path: Path, line_end: bytes) -> None:
         ("ATOM 1 N MET 1 1.0 6.134 inf -0.3 1.85", ("z coordinate", "inf", "finite")),
         ("ATOM 1 N MET 1 1.0 6.134 1.0 NaN 1.85", ("charge", "nan", "finite")),
         ("ATOM 1 N MET 1 1.0 6.134 1.0 1e999 1.85", ("charge", "inf", "finite")),
-        ("ATOM 1 N MET 1 1e308 1e308 1e308 1 1.85", ("beyond all reason",)),
+        ("ATOM 1 N MET 1 1e308 1e308 1e308 1 1.85", ("the sum of its numbers overflows",)),
         ("ATOM      1  N   MET A   1     -67.825-100.826  12.300", ("no charge and radius", "column 55")),
         ("ATOM      1  N   MET A   1     -67.825-100.826  12.300 -0.3000 abc", ("column 55",)),
         ("ATOM      1  N   MET A   1     -67.825-100.8 6  12.300 -0.3000 1.85", ()),
@@ -192,9 +192,9 @@ def test_several_cells_must_be_one(tmp_path: Path) -> None:
         path = written(tmp_path, text)
         np.testing.assert_array_equal(read_pqr(path).cell, np.diag([10.0, 20, 30]))
     path = written(tmp_path, cell + GOOD + cell.replace("30", "31"))
-    with input_error(path, f"{path}:3: CRYST1 states another cell"):
+    with input_error(path, f"{path}:3: this CRYST1 differs from an earlier one"):
         read_pqr(path)
-    with input_error(path, f"{path}:3: CRYST1 states another cell"):
+    with input_error(path, f"{path}:3: this CRYST1 differs from an earlier one"):
         stated_cell(path, path.read_bytes())
 
 

@@ -31,8 +31,8 @@ def test_the_mean_of_each_block_however_it_is_read(
     tile_samples: int, shape: tuple[int, ...], axes: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preview, "TILE_SAMPLES", tile_samples)
-    monkeypatch.setattr("pipeline.formats.image.zarr.image._CHUNK_ROWS", 8)
-    monkeypatch.setattr("pipeline.formats.image.zarr.image._SMALLEST_BYTES", 1)
+    monkeypatch.setattr("pipeline.formats.image.zarr._CHUNK_ROWS", 8)
+    monkeypatch.setattr("pipeline.formats.image.zarr._SMALLEST_BYTES", 1)
     image = np.random.default_rng(5).integers(0, 256, shape).astype(np.uint8)
     write_image(tmp_path / f"a{suffix}", image, axes)
     write_preview(tmp_path / f"a{suffix}", tmp_path / "p.png", longest_side=10)

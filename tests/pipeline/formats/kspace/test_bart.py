@@ -116,16 +116,16 @@ def bart_files(folder):
     [
         ("k.cfl", b"x" * 479, "truncated: its .hdr promises 480 bytes, the file holds 479"),
         ("t.cfl", b"", "truncated"),
-        ("k.cfl", b"x" * 488, "holds 488 bytes, and its .hdr tells of 480: the two do not belong together"),
-        ("k.hdr", b"# Dimensions\n1 5 4 2\n", "holds 480 bytes, and its .hdr tells of 320"),
+        ("k.cfl", b"x" * 488, "holds 488 bytes, but its .hdr declares 480: the two do not belong together"),
+        ("k.hdr", b"# Dimensions\n1 5 4 2\n", "holds 480 bytes, but its .hdr declares 320"),
         ("k.hdr", b"", "the file is empty"),
         ("k.hdr", b"# Dimensions\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 four 3\n", "has no line of whole numbers"),
         ("k.hdr", b"# Dimensions\n1 5 -4 3\n", "numbers above 0 are needed"),
         ("k.hdr", b"# Dimensions\n" + b"1 " * 17, "1 to 16 numbers"),
-        ("k.hdr", b"# Dimensions\n5 4 1 3\n", "of no non-Cartesian k-space"),
-        ("k.hdr", b"# Dimensions\n1 4 5 3\n", "of no trajectory for the k-space (1, 4, 5, 3)"),
-        ("t.hdr", b"# Dimensions\n1 5 4 3\n", "of no trajectory for the k-space"),
+        ("k.hdr", b"# Dimensions\n5 4 1 3\n", "not those of non-Cartesian k-space"),
+        ("k.hdr", b"# Dimensions\n1 4 5 3\n", "not those of a trajectory for the k-space (1, 4, 5, 3)"),
+        ("t.hdr", b"# Dimensions\n1 5 4 3\n", "not those of a trajectory for the k-space"),
     ],
 )
 def test_damaged_pairs_are_one_line(tmp_path, name, content, message):
@@ -238,7 +238,7 @@ def test_npz_with_a_trajectory_a_time(tmp_path):
         ({"dcf": np.ones(7)}, "dcf is float64 (7,)"),
         ({"dcf": np.ones((SPOKES, SAMPLES), complex)}, "dcf is complex128 (4, 5); real (spoke, sample) = (4, 5)"),
         ({"dcf": np.full((SPOKES, SAMPLES), "1")}, "dcf is <U1"),
-        ({"kspace": np.array([{}], object)}, "is no .npz file of plain numbers"),
+        ({"kspace": np.array([{}], object)}, "not an .npz file of plain numbers"),
     ],
 )
 def test_npz_of_something_else_is_one_line(tmp_path, arrays, message):
@@ -267,18 +267,18 @@ def test_npz_that_is_damaged(tmp_path):
             open_kspace(tmp_path / "cut.npz")
     np.save(tmp_path / "plain.npy", np.zeros(3))
     (tmp_path / "plain.npz").write_bytes((tmp_path / "plain.npy").read_bytes())
-    with pytest.raises(InputError, match=r"is no \.npz file of plain numbers"):
+    with pytest.raises(InputError, match=r"not an \.npz file of plain numbers"):
         open_kspace(tmp_path / "plain.npz")
 
 
 def test_which_files_are_raw_data(tmp_path):
     bart_files(tmp_path)
     for path, extra, message in (
-        ("a.dcm", {}, "is no raw data that Millrace reads"),
+        ("a.dcm", {}, "unsupported raw data format; Millrace reads"),
         ("k.cfl", {}, "name it with --trajectory"),
         ("a.npz", {"trajectory": tmp_path / "t.cfl"}, "holds its own"),
-        ("k", {"trajectory": tmp_path / "t.cfl"}, "k: is no raw data that Millrace reads"),
-        ("k.cfl", {"trajectory": tmp_path / "t.npy"}, r"--trajectory \S*t.npy: is no .cfl with its .hdr"),
+        ("k", {"trajectory": tmp_path / "t.cfl"}, "k: unsupported raw data format"),
+        ("k.cfl", {"trajectory": tmp_path / "t.npy"}, r"--trajectory \S*t.npy: \S*k.cfl needs a .cfl with its .hdr"),
     ):
         with pytest.raises(InputError, match=message):
             open_kspace(tmp_path / path, **extra)

@@ -170,7 +170,7 @@ def test_noise_of_other_coils_is_no_noise_of_these(tmp_path):
     """Even where its numbers could be cut into as many coils."""
     noise = acquisition(np.ones((COILS - 1, 4 * COILS)), None, flags=NOISE_FLAG)
     path = write_ismrmrd(tmp_path / "a.h5", HEADER, [noise, *readouts(*scan(0))])
-    said = "acquisition 0, holds 48 numbers of 2 coils: not of 3, as the images have; --prewhiten no"
+    said = "acquisition 0, holds 48 numbers of 2 coils, but the images have 3; --prewhiten no"
     with open_kspace(path) as reader, pytest.raises(InputError, match=said):
         reader.noise()
 
@@ -230,15 +230,15 @@ def with_nan(values, place=5):
             [acquisition(np.zeros((2, 5)), None)] * 3,
             "hold no trajectory of 2 or 3 columns but 0 (the header says 'radial')",
         ),
-        ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none is of an image"),
+        ([acquisition(np.zeros((2, 5)), None, flags=DUMMY_FLAG)], "none of an image"),
         (damaged("active_channels", 2), "acquisitions differ in their number of coils: 2 has 2, 0 has"),
         (damaged("number_of_samples", 9), "acquisition 2 has 9 samples, acquisition 0 10"),
         (
             readouts(*scan(0), encoding_space_ref=1),
-            "are of encoding 1, counted from 0, and its XML header has 1 encoding;",
+            "refer to encoding 1, counted from 0, but its XML header has 1 encoding;",
         ),
         (damaged("encoding_space_ref", 1), "acquisitions differ in their encoding space: 2 has 1, 0 has 0"),
-        (damaged("discard_pre", 10), "acquisition 2 has no samples that count"),
+        (damaged("discard_pre", 10), "acquisition 2 discards all of its samples"),
         (
             damaged("data", lambda values: values[:-4]),
             "acquisition 2 holds 56 numbers where its header promises 3 coils",
@@ -269,13 +269,13 @@ def test_a_damaged_scan_is_one_line(tmp_path, records, message):
         ("<ismrmrd", "its XML header is damaged"),
         (HEADER.replace("<x>32</x>", "<x>many</x>", 1), "has 'many' as encodedSpace/matrixSize/x"),
         (HEADER.replace("<x>32</x>", "", 1), "has no encodedSpace/matrixSize/x"),
-        (HEADER.replace("<x>32</x>", "<x>0</x>", 1), "makes no image"),
-        (HEADER.replace("<x>32</x>", "<x>nan</x>", 1), "makes no image"),
-        (HEADER.replace("<x>32</x>", "<x>inf</x>", 1), "makes no image"),
+        (HEADER.replace("<x>32</x>", "<x>0</x>", 1), "is out of range"),
+        (HEADER.replace("<x>32</x>", "<x>nan</x>", 1), "is out of range"),
+        (HEADER.replace("<x>32</x>", "<x>inf</x>", 1), "is out of range"),
         (HEADER.replace('"1.0"', '"1.0" encoding="euc-jp"'), "its XML header is damaged: multi-byte encodings"),
         (HEADER.replace('"1.0"', '"1.0" encoding="none"'), "its XML header is damaged: unknown encoding: none"),
-        (HEADER.replace("<x>320.0</x>", "<x>-1</x>", 1), "makes no image"),
-        (HEADER.replace("<x>320.0</x>", "<x>1e39</x>", 1), "makes no image"),
+        (HEADER.replace("<x>320.0</x>", "<x>-1</x>", 1), "is out of range"),
+        (HEADER.replace("<x>320.0</x>", "<x>1e39</x>", 1), "is out of range"),
     ],
 )
 def test_a_damaged_header_is_one_line(tmp_path, header, message):
@@ -313,7 +313,7 @@ def test_other_files_are_refused(tmp_path):
         file["dataset/data"], file["dataset/xml"] = np.zeros(3), b"x"
     for name, message in (
         ("none.h5", "no such file"),
-        ("text.h5", "is no HDF5 file.*; copy or export it again"),
+        ("text.h5", "not an HDF5 file.*; copy or export it again"),
         ("empty.h5", "empty.h5: the file is empty; copy or export it again"),
         ("other.h5", "no group with xml and data"),
         ("wrong.h5", "holds no acquisitions"),

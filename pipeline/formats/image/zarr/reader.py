@@ -1,0 +1,153 @@
+"""Reading regions of a Zarr image, chunk by chunk through the zarr library."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.blosc import use_checked_blosc
+from pipeline.errors import InputError, MillraceError
+from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Region, require_fit
+from pipeline.formats.image.zarr.layout import Layout, find_array
+from pipeline.storage.positional import reading
+
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+_LARGEST_CHUNK_BYTES = 1 << 30
+# numcodecs' codecs that execute what they read, or return Python objects.
+_REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
+
+
+class ZarrReader(ImageReader):
+    """Decodes the chunks that a region touches; missing ones are read as the fill value."""
+
+    def __init__(self, path: Path) -> None:
+        """InputError if the metadata is damaged, offers no single image, or needs a codec that is not installed."""
+        self.path = path
+        self._array, self._layout = _open(path)
+        dtype = np.dtype(self._array.dtype).newbyteorder("=")
+        if dtype.name not in DTYPES:
+            raise InputError(f"{path}: {dtype.name} samples are not supported; {', '.join(DTYPES)} are: convert it")
+        self._chunk: tuple[int, ...] = tuple(self._array.chunks)
+        chunk_bytes = math.prod(self._chunk) * dtype.itemsize
+        if min(self._chunk) < 1 or chunk_bytes > _LARGEST_CHUNK_BYTES:
+            raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
+        shape = self._layout.shape(self._array.shape)
+        self.header = ImageHeader(shape=shape, axes=self._layout.axes, dtype=dtype, metadata=self._layout.metadata)
+        self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
+        across = math.prod(
+            -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"
+        )
+        self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        require_fit(self.header, region, out)
+        if out.size == 0:
+            return
+        spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
+        wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
+        grid = [range(start // c, -(-stop // c)) for (start, stop), c in zip(wanted, self._chunk, strict=True)]
+        target = self._in_stored_order(out)
+        busy = [place for place in itertools.product(*grid) if not self._copy(place, wanted, target, wait=False)]
+        for place in busy:
+            self._copy(place, wanted, target, wait=True)
+
+    def hold_at_most(self, budget_bytes: int) -> int:
+        return self._cache.hold_at_most(budget_bytes)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _in_stored_order(self, out: NDArray[Any]) -> NDArray[Any]:
+        """A view of `out` with the array's axes, in the array's order."""
+        moved = out.transpose(np.argsort(self._layout.order))
+        absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
+        return np.expand_dims(moved, absent)
+
+    def _copy(self, place: tuple[int, ...], wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
+        """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
+        chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
+        if chunk is None:
+            return False
+        into, within = [], []
+        for (start, stop), index, size in zip(wanted, place, self._chunk, strict=True):
+            first, last = max(start, index * size), min(stop, (index + 1) * size)
+            into.append(slice(first - start, last - start))
+            within.append(slice(first - index * size, last - index * size))
+        target[tuple(into)] = chunk[tuple(within)]
+        return True
+
+    def _decode(self, place: tuple[int, ...]) -> NDArray[Any]:
+        corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
+        box = tuple(
+            slice(first, min(first + size, end))
+            for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
+        )
+        with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
+            return np.asarray(self._array[box])
+
+
+def _open(path: Path) -> tuple[Any, Layout]:
+    """Open the image's array; only metadata is read."""
+    if path.is_file():
+        raise InputError(f"{path}: is a file, but a Zarr image is a folder; unpack it, or name a folder")
+    with reading(path):
+        names = {entry.name for entry in path.iterdir()}
+    mark = next((mark for mark in MARKS if mark in names), None)
+    if mark is None:
+        raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
+    import zarr
+
+    from pipeline.formats.image.zarr.lazy_store import RegularFiles
+
+    use_checked_blosc()
+    with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
+        # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
+        warnings.simplefilter("ignore")
+        store = RegularFiles(path, read_only=True)
+        node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
+        array, layout = find_array(node, path)
+        refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
+    if refused:
+        raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")
+    return array, layout
+
+
+def _codec_names(metadata: Any) -> Iterator[str]:
+    """The names of all codecs in an array's metadata, including those within shards."""
+    if isinstance(metadata, dict):
+        for key, value in metadata.items():
+            if key in ("id", "name") and isinstance(value, str):
+                yield value.removeprefix("numcodecs.")
+            else:
+                yield from _codec_names(value)
+    elif isinstance(metadata, list | tuple):
+        for value in metadata:
+            yield from _codec_names(value)
+
+
+@contextmanager
+def _translated(path: Path, what: str) -> Iterator[None]:
+    """Translate OSError as `reading` does, and all other errors of zarr and its codecs to InputError."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except json.JSONDecodeError as exc:
+        raise InputError(f"{path}: {what}: not JSON ({exc}); copy or export it again") from exc
+    except Exception as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:  # gzip's errors are OSErrors without a number
+            with reading(path):
+                raise
+        # The errors of zarr, numcodecs and the codecs have no common ancestor; a damaged size may raise MemoryError.
+        words = " ".join(f"{type(exc).__name__} {exc}".split())[:160]
+        raise InputError(f"{path}: {what} ({words}); damaged, or a codec is missing: export it again") from exc
