@@ -132,3 +132,20 @@ def test_no_chunk_is_entered_before_its_notes_are():
     for thread in threads:
         thread.join(60)
     assert told(order) == [((0,), [0, 1]), ((1,), [])]
+
+
+def test_an_unexpected_error_of_the_thread_fails_the_job():
+    """A job must not run on for hours without a ledger."""
+    output, failed = Notes(), threading.Event()
+
+    def broken():
+        failed.set()
+        raise ArithmeticError("a bug in flush")
+
+    output.flush = broken
+    with suppress(ArithmeticError), Checkpoints(Entered(), output, "cpu", 0.01) as checkpoints:
+        write(output, checkpoints, 0)
+        assert failed.wait(60)
+        checkpoints._thread.join(60)
+        with pytest.raises(ArithmeticError, match="a bug in flush"):
+            write(output, checkpoints, 1)
