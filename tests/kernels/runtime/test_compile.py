@@ -68,7 +68,6 @@ EARLY = (
 MEMORY = re.compile(r"\b(?:ld|st|red|atom|prefetch|cp)\.[\w.:]*global")
 
 
-@pytest.mark.slow
 def test_kernels_that_wait_for_earlier_ones_touch_no_memory_before() -> None:
     compiled = compile_for("smoothing", "compute_90", EARLY)
     bodies = re.split(r"\.entry ", compiled.code.decode())[1:]
