@@ -50,6 +50,7 @@ def test_columns_of_narrow_values_stay_in_registers() -> None:
     assert set(re.findall(r"(\d+) bytes spill", spilled)) == {"0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 def test_running_boxes_compile_as_races_are_looked_for(architecture: str) -> None:
     entries = ("box_running<unsigned char, 3, 15, 1, 16>", "box_column_sums<3, 15, 16>")

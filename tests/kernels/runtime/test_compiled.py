@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kernels.runtime import compiled
 
 # While Numba imports the module that would look for the BLAS, another thread imports it from SciPy.
@@ -44,6 +46,7 @@ def test_another_thread_finds_the_blas_meanwhile() -> None:
     assert run(BESIDE_SCIPY) == "found\n"
 
 
+@pytest.mark.slow
 def test_a_constant_of_another_file_that_changes_is_compiled_anew(tmp_path: Path, monkeypatch: Any) -> None:
     """Numba dates its cache by the function's own file, and compiles constants into the code."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))

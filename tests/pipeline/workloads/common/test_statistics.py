@@ -178,6 +178,7 @@ def entries(folder):
     return [*folder.glob("2.npy.ledger/chunks-*.json")]
 
 
+@pytest.mark.slow
 def test_one_two_and_four_processes_kills_and_a_resumed_run_give_the_same(folder, millrace):
     assert millrace(*smooth("1.npy", "--quiet")) == (0, "", "")
     with running(*smooth("2.npy", "--workers", 2, *SMALL), cwd=folder) as process:

@@ -1,0 +1,92 @@
+"""Numba: its function cache, how it looks for BLAS, and its code generator's helpers."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numba.np.linalg
+import pytest
+from numba.core import cgutils
+from numba.core.caching import FunctionCache
+
+from kernels.runtime import compiled
+
+
+def plain(value: int) -> int:
+    return value + 1
+
+
+def test_arraymath_asks_ensure_blas_and_takes_an_import_error_for_no_blas() -> None:
+    """Otherwise every start loads SciPy, or fails."""
+    code = "import sys, kernels.runtime.compiled, numba.np.arraymath as m; "
+    code += "print('scipy.linalg' in sys.modules, m._HAVE_BLAS)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "False"]
+    assert list(inspect.signature(numba.np.linalg.ensure_blas).parameters) == []
+
+
+def test_a_dispatcher_loads_through_its_cache_attribute() -> None:
+    """`compiled` puts a cache of its own there."""
+    asked: list[Any] = []
+
+    class Cache:
+        def load_overload(self, sig: Any, target_context: Any) -> None:
+            asked.append((sig, target_context))
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            asked.append((sig, data))
+
+    body = numba.njit(plain)
+    assert hasattr(body, "_cache")
+    body._cache = Cache()
+    assert body(1) == 2
+    assert len(asked) == 2  # asked for, compiled, and handed over to be kept
+
+
+def test_the_index_key_tells_the_functions_that_the_cache_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`compiled` adds the constants of other files to the key, from the function that the cache holds."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    asked: list[tuple[Any, ...]] = []
+
+    class Cache(FunctionCache):
+        def _index_key(self, sig: Any, codegen: Any) -> Any:
+            asked.append(super()._index_key(sig, codegen))
+            return asked[-1]
+
+    body = numba.njit(plain)
+    body._cache = cache = Cache(plain)
+    body(1)
+    assert cache._py_func is plain
+    assert len(asked) == 2  # as it loads, and as it saves
+    assert all(isinstance(key, tuple) for key in asked)
+
+
+def test_files_are_kept_where_cache_dir_pointed_when_the_cache_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    body = compiled.compiled(plain)
+    assert Path(body._cache.cache_path).is_relative_to(tmp_path)
+    body(1)
+    assert len(list(tmp_path.rglob("*.nbi"))) == 1
+    body._cache.flush()  # empties the index: what is damaged is compiled anew
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("alloca_once_value", ["builder", "value"]),
+        ("for_range", ["builder", "count"]),
+        ("for_range_slice", ["builder", "start", "stop", "step"]),
+        ("get_or_insert_function", ["module", "fnty", "name"]),
+    ],
+)
+def test_cgutils_takes_what_the_cpu_bodies_give_it(name: str, parameters: list[str]) -> None:
+    assert list(inspect.signature(getattr(cgutils, name)).parameters)[: len(parameters)] == parameters
