@@ -8,9 +8,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`from pipeline import Client`, and nothing of it loaded before."""
+    """`from pipeline import Client, image_operator`, and nothing of them loaded before."""
     if name == "Client":
         from pipeline.client import Client
 
         return Client
+    if name == "image_operator":
+        from pipeline.workloads.operator import image_operator
+
+        return image_operator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,6 +33,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
+from pipeline.workloads import unusable
 
 LOG = logging.getLogger("millrace.service")
 # What is left of SIGTERM's patience once runs have stopped: for answers under way.
@@ -56,6 +57,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     roots = DataRoots(settings.data_roots, but=settings.state_dir)
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
+    for line in unusable():
+        LOG.warning("%s", line)
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
