@@ -22,7 +22,7 @@ from pipeline.cluster.segments import (
     run_segment,
 )
 from pipeline.errors import ClusterError, MillraceError, OperatorError
-from pipeline.workloads import runs_own_code
+from pipeline.workloads import LOCAL_ONLY, runs_own_code
 
 LIVENESS_SECONDS = 0.5
 # A job that is stopped leaves chunks in hand so long to be finished; whoever stops it waits a little longer.
@@ -114,9 +114,11 @@ class SegmentTasks:
                 f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
             ) from error
         if isinstance(error, KilledWorker) and runs_own_code(self._job.spec.workload):
+            spec = self._job.spec
+            name = getattr(spec.parameters, "function", "") if spec.workload in LOCAL_ONLY else spec.workload
             raise OperatorError(
-                f"operator {self._job.spec.workload}: {chunks} took down {error.allowed_failures + 1} workers of "
-                f"{self._where}, one after another: see their logs"
+                f"{name}: {chunks} took down {error.allowed_failures + 1} workers of {self._where}, one after another: "
+                "see their logs"
             ) from error
         if self._attempts[segment] == MOST_ATTEMPTS:
             raise ClusterError(
