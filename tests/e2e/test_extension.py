@@ -1,5 +1,5 @@
-"""The package of docs/template, installed into an environment that had nothing of it: its operator and its full workload
-run by the command, over worker processes, in the service and on a GPU."""
+"""The package of docs/template, installed into a folder of its own: its operator and its full workload run by the command,
+over worker processes, in the service and on a GPU."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ def test_a_service_runs_both(folder, installed, tmp_path, monkeypatch):
     url = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("MILLRACE_URL", url)
     with server(tmp_path, port, "--workers", "1"), Client(url) as client:
-        assert [each["name"] for each in client.workloads()] == ["bin", "coulomb", "failing", "mri", "smooth", "unsharp"]
+        names = [each["name"] for each in client.workloads()]
+        assert names == ["bin", "coulomb", "failing", "mri", "smooth", "unsharp"]
         page = httpx2.get(f"{url}/submit?workload=unsharp").text
         assert 'data-parameter="radius"' in page
         jobs = [
