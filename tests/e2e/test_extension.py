@@ -1,5 +1,5 @@
-"""The package of docs/template, installed into a folder of its own: its operator and its full workload run by the command,
-over worker processes, in the service and on a GPU."""
+"""The package of docs/template, installed into a folder of its own: its operator and its full workload run by the
+command, over worker processes, in the service and on a GPU."""
 
 from __future__ import annotations
 
