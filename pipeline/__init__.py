@@ -8,9 +8,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `Client` on first use."""
+    """Loads `Client` and `image_operator` on first use."""
     if name == "Client":
         from pipeline.client import Client
 
         return Client
+    if name == "image_operator":
+        from pipeline.workloads.operator import image_operator
+
+        return image_operator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ MillraceError                 not the user's mistake: exit code 1
 │       ├── RankLost          a rank's process or host is gone
 │       ├── DeadlineExceeded  a rank did not join or finish the collective in time
 │       └── Aborted           another rank or the service gave up
+├── OperatorError             somebody's own function failed, or killed its workers
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
 └── UserError                 the user can correct it: exit code 2
@@ -112,6 +113,17 @@ class DeadlineExceeded(CommunicatorError):
 
 class Aborted(CommunicatorError):
     """Another rank or the service gave the communicator up."""
+
+
+class OperatorError(MillraceError):
+    """An operator's function failed; its job is not tried again.
+
+    trace : the function's traceback, for logs; may be empty
+    """
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class ServiceError(MillraceError):

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args, get_origin
 
 import click
 
@@ -17,7 +17,7 @@ from pipeline.cli import local as local_commands
 from pipeline.cli import service as service_commands
 from pipeline.cli.kernels import kernels_group
 from pipeline.cli.stdout import open_closed_streams, settle, watched_stdout
-from pipeline.errors import MillraceError, printable, shortage
+from pipeline.errors import MillraceError, OperatorError, printable, shortage
 from pipeline.stopping import Stopped, raise_on_signals
 
 
@@ -41,8 +41,10 @@ class WorkloadGroup(click.Group, ABC):
         """Runs the subcommand."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        from pipeline.workloads import workloads
+        from pipeline.workloads import unusable, workloads
 
+        for line in unusable():
+            click.echo(f"millrace: {printable(line)}", err=True)
         return list(workloads())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
@@ -72,6 +74,11 @@ class RunGroup(WorkloadGroup):
 
     def further_options(self) -> list[click.Option]:
         return local_commands.run_options()
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        from pipeline.workloads import LOCAL_ONLY
+
+        return sorted([*super().list_commands(context), *LOCAL_ONLY])
 
     def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
         local_commands.run(workload, parameters, **options)
@@ -115,12 +122,16 @@ def _parameter_option(name: str, info: Any) -> click.Option:
     alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
     choices = [choice for each in alternatives for choice in get_args(each) if isinstance(choice, str)]
     text = info.description or ""
-    if info.default is not None:
-        text += f" [default: {info.default}]"
+    several = get_origin(info.annotation) is dict
+    if info.is_required():
+        text += " [required]"
+    elif info.default is not None and not several:
+        text += f" [default: {','.join(map(str, info.default)) if isinstance(info.default, tuple) else info.default}]"
     return click.Option(
         [f"--{name.replace('_', '-')}", name],
+        multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else name.upper(),
+        metavar=None if choices else "NAME=VALUE" if several else name.upper(),
         help=text,
     )
 
@@ -140,6 +151,8 @@ def main() -> NoReturn:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except MillraceError as error:
+        if isinstance(error, OperatorError) and os.environ.get("MILLRACE_DEBUG"):
+            click.echo(error.trace, err=True, nl=False)
         _fail("; ".join([str(error), *local_commands.kept]), error.exit_code)
     except Stopped as stop:
         _fail("; ".join([str(stop), *local_commands.left_behind()]), 128 + stop.signal)

@@ -134,11 +134,13 @@ def run(
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
-    from pipeline.workloads import JobSpec, workload_named
+    from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.protocol import Prefetches
 
     _begun.append(output)
     settings = load_settings(flags, file=config)
+    if workload in LOCAL_ONLY and settings.scheduler is not None:
+        raise ParameterError(f"{workload} runs on this machine alone: leave --scheduler out")
     spec = JobSpec(workload=workload, input=input, output=output, parameters=_parameters(workload, parameters))
     if preview is not None:
         check_preview(spec, preview)

@@ -14,7 +14,7 @@ from pipeline import metrics
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job, write_preview
 from pipeline.engine.stages import StageRecord, StageTotals
-from pipeline.errors import AuditError, MillraceError, UserError, counted, shortage
+from pipeline.errors import AuditError, MillraceError, OperatorError, UserError, counted, shortage
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.parameters import parameters_of
@@ -84,7 +84,9 @@ class Run:
             return Published(epoch), Facts(receipt=receipt)
         except _StopRequested:
             return Stopped(epoch), Facts()
-        except (UserError, AuditError) as error:
+        except (UserError, AuditError, OperatorError) as error:
+            for line in error.trace.splitlines() if isinstance(error, OperatorError) else ():
+                self.log(line)
             metrics.count_error(error)
             return Failed(epoch, str(error), transient=False), Facts()
         except MillraceError as error:

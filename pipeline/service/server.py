@@ -35,6 +35,7 @@ from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
 from pipeline.stopping import SIGNALS
+from pipeline.workloads import unusable
 
 LOG = logging.getLogger("millrace.service")
 # Time for open answers to finish once runs have stopped.
@@ -60,6 +61,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     roots = DataRoots(settings.data_roots, but=settings.state_dir)
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
+    for line in unusable():
+        LOG.warning("%s", line)
     with ExitStack() as stack:
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)

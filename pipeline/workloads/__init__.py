@@ -11,7 +11,7 @@ from pipeline.workloads.protocol import (
     Plan,
     Workload,
 )
-from pipeline.workloads.registry import workload_named, workloads
+from pipeline.workloads.registry import LOCAL_ONLY, runs_own_code, unusable, workload_named, workloads
 
 __all__ = ["ArraySpec", "Budget", "Chunk", "JobSpec", "JobSummary", "OpenJob", "Parameters", "Plan", "Workload"]
-__all__ += ["workload_named", "workloads"]
+__all__ += ["LOCAL_ONLY", "runs_own_code", "unusable", "workload_named", "workloads"]

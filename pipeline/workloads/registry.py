@@ -1,17 +1,34 @@
-"""The kinds of job there are, by name."""
+"""The kinds of job there are, by name: those built in, and those of installed packages.
+
+A package offers workloads by entry points of the group `millrace.workloads`: a `Workload`, a class of such, or an
+operator. One that cannot be used is named in one line and leaves the others alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from pipeline.workloads.protocol import Workload
+from pipeline.errors import ParameterError
+from pipeline.workloads.protocol import Parameters, Workload
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "millrace.workloads"
 
 
 def _coulomb() -> Workload:
     from pipeline.workloads.coulomb import Coulomb
 
     return Coulomb()
+
+
+def _map() -> Workload:
+    from pipeline.workloads.operator.map_function import MapFunction
+
+    return MapFunction()
 
 
 def _mri() -> Workload:
@@ -28,14 +45,82 @@ def _smooth() -> Workload:
 
 # Each is imported when it is first asked for.
 _BUILT_IN: dict[str, Callable[[], Workload]] = {"coulomb": _coulomb, "mri": _mri, "smooth": _smooth}
+# Code of whoever runs the command: no service runs it.
+LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": _map}
 
 
-@cache
 def workload_named(name: str) -> Workload:
-    """One workload, without importing the others. KeyError if there is none of that name."""
-    return _BUILT_IN[name]()
+    """One workload, without importing the others. KeyError if there is none of that name, ParameterError if it is an
+    installed package's that cannot be used."""
+    found = _built_in(name) if name in _BUILT_IN or name in LOCAL_ONLY else _installed(name)
+    if isinstance(found, str):
+        raise ParameterError(found)
+    return found
 
 
 def workloads() -> dict[str, Workload]:
-    """Every workload by its name, in alphabetical order."""
-    return {name: workload_named(name) for name in _BUILT_IN}
+    """Every workload that a service can run, by its name, in alphabetical order."""
+    installed = {name: _installed(name) for name in _offered() if name not in _BUILT_IN and name not in LOCAL_ONLY}
+    usable = {name: found for name, found in installed.items() if not isinstance(found, str)}
+    return dict(sorted({**{name: _built_in(name) for name in _BUILT_IN}, **usable}.items()))
+
+
+def unusable() -> list[str]:
+    """One line for each workload of an installed package that cannot be used."""
+    return [found for name in sorted(_offered()) if isinstance(found := _installed(name), str)]
+
+
+def runs_own_code(name: str) -> bool:
+    """Whether a workload is not Millrace's: what kills its workers is then its author's to mend."""
+    return name not in _BUILT_IN
+
+
+@cache
+def _built_in(name: str) -> Workload:
+    return {**_BUILT_IN, **LOCAL_ONLY}[name]()
+
+
+@cache
+def _offered() -> dict[str, list[EntryPoint]]:
+    """What installed packages offer, by name."""
+    from importlib.metadata import entry_points
+
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+@cache
+def _installed(name: str) -> Workload | str:
+    """A package's workload, or why it cannot be used. KeyError if none offers one of that name."""
+    offered = _offered()[name]
+    packages = sorted(point.dist.name if point.dist else point.value for point in offered)
+    if name in _BUILT_IN or name in LOCAL_ONLY:
+        packages.append("Millrace itself")
+    if len(packages) > 1:
+        return f"workload {name} is offered by {' and by '.join(packages)}: uninstall or rename one of them"
+    try:
+        found = offered[0].load()
+        workload = found() if isinstance(found, type) else found
+        fault = _fault(name, workload)
+    except (Exception, SystemExit) as error:
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return workload if fault is None else f"workload {name} of the package {packages[0]} cannot be used: {fault}"
+
+
+def _fault(name: str, workload: Any) -> str | None:
+    """Why an object is no workload of that name; None if it is one."""
+    from pipeline.workloads.operator.parameters import RESERVED
+
+    lacking = [each for each in ("name", "summary", "unit", "Parameters", "check_output", "open")
+               if not hasattr(workload, each)]  # fmt: skip
+    if lacking:
+        return f"{type(workload).__name__} is no workload, it has no {lacking[0]}; decorate it with @image_operator?"
+    if workload.name != name:
+        return f"its entry point is called {name} and the workload {workload.name}: give both the same name"
+    model = workload.Parameters
+    if not (isinstance(model, type) and issubclass(model, Parameters)):
+        return "its Parameters must be a subclass of pipeline.workloads.Parameters"
+    taken = sorted(RESERVED & model.model_fields.keys())
+    return f"its parameter {taken[0]} is called like an option that every workload has" if taken else None

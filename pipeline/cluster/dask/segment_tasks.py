@@ -21,14 +21,16 @@ from pipeline.cluster.segments import (
     leaving,
     run_segment,
 )
-from pipeline.errors import ClusterError, MillraceError
+from pipeline.errors import ClusterError, MillraceError, OperatorError
+from pipeline.workloads import LOCAL_ONLY, runs_own_code
 
 LIVENESS_SECONDS = 0.5
 # A job that is stopped leaves chunks in hand so long to be finished; whoever stops it waits a little longer.
 FINISH_SECONDS = 4.0
 CLOSE_SECONDS = 5.0
-# A segment is tried so often. Each time Dask itself gives it up only after the death of several workers.
-MOST_ATTEMPTS = 4
+# A segment is tried so often. Each time Dask itself gives it up only after the death of several workers: three of ours.
+# A function that is not Millrace's is not tried again after these.
+MOST_ATTEMPTS = 6
 # Dask's topic under which workers tell how far segments have come; the scheduler keeps the newest such words.
 STAGES_TOPIC = "millrace-stages"
 
@@ -110,6 +112,13 @@ class SegmentTasks:
         if not worker_died:
             raise ClusterError(
                 f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
+            ) from error
+        if isinstance(error, KilledWorker) and runs_own_code(self._job.spec.workload):
+            spec = self._job.spec
+            name = getattr(spec.parameters, "function", "") if spec.workload in LOCAL_ONLY else spec.workload
+            raise OperatorError(
+                f"{name}: {chunks} took down {error.allowed_failures + 1} workers of {self._where}, one after another: "
+                "see their logs"
             ) from error
         if self._attempts[segment] == MOST_ATTEMPTS:
             raise ClusterError(

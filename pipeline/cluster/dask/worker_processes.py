@@ -45,6 +45,8 @@ _CONFIG = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.target": False,
     "distributed.admin.tick.limit": "30s",
+    # A task is given up after the third death of a worker that ran it.
+    "distributed.scheduler.allowed-failures": 2,
     # Its nanny brings a worker back however long that takes; Dask would end the nanny, and so the worker, for good.
     "distributed.deploy.lost-worker-timeout": "1h",
     "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],

@@ -21,22 +21,24 @@ UNALIGNED_PENALTY = 2.0
 class Tiling:
     """Extents of a chunk along each axis; the last chunk along an axis may be shorter.
 
-    halo  : samples that a chunk needs before and after along each axis
-    grain : the file's blocks along each axis, which cuts had better not part
+    halo       : samples that a chunk needs before and after along each axis
+    grain      : the file's blocks along each axis, which cuts had better not part
+    pads_uncut : the halo is read along every axis; else only along those that are cut
     """
 
     shape: tuple[int, ...]
     extents: tuple[int, ...]
     halo: tuple[tuple[int, int], ...]
     grain: tuple[int, ...]
+    pads_uncut: bool = False
 
     def is_cut(self, axis: int) -> bool:
         return self.extents[axis] < self.shape[axis]
 
     @property
     def chunk_halo(self) -> tuple[tuple[int, int], ...]:
-        """The halo that is read: none along an axis that no chunk cuts, where the border mode applies as it is."""
-        return tuple(halo if self.is_cut(axis) else (0, 0) for axis, halo in enumerate(self.halo))
+        """The halo that is read: by default none along an uncut axis, where the border mode applies as it is."""
+        return tuple(halo if self.pads_uncut or self.is_cut(axis) else (0, 0) for axis, halo in enumerate(self.halo))
 
     def input_samples(self) -> int:
         halos = self.chunk_halo
@@ -76,6 +78,7 @@ def best_tiling(
     *,
     channel_axis: int | None,
     grain: tuple[int, ...] | None = None,
+    pads_uncut: bool = False,
     budget_bytes: int,
     target_bytes: int,
 ) -> Tiling | None:
@@ -84,7 +87,8 @@ def best_tiling(
     Chunks grow past the target only where halos would otherwise be read too often, or blocks of the file parted.
     Channels are never parted. None where the budget does not hold the smallest chunk.
     """
-    uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain or (1,) * len(shape))
+    grain = grain or (1,) * len(shape)
+    uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain, pads_uncut=pads_uncut)
     limit = min(target_bytes, budget_bytes)
     best: Tiling | None = None
     while True:
@@ -111,9 +115,9 @@ def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int
     length = uncut.shape[0]
     row = replace(uncut, extents=(length, *inner))
     output_row = math.prod(inner)
-    input_row = row.input_samples() // length
+    input_row = math.prod(extent + sum(halo) for extent, halo in zip(inner, row.chunk_halo[1:], strict=True))
     samples = limit // itemsize
-    if length * (input_row + output_row) <= samples:
+    if row.input_samples() + row.output_samples() <= samples:
         return row
     longest = (samples - sum(uncut.halo[0]) * input_row) // (input_row + output_row)
     if longest < 1:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing import box, gaussian
 from kernels.smoothing.window import Window, box_window, gaussian_windows
-from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import ImageWriter, Region
+from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.halo import read_with_borders
+from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.common.statistics import ImageStatistics
-from pipeline.workloads.common.tiling import best_tiling
 from pipeline.workloads.paths import refuse_same_file
-from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan
+from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
 from pipeline.workloads.smoothing.audit import SmoothingAudit
 from pipeline.workloads.smoothing.parameters import DEFAULT_SIZE, SmoothingParameters
-
-# Each chunk of a plan takes 700 bytes of memory and 10 µs: of more, chunks are made larger.
-MOST_CHUNKS = 1 << 18
 
 
 class Smoothing:
@@ -60,7 +54,7 @@ class SmoothingJob:
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
-            self._check_cval()
+            check_cval(self.parameters.cval, self.header, spec.input)
             sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
             self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
             self._audit = SmoothingAudit(self._reader, self._windows, sigmas, self.parameters, self._statistics)
@@ -125,77 +119,18 @@ class SmoothingJob:
         except (TypeError, ValueError) as error:
             raise ParameterError(f"--{asked.named(str(error))}: {error}") from error
 
-    def _check_cval(self) -> None:
-        dtype, cval = self.header.dtype, self.parameters.cval
-        if dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                stored = float(dtype.type(cval))
-            if math.isinf(stored) and not math.isinf(cval):
-                raise ParameterError(
-                    f"--cval {cval:g} is beyond the {dtype.name} of {self.spec.input}, which ends at "
-                    f"{np.finfo(dtype).max:g}: give less, or inf"
-                )
-            return
-        low, high = np.iinfo(dtype).min, self.header.maxval or np.iinfo(dtype).max
-        if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
-            raise ParameterError(f"--cval must be a whole number in {low} … {high} for {self.spec.input}; got {cval:g}")
-
     # The plan
 
     def plan(self, budget: Budget) -> Plan:
-        budget_bytes, target_bytes = budget.budget_bytes, budget.target_bytes
-        shape, dtype, asked_bytes = self.header.shape, self.header.dtype, budget_bytes
-        if self._statistics is not None:
-            budget_bytes = min(budget_bytes - self._statistics.spec.nbytes, self._statistics.most_bytes)
-        halo = [(0, 0)] * len(shape)
+        halo = [(0, 0)] * len(self.header.shape)
         for window in self._windows:
             halo[window.axis] = (window.before, window.after)
-        channel_axis, grain = self.header.channel_axis, self._grain()
-        tilings = partial(best_tiling, shape, halo, dtype.itemsize, channel_axis=channel_axis, grain=grain)
-        tiling = tilings(budget_bytes=budget_bytes, target_bytes=target_bytes)
-        while tiling is not None and tiling.count > MOST_CHUNKS:
-            if target_bytes >= budget_bytes:
-                too_many = math.ceil(tiling.count / MOST_CHUNKS)
-                raise ParameterError(
-                    f"--memory is too small for {self.spec.input}, which would be cut into {tiling.count:,} chunks, "
-                    f"more than {MOST_CHUNKS:,}: raise it to {too_many} times as much"
-                )
-            target_bytes = min(2 * target_bytes, budget_bytes)
-            tiling = tilings(budget_bytes=budget_bytes, target_bytes=target_bytes)
-        if tiling is None:
-            needed = max(budget_bytes, 1)
-            while tilings(budget_bytes=needed, target_bytes=needed) is None:
-                needed += -(-needed // 8)
-            times = math.ceil(10 * (needed + asked_bytes - budget_bytes) / max(asked_bytes, 1)) / 10
-            raise ParameterError(
-                f"--memory is too small for one chunk of {self.spec.input} with its halo, which takes "
-                f"{format_bytes(needed)}: raise it to {times:g} times as much"
-            )
-        regions = enumerate(tiling.regions())
-        chunks = tuple(self._chunk(index, region, tiling.chunk_halo) for index, region in regions)
-        if self._statistics is not None:
-            self._statistics.forget(len(chunks))
-        return Plan(chunks=chunks)
-
-    def _grain(self) -> tuple[int, ...]:
-        """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
-        shape = self.header.shape
-        unit = (1,) * len(shape)
-        written = images.format_for_output(self.spec.output).block_shape(self.header) or unit
-        read = self._reader.block_shape or unit
-        both = (math.lcm(*blocks) for blocks in zip(read, written, strict=True))
-        return tuple(one if one <= n else own for one, own, n in zip(both, written, shape, strict=True))
-
-    def _chunk(self, index: int, region: Region, halo: tuple[tuple[int, int], ...]) -> Chunk:
-        dtype = self.header.dtype
-        return Chunk(
-            index=index,
-            region=region,
-            halo=halo,
-            inputs=(ArraySpec(_grown(region, halo).shape, dtype),),
-            outputs=(ArraySpec(region.shape, dtype), *((self._statistics.spec,) if self._statistics else ())),
-            work=math.prod(n for n, letter in zip(region.shape, self.header.axes, strict=True) if letter != "C"),
-        )
+        counted = self._statistics
+        if counted is None:
+            return plan_image(self._reader, self.spec, budget, halo)
+        plan = plan_image(self._reader, self.spec, budget, halo, further=counted.spec, most_bytes=counted.most_bytes)
+        counted.forget(len(plan.chunks))
+        return plan
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._reader.hold_at_most(budget_bytes)
@@ -206,7 +141,7 @@ class SmoothingJob:
         return images.create_image(self.spec.output, self.header, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
-        region = _grown(chunk.region, chunk.halo)
+        region = grown(chunk.region, chunk.halo)
         read_with_borders(self._reader, region, self.parameters.mode, self.parameters.cval, inputs[0])
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
@@ -246,10 +181,3 @@ class SmoothingJob:
 
     def close(self) -> None:
         self._reader.close()
-
-
-def _grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
-    return Region(
-        tuple(start - before for start, (before, _) in zip(region.start, halo, strict=True)),
-        tuple(stop + after for stop, (_, after) in zip(region.stop, halo, strict=True)),
-    )

@@ -594,10 +594,10 @@ def test_a_private_result_stays_private(folder, millrace):
 
 def test_chunks_are_made_larger_rather_than_too_many(folder, millrace, monkeypatch):
     """A plan of millions of chunks would itself take gigabytes."""
-    from pipeline.workloads import smoothing
+    from pipeline.workloads.common import image_plan
 
     np.save(folder / "long.npy", np.zeros((1000, 2000), np.uint8))
-    monkeypatch.setattr(smoothing, "MOST_CHUNKS", 10)
+    monkeypatch.setattr(image_plan, "MOST_CHUNKS", 10)
     arguments = ("run", "smooth", "long.npy", "out.npy", "--dry-run")
     code, out, _ = millrace(*arguments, "--json", "--chunk-bytes", "1")
     assert (code, 1 < json.loads(out)["chunks"] <= 10) == (0, True)

@@ -181,7 +181,9 @@ def tasks_with(outcomes):
         cancel=lambda *args, **how: None,
         run=lambda *args, **how: None,
     )
-    return SegmentTasks(client, SimpleNamespace(name="job"), WHERE, lambda: None), asked
+    return SegmentTasks(
+        client, SimpleNamespace(name="job", spec=SimpleNamespace(workload="smooth")), WHERE, lambda: None
+    ), asked
 
 
 SEGMENT = Segment(chunks=(3, 4))

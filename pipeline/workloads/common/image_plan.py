@@ -1,0 +1,122 @@
+"""Cutting an image job into chunks, each read with its halo: what every filter of images plans alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import format_bytes
+from pipeline.errors import ParameterError
+from pipeline.formats import image as images
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.workloads.common.tiling import Tiling, best_tiling
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, Plan
+
+# Each chunk of a plan takes 700 bytes of memory and 10 µs: of more, chunks are made larger.
+MOST_CHUNKS = 1 << 18
+
+
+def plan_image(
+    reader: ImageReader,
+    spec: JobSpec,
+    budget: Budget,
+    halo: Sequence[tuple[int, int]],
+    *,
+    header: ImageHeader | None = None,
+    further: ArraySpec | None = None,
+    most_bytes: int | None = None,
+    pads_uncut: bool = False,
+) -> Plan:
+    """Cut an image along the blocks of its input and output.
+
+    halo       : samples that a chunk needs before and after along each axis
+    header     : of the output, of the input's shape; None: the input's
+    further    : an output of each chunk besides the samples
+    most_bytes : of a chunk's input and output samples together
+    pads_uncut : chunks hold the halo along every axis; else only along those that are cut
+
+    Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
+    """
+    source, header = reader.header, header or reader.header
+    reserved = further.nbytes if further else 0
+    limit, target = budget.budget_bytes - reserved, budget.target_bytes
+    if most_bytes is not None:
+        limit = min(limit, most_bytes)
+    tilings = partial(
+        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
+        channel_axis=source.channel_axis, grain=_grain(reader, spec.output, header), pads_uncut=pads_uncut,
+    )  # fmt: skip
+    tiling = tilings(budget_bytes=limit, target_bytes=target)
+    while tiling is not None and tiling.count > MOST_CHUNKS:
+        if target >= limit:
+            too_many = math.ceil(tiling.count / MOST_CHUNKS)
+            raise ParameterError(
+                f"--memory is too small for {spec.input}, which would be cut into {tiling.count:,} chunks, "
+                f"more than {MOST_CHUNKS:,}: raise it to {too_many} times as much"
+            )
+        target = min(2 * target, limit)
+        tiling = tilings(budget_bytes=limit, target_bytes=target)
+    if tiling is None:
+        needed = max(limit, 1)
+        while tilings(budget_bytes=needed, target_bytes=needed) is None:
+            needed += -(-needed // 8)
+        times = math.ceil(10 * (needed + budget.budget_bytes - limit) / max(budget.budget_bytes, 1)) / 10
+        raise ParameterError(
+            f"--memory is too small for one chunk of {spec.input} with its halo, which takes "
+            f"{format_bytes(needed)}: raise it to {times:g} times as much"
+        )
+    return Plan(chunks=_chunks(tiling, source, header.dtype, (further,) if further else ()))
+
+
+def _grain(reader: ImageReader, output: Path, header: ImageHeader) -> tuple[int, ...]:
+    """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
+    unit = (1,) * len(header.shape)
+    written = images.format_for_output(output).block_shape(header) or unit
+    both = (math.lcm(*blocks) for blocks in zip(reader.block_shape or unit, written, strict=True))
+    return tuple(one if one <= n else own for one, own, n in zip(both, written, header.shape, strict=True))
+
+
+def _chunks(
+    tiling: Tiling, source: ImageHeader, dtype: np.dtype[Any], further: tuple[ArraySpec, ...]
+) -> tuple[Chunk, ...]:
+    halo = tiling.chunk_halo
+    return tuple(
+        Chunk(
+            index=index,
+            region=region,
+            halo=halo,
+            inputs=(ArraySpec(grown(region, halo).shape, source.dtype),),
+            outputs=(ArraySpec(region.shape, dtype), *further),
+            work=math.prod(n for n, letter in zip(region.shape, source.axes, strict=True) if letter != "C"),
+        )
+        for index, region in enumerate(tiling.regions())
+    )
+
+
+def grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
+    """The region with its halo."""
+    return Region(
+        tuple(start - before for start, (before, _) in zip(region.start, halo, strict=True)),
+        tuple(stop + after for stop, (_, after) in zip(region.stop, halo, strict=True)),
+    )
+
+
+def check_cval(cval: float, header: ImageHeader, path: Path) -> None:
+    """ParameterError if the dtype of the image does not hold the value beyond its edge."""
+    if header.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            stored = float(header.dtype.type(cval))
+        if math.isinf(stored) and not math.isinf(cval):
+            raise ParameterError(
+                f"--cval {cval:g} is beyond the {header.dtype.name} of {path}, which ends at "
+                f"{np.finfo(header.dtype).max:g}: give less, or inf"
+            )
+        return
+    low, high = np.iinfo(header.dtype).min, header.maxval or np.iinfo(header.dtype).max
+    if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
+        raise ParameterError(f"--cval must be a whole number in {low} … {high} for {path}; got {cval:g}")

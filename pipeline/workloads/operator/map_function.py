@@ -1,0 +1,115 @@
+"""`millrace run map IN OUT --function package.module:function`: somebody's plain function, on this machine alone."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from pipeline.errors import ParameterError
+from pipeline.formats import image as images
+from pipeline.workloads.operator import ImageOperator
+from pipeline.workloads.operator.job import Definition, OperatorJob
+from pipeline.workloads.operator.parameters import OperatorParameters
+from pipeline.workloads.protocol import JobSpec
+
+
+class MapParameters(OperatorParameters):
+    """The function, and what a decorator would declare with it."""
+
+    function: str = Field(description="package.module:function, of the folder that this is started in or installed")
+    halo: tuple[float, ...] | None = Field(
+        None, description="samples that it looks at on each side, for all axes or for each: 3 or 3,5 [default: 0]"
+    )
+    axes: str | None = Field(None, description="axes that it works along, such as YX [default: all but the channels]")
+    dtype: str | None = Field(None, description="of the result [default: the input's]")
+    param: dict[str, Any] = Field(
+        {}, description="a parameter of the function, read as JSON, else as text; may be repeated"
+    )
+
+    @field_validator("param", mode="before")
+    @classmethod
+    def _from_pairs(cls, value: Any) -> Any:
+        """Takes ["radius=3", …] of the command."""
+        if isinstance(value, dict):
+            return value
+        named = [pair.partition("=") for pair in value]
+        for name, equals, _ in named:
+            if not name or not equals:
+                raise ValueError("must be NAME=VALUE, such as radius=3")
+        return {name: _from_json(text) for name, _, text in named}
+
+
+class MapFunction:
+    """A plain function that takes the block first and its parameters by keyword, or an operator, as a `Workload`."""
+
+    name = "map"
+    summary = "Run a Python function of your own on blocks of an image, on this machine."
+    unit = "pixels"
+    Parameters = MapParameters
+
+    def check_output(self, path: Path) -> None:
+        images.format_for_output(path)
+
+    def open(self, spec: JobSpec) -> OperatorJob:
+        asked = spec.parameters
+        assert isinstance(asked, MapParameters)
+        function = _function_named(asked.function)
+        if isinstance(function, ImageOperator):
+            if declared := [name for name in ("halo", "axes", "dtype") if getattr(asked, name) is not None]:
+                raise ParameterError(f"--{declared[0]}: the operator {asked.function} declares its own; leave it out")
+            try:
+                parameters = function.Parameters(mode=asked.mode, cval=asked.cval, **asked.param)
+            except (TypeError, ValueError) as error:
+                raise ParameterError(f"--param: {' '.join(str(error).split())}") from error
+            return OperatorJob(spec, function.definition, parameters, parameters.own())
+        _check_arguments(function, asked)
+        halo = asked.halo or (0.0,)
+        definition = Definition(
+            name=asked.function, function=function, axes=asked.axes, dtype=asked.dtype,
+            halo=halo[0] if len(halo) == 1 else halo,
+        )  # fmt: skip
+        return OperatorJob(spec, definition, asked, asked.param)
+
+
+def _function_named(name: str) -> Any:
+    """What a module holds under that name. ParameterError if it cannot be imported or called."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, attributes = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ParameterError(
+            f"--function {name}: {type(error).__name__}: {said}; name it as package.module:function"
+        ) from error
+    if not callable(found):
+        raise ParameterError(f"--function {name}: is {type(found).__name__}, which cannot be called")
+    return found
+
+
+def _check_arguments(function: Any, asked: MapParameters) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of a function in C that does not tell
+    try:
+        signature.bind(None, **asked.param, **({"xp": None} if "xp" in signature.parameters else {}))
+    except TypeError as error:
+        raise ParameterError(f"--param: {asked.function} has {error}") from error
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
