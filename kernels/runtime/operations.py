@@ -13,8 +13,10 @@ _GROUPS = ("", "classic", "runtime")
 
 
 def names() -> list[str]:
-    """All operations (folders with test cases), in alphabetical order."""
-    return sorted(cases.parent.name for cases in (*FOLDER.glob("*/cases.py"), *FOLDER.glob("classic/*/cases.py")))
+    """The operations, in alphabetical order: every folder with CUDA kernels to launch."""
+    patterns = ("*/cuda.py", "*/cuda/__init__.py", "classic/*/cuda.py")
+    found = (path.parent if path.stem == "cuda" else path.parents[1] for each in patterns for path in FOLDER.glob(each))
+    return sorted(folder.name for folder in found)
 
 
 def get(name: str) -> ModuleType:

@@ -179,7 +179,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     }
 )
 
-# The error bound of each variant below float32: see kernels.classic.gemm.cases.error_bound.
+# The error bound of each variant below float32: see tests.kernels.classic.gemm.cases.error_bound.
 PRECISIONS: Mapping[str, str] = MappingProxyType({"tensor_3xtf32": "3xtf32", "tensor_tf32": "tf32"})
 
 

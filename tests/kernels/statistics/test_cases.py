@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kernels.statistics import DTYPES, MAX_SAMPLES, Totals, partial_shape, summarise
-from kernels.statistics.cases import CONTENTS, Case, cases, made
 from kernels.statistics.totals import sparse
+from tests.kernels.statistics.cases import CONTENTS, Case, cases, made
 
 
 @pytest.mark.parametrize("case", [*cases()], ids=lambda case: case.name)

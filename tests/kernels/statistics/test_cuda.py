@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kernels.statistics import DTYPES, _blocks, partial_shape, summarise
-from kernels.statistics.cases import Case, cases, made
 from kernels.statistics.cuda import VARIANTS
 from kernels.statistics.cuda import summarise as summarise_on_cuda
+from tests.kernels.statistics.cases import Case, cases, made
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ import scipy.sparse
 import scipy.sparse.csgraph
 
 from kernels.classic.bfs import UNREACHED, levels
-from kernels.classic.bfs.cases import KINDS, Case, cases, check_levels, exact, made_graph
+from tests.kernels.classic.bfs.cases import KINDS, Case, cases, check_levels, exact, made_graph
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kernels.classic.bfs import levels
-from kernels.classic.bfs.cases import Case, cases, check_levels, made_graph
 from kernels.classic.bfs.cuda import VARIANTS
 from kernels.classic.bfs.cuda import levels as on_cuda
+from tests.kernels.classic.bfs.cases import Case, cases, check_levels, made_graph
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.convolution import convolve, layer
-from kernels.classic.convolution.cases import Case, cases
+from tests.kernels.classic.convolution.cases import Case, cases
 
 LINE, IMAGE = np.zeros(7, np.float32), np.zeros((5, 7), np.float32)
 LAYER, WIDE = np.zeros((2, 3, 5, 7), np.float32), np.ones((1, 33), np.float32)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kernels.classic.convolution import convolve
-from kernels.classic.convolution.cases import Case, cases
 from kernels.classic.convolution.cuda import VARIANTS, applies, ladders, production
 from kernels.classic.convolution.cuda import convolve as convolve_on_cuda
 from kernels.classic.convolution.cuda import layer as layer_on_cuda
+from tests.kernels.classic.convolution.cases import Case, cases
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.gemm import gemm, gram
-from kernels.classic.gemm.cases import Case, cases, check, error_bound, exact
+from tests.kernels.classic.gemm.cases import Case, cases, check, error_bound, exact
 
 SQUARE = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kernels.classic.gemm import gemm, gram
-from kernels.classic.gemm.cases import Case, cases, check
 from kernels.classic.gemm.cuda import PRECISIONS, VARIANTS, applies, ladders
 from kernels.classic.gemm.cuda import gemm as gemm_on_cuda
 from kernels.classic.gemm.cuda import gram as gram_on_cuda
+from tests.kernels.classic.gemm.cases import Case, cases, check
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kernels.classic.histogram import histogram
-from kernels.classic.histogram.cases import Case, cases
 from kernels.classic.histogram.cuda import rounded_edges
+from tests.kernels.classic.histogram.cases import Case, cases
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.histogram import INTEGER_BINS, cuda, histogram
-from kernels.classic.histogram.cases import Case, cases
+from tests.kernels.classic.histogram.cases import Case, cases
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.quadtree import build
-from kernels.classic.quadtree.cases import Case, cases, made_points
+from tests.kernels.classic.quadtree.cases import Case, cases, made_points
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kernels.classic.quadtree import build
-from kernels.classic.quadtree.cases import CONTENTS, Case, cases, made_points
 from kernels.classic.quadtree.cuda import VARIANTS
 from kernels.classic.quadtree.cuda import build as on_cuda
+from tests.kernels.classic.quadtree.cases import CONTENTS, Case, cases, made_points
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.reduce import DTYPES, OPERATIONS, argmax, maximum, mean_variance, minimum, total
-from kernels.classic.reduce.cases import Case, cases, made_values
+from tests.kernels.classic.reduce.cases import Case, cases, made_values
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.scan import DTYPES, exclusive, inclusive, segmented
-from kernels.classic.scan.cases import KINDS, Case, cases
+from tests.kernels.classic.scan.cases import KINDS, Case, cases
 
 
 @pytest.mark.parametrize("kind", KINDS)

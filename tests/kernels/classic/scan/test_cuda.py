@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kernels.classic.scan import DTYPES, exclusive, inclusive, segmented
-from kernels.classic.scan.cases import KINDS, Case, cases
 from kernels.classic.scan.cuda import PRODUCTION, VARIANTS, scanned
+from tests.kernels.classic.scan.cases import KINDS, Case, cases
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.sort import DTYPES, argsort, cpu, merge, sort
-from kernels.classic.sort.cases import Case, cases, check_order, made_keys, order_of
+from tests.kernels.classic.sort.cases import Case, cases, check_order, made_keys, order_of
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

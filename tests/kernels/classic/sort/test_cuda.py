@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kernels.classic.sort import DTYPES, argsort, merge, sort
-from kernels.classic.sort.cases import Case, cases, check_order, made_keys, order_of
 from kernels.classic.sort.cuda import MERGES, VARIANTS, WITH_VALUES
 from kernels.classic.sort.cuda import merge as merge_on_cuda
 from kernels.classic.sort.cuda import sort as sort_on_cuda
+from tests.kernels.classic.sort.cases import Case, cases, check_order, made_keys, order_of
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kernels.classic.spmv import Coo, Csr, Ell, Hybrid, Jds, spmv, to_coo, to_csr, to_ell, to_hybrid, to_jds
-from kernels.classic.spmv.cases import FORMATS, Case, cases, in_format
 from kernels.classic.spmv.matrices import mesh, mesh_nonzeros, scattered, scattered_lengths
+from tests.kernels.classic.spmv.cases import FORMATS, Case, cases, in_format
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

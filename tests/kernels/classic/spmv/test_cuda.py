@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kernels.classic.spmv import Csr, spmv, to_coo, to_csr
-from kernels.classic.spmv.cases import FORMATS, Case, cases, in_format
 from kernels.classic.spmv.cuda import VARIANTS, converted, ladders, production
 from kernels.classic.spmv.cuda import spmv as on_cuda
 from kernels.classic.spmv.matrices import mesh, scattered
+from tests.kernels.classic.spmv.cases import FORMATS, Case, cases, in_format
 
 pytestmark = pytest.mark.gpu
 

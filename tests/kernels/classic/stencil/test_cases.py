@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kernels.classic.stencil import stencil
-from kernels.classic.stencil.cases import Case, cases
 from kernels.classic.stencil.cuda import split_steps
+from tests.kernels.classic.stencil.cases import Case, cases
 
 FIELD = np.zeros((4, 5, 6), np.float32)
 LARGE = Case(shape=(48, 61, 67), steps=3)

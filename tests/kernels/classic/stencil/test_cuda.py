@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kernels.classic.stencil import stencil
-from kernels.classic.stencil.cases import Case, cases
 from kernels.classic.stencil.cuda import VARIANTS, ladders, production
 from kernels.classic.stencil.cuda import stencil as on_cuda
+from tests.kernels.classic.stencil.cases import Case, cases
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.tessellation import tessellate
-from kernels.classic.tessellation.cases import Case, cases, made_curves
+from tests.kernels.classic.tessellation.cases import Case, cases, made_curves
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)

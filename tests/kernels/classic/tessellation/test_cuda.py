@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kernels.classic.tessellation import tessellate
-from kernels.classic.tessellation.cases import CONTENTS, Case, cases, made_curves
 from kernels.classic.tessellation.cuda import VARIANTS
 from kernels.classic.tessellation.cuda import tessellate as on_cuda
+from tests.kernels.classic.tessellation.cases import CONTENTS, Case, cases, made_curves
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.classic.transpose import transpose
-from kernels.classic.transpose.cases import DTYPES, VOIDS, Case, cases
+from tests.kernels.classic.transpose.cases import DTYPES, VOIDS, Case, cases
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *VOIDS])

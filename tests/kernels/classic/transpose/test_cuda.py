@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kernels.classic.transpose import transpose
-from kernels.classic.transpose.cases import DTYPES, cases
 from kernels.classic.transpose.cuda import VARIANTS
 from kernels.classic.transpose.cuda import transpose as on_cuda
+from tests.kernels.classic.transpose.cases import DTYPES, cases
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 
-from kernels.statistics.cases import exact
 from pipeline.engine.device import CpuDevice, CudaDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import OutOfDeviceMemory, ParameterError, StorageError
@@ -17,6 +16,7 @@ from pipeline.workloads import Chunk, JobSpec, workloads
 from pipeline.workloads.common.statistics import ImageStatistics
 from tests.gpu_ranks import COMMAND
 from tests.images import read_image, write_image
+from tests.kernels.statistics.cases import exact
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
 
 SIGMA = 25

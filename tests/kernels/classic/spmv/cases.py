@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.classic.checks import check_within
 from kernels.classic.spmv.formats import Coo, Matrix, to_coo, to_csr, to_ell, to_hybrid, to_jds
+from tests.kernels.classic.checks import check_within
 
 Array = NDArray[Any]
 

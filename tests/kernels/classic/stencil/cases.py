@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 from kernels.classic.stencil import stencil
+from tests.kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 
 Array = NDArray[Any]
 

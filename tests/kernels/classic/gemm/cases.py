@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.classic.checks import SMALLEST, UNIT, check_within
 from kernels.classic.gemm import gemm, gram
+from tests.kernels.classic.checks import SMALLEST, UNIT, check_within
 
 Array = NDArray[Any]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 from kernels.classic.convolution import convolve, layer
+from tests.kernels.classic.checks import CONTENTS, SMALLEST, UNIT, check_within, made_values
 
 Array = NDArray[Any]
 
