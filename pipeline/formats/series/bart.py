@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.cfl import COMPLEX, alike
-from pipeline.formats.image.base import ImageWriter, Region, require_fit
+from pipeline.errors import InputError
+from pipeline.formats.cfl import COMPLEX, Cfl, alike
+from pipeline.formats.image.array_reader import ArrayReader
+from pipeline.formats.image.base import ImageReader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
@@ -31,6 +34,17 @@ class BartSeries(SeriesFormat):
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return BartSeriesWriter(path, header, opening)
 
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        """Always complex."""
+        times, slices, rows, columns = header.shape
+        pair = Cfl(path)
+        if pair.dims != _dims(header):
+            raise InputError(f"{path}: its .hdr is of another series: {' '.join(map(str, pair.dims))}; make it again")
+        array = pair.array.reshape(header.shape)
+        if not header.is_volume:
+            array = pair.array.reshape(slices, times, rows, columns).swapaxes(0, 1)
+        return ArrayReader(path, replace(header.image, dtype=COMPLEX), array)
+
 
 class BartSeriesWriter(PositionalWriter):
     """The .cfl grows beside its name; the .hdr is made when it is published."""
@@ -40,9 +54,7 @@ class BartSeriesWriter(PositionalWriter):
         self._slices_last = not header.is_volume
         stored = (slices, times, rows, columns) if self._slices_last else header.shape
         samples = ContiguousSamples(shape=stored, dtype=np.dtype("<c8"), offset=0)
-        dims = [columns, rows, 1 if self._slices_last else slices, *[1] * 7, times, 1, 1]
-        dims += [slices if self._slices_last else 1, 1, 1]
-        self._text = f"# Dimensions\n{' '.join(map(str, dims))}\n".encode()
+        self._text = f"# Dimensions\n{' '.join(map(str, _dims(header)))}\n".encode()
         super().__init__(path, header.image, opening, samples=samples, head=[])
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -65,6 +77,12 @@ class BartSeriesWriter(PositionalWriter):
             super().publish(publish_header)
         finally:
             header.discard()
+
+
+def _dims(header: SeriesHeader) -> tuple[int, ...]:
+    times, slices, rows, columns = header.shape
+    planes, apart = (slices, 1) if header.is_volume else (1, slices)
+    return columns, rows, planes, *[1] * 7, times, 1, 1, apart, 1, 1
 
 
 def _turned(place: tuple[int, ...]) -> tuple[int, ...]:

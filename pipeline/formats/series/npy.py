@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageWriter, Region, require_fit
+from pipeline.formats.image.array_reader import ArrayReader, npy_array
+from pipeline.formats.image.base import ImageReader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.npy import npy_head
 from pipeline.formats.image.positional_writer import PositionalWriter
@@ -27,6 +28,12 @@ class NpySeries(SeriesFormat):
 
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return NpySeriesWriter(path, header, opening)
+
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        array = npy_array(path)
+        if array.ndim < 4:
+            array = array[(None,) * (4 - array.ndim)]
+        return ArrayReader(path, header.image, array)
 
 
 class NpySeriesWriter(PositionalWriter):

@@ -159,6 +159,19 @@ def _open(path: Path) -> tuple[Any, Layout]:
     return array, layout
 
 
+def open_level(path: Path) -> Any:
+    """The one level of a group that Millrace wrote, as an array of the zarr library, whatever its axes."""
+    import zarr
+
+    from pipeline.formats.image.zarr.lazy_store import RegularFiles
+
+    if not is_zarr(path):
+        raise InputError(f"{path}: no Zarr group is there; check the path")
+    use_checked_blosc()
+    with _translated(path, "its metadata cannot be used"):
+        return zarr.open_group(store=RegularFiles(path, read_only=True), mode="r")["0"]
+
+
 def _codec_names(metadata: Any) -> Iterator[str]:
     """The names of every codec in an array's metadata, shards' own included."""
     if isinstance(metadata, dict):
