@@ -11,6 +11,7 @@ MillraceError                 ours to answer for: exit code 1
 │       └── Aborted           another rank or the service gave up
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
+├── ResultError               a published result is not what its job computes: exit code 6
 └── UserError                 the user can mend it: exit code 2
     ├── InputError            a file is missing, truncated, lies, or holds what we cannot take
     ├── OutputError           the result cannot be written there or in that format
@@ -129,6 +130,12 @@ class AuditError(MillraceError):
         super().__init__(message)
         self.worst_error = worst_error
         self.tolerance = tolerance
+
+
+class ResultError(MillraceError):
+    """A published result differs from what is computed again, or cannot be read."""
+
+    exit_code = 6
 
 
 class UserError(MillraceError):
