@@ -220,7 +220,9 @@ def left_behind() -> list[str]:
 
 
 _VERIFY_OPTIONS = [
-    click.Option(["--chunks"], default="8", show_default=True, help="how many, chosen at random; or all"),
+    click.Option(
+        ["--chunks"], default="8", metavar="N|all", show_default=True, help="how many, chosen at random; or all"
+    ),
     click.Option(["--input", "moved_input"], type=FILE_PATH, help="where the input is now, if it has moved"),
     *_setting_options("device", "memory", "chunk_bytes", "threads"),
     click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
@@ -240,7 +242,8 @@ def verify(
 ) -> None:
     """Compute chunks of the result OUTPUT again, from its input and receipt, and compare. Nothing is written.
 
-    Exit code 6 if they differ: by any bit for integers, by more than the workload's tolerance for floats.
+    Exit code 6 if they differ: by any bit for integers, by more than the workload's tolerance for floats. One device
+    computes; --device all means auto.
     """
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.receipt import to_json

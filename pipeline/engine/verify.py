@@ -1,13 +1,13 @@
 """`millrace verify`: chunks of a published result, computed again from its input and receipt, and compared with it.
 
-What agrees with what:
+A chunk agrees with the result if these hold:
 
-- Integers: every bit.
-- Floats with the same bits, or the same digits in text formats, agree on every device.
-- Other floats, if the job's reference can define any sample (`KnowsEveryPlace`): of each chunk the 100 samples that
-  differ most, relative to their size, are compared with the definition, within the tolerance of the audit.
-- Other floats: a sample may differ by the job's own tolerance (`Result.tolerance`; MRI: a thousandth) or else by twice
-  that of the audit in the receipt, times the largest magnitude of the chunk (MRI: of the image).
+- Integers have the same bits.
+- Floats have the same bits, or the same digits in text formats. If they differ:
+  - If the job's reference can define any sample (`KnowsEveryPlace`), the samples that differ most relative to their
+    size, at most 100 of each chunk, are within the audit's tolerance of the definition.
+  - Otherwise each sample is within the job's own tolerance (`Result.tolerance`; MRI: a thousandth), or else twice that
+    of the audit in the receipt, times the largest magnitude of the chunk (MRI: of the image).
 
 Text formats round: half a unit of the last stored digit comes on top of each tolerance.
 """
@@ -42,8 +42,8 @@ from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan, Workload, workload
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import KnowsEveryPlace, Parameters, ReadsResult, Result
 
-# Samples of a chunk that the definition judges.
-JUDGED = 100
+# Samples of a chunk that are compared with the definition: no more than the audit compares, if that is costly.
+FEWEST_JUDGED, JUDGED = 8, 100
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -250,7 +250,7 @@ class Verification:
                 break
             except OutOfDeviceMemory as error:
                 self._planned = halved(self._planned, error)
-            gc.collect()  # the failed ring is part of a cycle
+            gc.collect()  # the failed ring is part of a cycle: free its memory before the next is allocated
             self.plan = self._chosen()
             on_recut(self.plan)
         differences = comparison.judged()
@@ -334,9 +334,11 @@ class _Comparison(Output):
         with self._compared:
             self.identical = False
             self.worst_error = max(self.worst_error, worst / largest if largest else np.inf)
-        if isinstance(self.job.reference(), KnowsEveryPlace):
+        reference = self.job.reference()
+        if isinstance(reference, KnowsEveryPlace):
+            most = min(JUDGED, max(FEWEST_JUDGED, len(reference.places)))
             ranks: NDArray[np.float64] = (apart / (sizes + max(float(sizes.mean()), _TINY))).reshape(-1)
-            first = min(JUDGED, int(np.count_nonzero(apart)))
+            first = min(most, int(np.count_nonzero(apart)))
             chosen = np.argpartition(ranks, -first)[-first:]
             chosen = chosen[np.argsort(ranks[chosen])[::-1]]
             within = np.stack(np.unravel_index(chosen, region.shape), axis=1)

@@ -5,8 +5,8 @@ computed, where it is written, and what the result is compared with. The engine 
 progress, resuming, auditing, receipts, publishing.
 
 What only some jobs can do is a small protocol of its own (`HoldsInput`, `Notes`, `Previews`, `Prefetches`, `Progress`,
-`ReadsResult`;
-for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on the object; nothing is registered.
+`ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on
+the object; nothing is registered.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ class ReadsResult(Protocol):
 
 
 @runtime_checkable
-class KnowsEveryPlace(Protocol):
+class KnowsEveryPlace(Reference, Protocol):
     """A reference that can define any sample of the output, not only those at its own places."""
 
     def at(self, places: NDArray[np.int64]) -> Reference:
