@@ -12,6 +12,7 @@ MillraceError                 not the user's mistake: exit code 1
 ├── OperatorError             somebody's own function failed, or killed its workers
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
+├── ResultError               a published result is not what its job computes: exit code 6
 └── UserError                 the user can correct it: exit code 2
     ├── InputError            a file is missing, truncated, inconsistent or unsupported
     ├── OutputError           the result cannot be written there or in that format
@@ -140,6 +141,12 @@ class AuditError(MillraceError):
         super().__init__(message)
         self.worst_error = worst_error
         self.tolerance = tolerance
+
+
+class ResultError(MillraceError):
+    """A published result differs from what is computed again, or cannot be read."""
+
+    exit_code = 6
 
 
 class UserError(MillraceError):

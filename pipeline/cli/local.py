@@ -1,4 +1,4 @@
-"""The commands that compute on this machine: run, demo, devices, worker."""
+"""The commands that compute on this machine: run, verify, demo, devices, worker."""
 
 from __future__ import annotations
 
@@ -221,4 +221,58 @@ def left_behind() -> list[str]:
     return [*found, *kept]
 
 
-COMMANDS = (demo, devices, worker)
+_VERIFY_OPTIONS = [
+    click.Option(
+        ["--chunks"], default="8", metavar="N|all", show_default=True, help="how many, chosen at random; or all"
+    ),
+    click.Option(["--input", "moved_input"], type=FILE_PATH, help="where the input is now, if it has moved"),
+    *_setting_options("device", "memory", "chunk_bytes", "threads"),
+    click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
+    click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+]
+
+
+@click.command(params=[click.Argument(["output"], type=FILE_PATH), *_VERIFY_OPTIONS])
+def verify(
+    output: Path,
+    chunks: str,
+    moved_input: Path | None,
+    config: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Compute chunks of the result OUTPUT again, from its input and receipt, and compare. Nothing is written.
+
+    Exit code 6 if they differ: by any bit for integers, by more than the workload's tolerance for floats. One device
+    computes; --device all means auto.
+    """
+    from pipeline.cli.terminal import progress_bar
+    from pipeline.engine.receipt import to_json
+    from pipeline.engine.run import RunOptions, open_device
+    from pipeline.engine.verify import Verification, recorded_job
+    from pipeline.workloads import workload_named
+    from pipeline.workloads.protocol import Prefetches, Progress
+
+    if chunks != "all" and not (chunks.isdecimal() and int(chunks)):
+        raise ParameterError(f"--chunks {chunks}: must be a whole number above 0, or all")
+    count = None if chunks == "all" else int(chunks)
+    settings = load_settings(flags, file=config)
+    recorded = recorded_job(output, moved_input)
+    kind = workload_named(recorded.spec.workload)
+    options = RunOptions(memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes)
+    with kind.prefetch(recorded.spec) if isinstance(kind, Prefetches) else nullcontext():
+        device = open_device("auto" if settings.device == "all" else settings.device, settings.threads)
+        verification = Verification(recorded, device, options, count)
+    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    note = verification.job.progress_note if isinstance(verification.job, Progress) else lambda: ""
+    with verification, progress_bar(verification.plan, printable(output.name), shown=shown, note=note) as bar:
+        verified = verification.run(bar.written, bar.recut)
+    if as_json:
+        say(to_json(verified.describe()))
+    verified.refuse_differences()
+    if not (as_json or quiet):
+        say(printable(verified.line()))
+
+
+COMMANDS = (verify, demo, devices, worker)

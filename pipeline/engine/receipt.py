@@ -49,6 +49,7 @@ def make_receipt(
     return {
         **job.describe(),
         "input": dict(identity),
+        "request": job.spec.parameters.request(),
         "output": str(job.spec.output.absolute()),
         "millrace": __version__,
         "versions": {name: found for name in RECORDED_PACKAGES if (found := _installed(name))},

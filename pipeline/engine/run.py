@@ -336,7 +336,7 @@ def _stream(
         try:
             return job, stream(job, plan, ledger, events)
         except OutOfDeviceMemory as error:
-            job = _halved(job, error)
+            job = halved(job, error)
         plan = job.plan
         job.output.forget()
         ledger.restart(job.identity)
@@ -346,7 +346,7 @@ def _stream(
     return job, StageRecord()
 
 
-def _halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
+def halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
     """The same job in chunks of half the bytes; raises the error where there is nothing smaller."""
     half = max(chunk.input_bytes + chunk.output_bytes for chunk in job.plan.chunks) // 2
     budget = Budget(budget_bytes=half, target_bytes=half)

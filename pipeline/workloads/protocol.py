@@ -4,13 +4,15 @@ A `Workload` stands for one kind of job and opens jobs; an `OpenJob` knows one j
 computed, where it is written, and what the result is compared with. The engine owns everything else: files, threads,
 progress, resuming, auditing, receipts, publishing.
 
-What only some jobs can do is a small protocol of its own (`HoldsInput`, `Notes`, `Previews`, `Prefetches`, `Progress`;
-for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on the object; nothing is registered.
+What only some jobs can do is a small protocol of its own (`HoldsInput`, `Notes`, `Previews`, `Prefetches`, `Progress`,
+`ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on
+the object; nothing is registered.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from pipeline.formats.image.base import Region
+from pipeline.formats.image.base import ImageReader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
 
 # The x of 3x5, which may stand for a comma; an x within a word stays as it is.
@@ -132,6 +134,13 @@ class Parameters(BaseModel):
     def in_force(self) -> dict[str, Any]:
         """The values that decide the result, defaults included, ready for JSON: for the plan and the receipt."""
         return self.model_dump(mode="json", exclude_none=True)
+
+    def request(self) -> dict[str, Any]:
+        """What was given, as the class itself takes it, ready for JSON: by it `verify` opens the job again."""
+        given = self.model_dump(exclude_defaults=True)
+        # A symbolic link stays one.
+        paths = {name: os.path.abspath(value) for name, value in given.items() if isinstance(value, Path)}  # noqa: PTH100
+        return self.model_dump(mode="json", exclude_defaults=True) | paths
 
 
 _Parameters = Parameters  # for classes that have an attribute of that name
@@ -321,6 +330,42 @@ class Progress(Protocol):
 
     def progress_note(self) -> str:
         """A few words for the progress line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A job's published output, open for reading, and what `verify` must know to compare chunks with it.
+
+    reader    : its regions are those of the chunks
+    stored    : what the output holds of a chunk's first output array
+    half_unit : by how much a text format may have rounded each of these values; None: it holds every bit
+    tolerance : by how much floats may differ when computed again, relative to the chunk's largest magnitude; None:
+                twice the tolerance of the job's audit
+    """
+
+    reader: ImageReader
+    stored: Callable[[NDArray[Any]], NDArray[Any]] = lambda samples: samples
+    half_unit: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
+    tolerance: float | None = None
+
+
+@runtime_checkable
+class ReadsResult(Protocol):
+    """A job that reads its published output back; the output of any other is opened as an image."""
+
+    def result(self) -> Result:
+        """Raises InputError if the output is missing, damaged, or of another shape or dtype."""
+
+
+# Optional capability of a reference
+
+
+@runtime_checkable
+class KnowsEveryPlace(Reference, Protocol):
+    """A reference that can define any sample of the output, not only those at its own places."""
+
+    def at(self, places: NDArray[np.int64]) -> Reference:
+        """The same definition at other places, int64 (n, axes). Call it once chunks have been computed."""
 
 
 # Optional capability of a workload

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
+from pathlib import Path
 
 import pytest
 
-from pipeline.errors import counted, too_little_memory
+from pipeline import errors
+from pipeline.errors import MillraceError, counted, too_little_memory
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,14 @@ from pipeline.errors import counted, too_little_memory
 )
 def test_one_of_a_thing_is_no_plural(arguments, said):
     assert counted(*arguments) == said
+
+
+def test_every_error_stands_in_the_tree_and_every_exit_code_in_the_readme():
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MillraceError)]
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for kind in kinds:
+        assert re.search(rf"\b{kind.__name__}\b", str(errors.__doc__))
+        assert f"\n| {kind.exit_code} | " in readme
 
 
 def _led_to(cause: BaseException, error: BaseException) -> BaseException:

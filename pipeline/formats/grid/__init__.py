@@ -10,7 +10,8 @@ from pipeline.formats.grid.cube import Cube
 from pipeline.formats.grid.mrc import Mrc
 from pipeline.formats.grid.opendx import OpenDx
 from pipeline.formats.grid.zarr import ZarrMap
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader, npy_array
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.npy import Npy
 from pipeline.storage.partial import Opening
 
@@ -23,6 +24,9 @@ class NpyMap(GridFormat):
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return Npy().create(path, header.image, opening)
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        return ArrayReader(path, header.image, npy_array(path))
 
 
 GRID_FORMATS: tuple[GridFormat, ...] = (OpenDx(), Mrc(), Cube(), ZarrMap(), NpyMap())
@@ -51,3 +55,8 @@ def create_map(path: Path, header: GridHeader, opening: Opening = Opening.NEW) -
     if refusal is not None:
         raise OutputError(refusal)
     return form.create(path, header, opening)
+
+
+def open_map(path: Path, header: GridHeader) -> ImageReader:
+    """Read a map of that shape again: regions [x, y, z], float32, or float64 from text. InputError if it is damaged."""
+    return map_format_for_output(path).open(path, header)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError
-from pipeline.formats.image.base import ImageHeader, ImageWriter
+from pipeline.formats.grid.fixed_decimals import NumberStyle
+from pipeline.formats.image.base import ImageHeader, ImageReader, ImageWriter
 from pipeline.storage.partial import Opening
 
 Vector = tuple[float, float, float]
@@ -142,6 +143,8 @@ class GridFormat(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     # Whether files hold the header's atoms; other formats ignore them.
     shows_atoms: ClassVar[bool] = False
+    # How text formats round; None: files hold every bit.
+    style: ClassVar[NumberStyle | None] = None
 
     def refusal(self, header: GridHeader, path: Path) -> str | None:
         """Why this format cannot hold such a map at this path, and which can; None if it can."""
@@ -164,6 +167,13 @@ class GridFormat(ABC):
 
         The writer takes float32 regions of x, y and z in any order, from several threads and, if joined, several
         processes. OutputError if the folder is not writable, StorageError if the disk has no room.
+        """
+
+    @abstractmethod
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        """Read a map of that shape again: regions [x, y, z], float32, or float64 from text. InputError if damaged.
+
+        Only the shape of `header` counts: title, units and atoms of the file may be others.
         """
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.grid.fixed_decimals import NumberStyle
-from pipeline.formats.grid.text import TextGridWriter, TextLayout
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.grid.text import TextGridWriter, TextLayout, open_text
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.storage.partial import Opening
 
 BOHR_ANGSTROM = 0.529177210903  # CODATA 2018
@@ -35,12 +35,16 @@ class Cube(GridFormat):
     name = "cube"
     suffixes = (".cube", ".cub")
     shows_atoms = True
+    style = _STYLE
 
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return TextGridWriter(path, header.image, opening, _layout(header))
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        return open_text(path, header.image, _layout(header))
 
 
 def _layout(header: GridHeader) -> TextLayout:

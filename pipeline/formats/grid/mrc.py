@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.grid.base import GridFormat, GridHeader
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader, file_array
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.storage.partial import Callback, Opening, no_callback
@@ -61,6 +62,9 @@ class Mrc(GridFormat):
 
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return MrcWriter(path, header, opening)
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        return ArrayReader(path, header.image, file_array(path, "<f4", header.shape, offset=_HEADER_BYTES))
 
 
 class MrcWriter(PositionalWriter):

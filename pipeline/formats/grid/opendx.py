@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pipeline.formats.grid.base import GridFormat, GridHeader
 from pipeline.formats.grid.fixed_decimals import NumberStyle
-from pipeline.formats.grid.text import GzipTextWriter, TextGridWriter, TextLayout
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.grid.text import GzipTextWriter, TextGridWriter, TextLayout, open_text
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.storage.partial import Opening
 
 _STYLE = NumberStyle(decimals=7, letter="e", per_line=3)
@@ -34,6 +34,7 @@ class OpenDx(GridFormat):
 
     name = "OpenDX"
     suffixes = (".dx", ".dx.gz")
+    style = _STYLE
 
     def file_bytes(self, header: GridHeader) -> int:
         return _layout(header).nbytes
@@ -41,6 +42,9 @@ class OpenDx(GridFormat):
     def create(self, path: Path, header: GridHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         writer = GzipTextWriter if path.suffix.lower() == ".gz" else TextGridWriter
         return writer(path, header.image, opening, _layout(header))
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        return open_text(path, header.image, _layout(header))
 
 
 def _layout(header: GridHeader) -> TextLayout:

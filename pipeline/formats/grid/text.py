@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from pipeline.codecs.deflate import gzipped_bands
 from pipeline.errors import OutputError
 from pipeline.formats.grid.fixed_decimals import NumberStyle, encode
-from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.formats.image.array_reader import ArrayReader, file_array
+from pipeline.formats.image.base import ImageHeader, ImageReader, PartialWriter, Region, require_fit
 from pipeline.formats.image.contiguous import scratch_block
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.storage.partial import Opening, PartialFile, behind_link
@@ -110,6 +111,12 @@ class GzipTextWriter(SpooledWriter):
         text = bytes(self._layout.encode(self.path, self.header, values, first))
         before = self._layout.head if first == 0 else b""
         return before + text + (self._layout.tail if stop == self._layout.values else b"")
+
+
+def open_text(path: Path, header: ImageHeader, layout: TextLayout) -> ImageReader:
+    """A map as text, each number in its place; read as float64. What stands in front of the numbers may differ."""
+    texts = file_array(path, f"S{layout.style.width}", header.shape, offset=-1, after=len(layout.tail))
+    return ArrayReader(path, replace(header, dtype=np.dtype(np.float64)), texts)
 
 
 def _has_no_text(path: Path, point: Iterable[Any], value: Any) -> OutputError:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.formats.grid.base import AXES, GridFormat, GridHeader
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader
+from pipeline.formats.image.base import ImageReader, ImageWriter
+from pipeline.formats.image.zarr.reader import open_level
 from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
@@ -32,6 +34,9 @@ class ZarrMap(GridFormat):
         chunk = self.block_shape(header)
         attributes = {"ome": _metadata(path, header), "grid": _attribute(header)}
         return ZarrWriter(path, header.image, opening, stored=AXES, chunk=chunk, attributes=attributes)
+
+    def open(self, path: Path, header: GridHeader) -> ImageReader:
+        return ArrayReader(path, header.image, open_level(path))
 
 
 def _metadata(path: Path, header: GridHeader) -> dict[str, Any]:

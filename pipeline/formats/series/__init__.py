@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import OutputError
-from pipeline.formats.series.base import SeriesFormat
+from pipeline.formats.image.base import ImageReader
+from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 
 
 def series_format_for_output(path: Path) -> SeriesFormat:
@@ -22,3 +23,8 @@ def series_format_for_output(path: Path) -> SeriesFormat:
     fault = f"unsupported format {path.suffix} for MRI images" if path.suffix else "the name has no suffix"
     known = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise OutputError(f"{path}: {fault}; end it with {known}")
+
+
+def open_series(path: Path, header: SeriesHeader) -> ImageReader:
+    """Read a series of that header again: regions [time, z, y, x]; a .cfl is always complex. InputError if damaged."""
+    return series_format_for_output(path).open(path, header)

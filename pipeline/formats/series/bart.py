@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.cfl import COMPLEX, DIMENSIONS, SLICE, TIME, with_suffix_in_case
-from pipeline.formats.image.base import ImageWriter, Region, require_fit
+from pipeline.errors import InputError
+from pipeline.formats.cfl import COMPLEX, DIMENSIONS, SLICE, TIME, Cfl, with_suffix_in_case
+from pipeline.formats.image.array_reader import ArrayReader
+from pipeline.formats.image.base import ImageReader, ImageWriter, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
@@ -28,6 +31,17 @@ class BartSeries(SeriesFormat):
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         return BartSeriesWriter(path, header, opening)
 
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        """Always complex."""
+        times, slices, rows, columns = header.shape
+        pair = Cfl(path)
+        if pair.dims != _dims(header):
+            raise InputError(f"{path}: its .hdr is of another series: {' '.join(map(str, pair.dims))}; make it again")
+        array = pair.array.reshape(header.shape)
+        if not header.is_volume:
+            array = pair.array.reshape(slices, times, rows, columns).swapaxes(0, 1)
+        return ArrayReader(path, replace(header.image, dtype=COMPLEX), array)
+
 
 class BartSeriesWriter(PositionalWriter):
     """Writes the samples to the partial .cfl; `publish` makes the .hdr."""
@@ -37,9 +51,7 @@ class BartSeriesWriter(PositionalWriter):
         self._slices_slowest = not header.is_volume
         stored = (slices, times, rows, columns) if self._slices_slowest else header.shape
         samples = ContiguousSamples(shape=stored, dtype=COMPLEX, offset=0)
-        dims = [columns, rows, *[1] * (DIMENSIONS - 2)]
-        dims[TIME], dims[SLICE if self._slices_slowest else 2] = times, slices
-        self._text = f"# Dimensions\n{' '.join(map(str, dims))}\n".encode()
+        self._text = f"# Dimensions\n{' '.join(map(str, _dims(header)))}\n".encode()
         super().__init__(path, header.image, opening, samples=samples, head=[])
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
@@ -61,6 +73,13 @@ class BartSeriesWriter(PositionalWriter):
             super().publish(publish_header)
         finally:
             header.discard()
+
+
+def _dims(header: SeriesHeader) -> tuple[int, ...]:
+    times, slices, rows, columns = header.shape
+    dims = [columns, rows, *[1] * (DIMENSIONS - 2)]
+    dims[TIME], dims[2 if header.is_volume else SLICE] = times, slices
+    return tuple(dims)
 
 
 def _slices_first(place: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageHeader, ImageWriter
+from pipeline.formats.image.base import ImageHeader, ImageReader, ImageWriter
 from pipeline.storage.partial import Opening
 
 AXES = "TZYX"  # time changes slowest, x fastest
@@ -67,3 +67,7 @@ class SeriesFormat(ABC):
 
         The writer takes regions [time, z, y, x] in any order, from several threads and, if joined, several processes.
         """
+
+    @abstractmethod
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        """Read a series of that header again: regions [time, z, y, x]. InputError if it is damaged."""

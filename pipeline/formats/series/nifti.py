@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.deflate import gzipped_bands
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader, file_array
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.spooled_writer import SpooledWriter
@@ -51,6 +52,10 @@ class Nifti(SeriesFormat):
         dtype = header.dtype.newbyteorder("<")
         samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=_OFFSET)
         return PositionalWriter(path, header.image, opening, samples=samples, head=[nifti_header(header)])
+
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        array = file_array(path, header.dtype.newbyteorder("<"), header.shape, offset=_OFFSET)
+        return ArrayReader(path, header.image, array)
 
 
 class NiftiGzWriter(SpooledWriter):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader, npy_array
+from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.npy import npy_head
 from pipeline.formats.image.positional_writer import PositionalWriter
@@ -25,3 +26,9 @@ class NpySeries(SeriesFormat):
         head = npy_head(replace(header.image, shape=header.shape[omitted:]))
         samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=len(head))
         return PositionalWriter(path, header.image, opening, samples=samples, head=[head])
+
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        array = npy_array(path)
+        if array.ndim < 4:
+            array = array[(None,) * (4 - array.ndim)]
+        return ArrayReader(path, header.image, array)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.formats.image.base import ImageWriter
+from pipeline.formats.image.array_reader import ArrayReader
+from pipeline.formats.image.base import ImageReader, ImageWriter
+from pipeline.formats.image.zarr.reader import open_level
 from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
 from pipeline.formats.series.base import AXES, SeriesFormat, SeriesHeader
 from pipeline.storage.partial import Opening
@@ -25,6 +27,9 @@ class ZarrSeries(SeriesFormat):
     def create(self, path: Path, header: SeriesHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         attributes = {"ome": _metadata(path, header), "series": _attribute(header)}
         return ZarrWriter(path, header.image, opening, stored=AXES, chunk=_chunk(header), attributes=attributes)
+
+    def open(self, path: Path, header: SeriesHeader) -> ImageReader:
+        return ArrayReader(path, header.image, open_level(path))
 
 
 def _metadata(path: Path, header: SeriesHeader) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from kernels.coulomb import Cell, Reach, potential
 from kernels.runtime.threads import check_wanted
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
-from pipeline.formats.grid import create_map, map_format_for_output
+from pipeline.formats.grid import create_map, map_format_for_output, open_map
 from pipeline.formats.grid.base import DTYPE
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
@@ -55,7 +55,7 @@ from pipeline.workloads.coulomb.parameters import CoulombParameters
 from pipeline.workloads.coulomb.slices import MiddleSlices
 from pipeline.workloads.gang_protocols import Rank
 from pipeline.workloads.paths import refuse_same_file
-from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Result
 
 NO_HALO = ((0, 0),) * 3
 ATOM_DTYPE = np.dtype(np.float64)
@@ -312,6 +312,12 @@ class CoulombJob:
 
     def reference(self) -> CoulombAudit:
         return self._audit
+
+    def result(self) -> Result:
+        style = map_format_for_output(self.spec.output).style
+        return Result(
+            reader=open_map(self.spec.output, self.header), half_unit=None if style is None else style.half_unit
+        )
 
     def close(self) -> None:
         self._frames.close()

@@ -52,6 +52,11 @@ class CoulombAudit:
         self._pending: list[Future[None]] = []
         self._waiting = threading.Semaphore(MOST_WAITING)
 
+    def at(self, places: NDArray[np.int64]) -> CoulombAudit:
+        other = CoulombAudit(self._header, self._scheme, self._how, self._frames)
+        other.places = places
+        return other
+
     def look(self, number: int, coordinates: Array) -> None:
         """Work out what the definition says of one frame, in angstrom, aside: on threads of the audit's own.
 

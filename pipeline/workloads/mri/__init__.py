@@ -24,7 +24,7 @@ from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.cfl import files_of, pair_of
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
-from pipeline.formats.series import series_format_for_output
+from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import AXES
 from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
@@ -35,12 +35,14 @@ from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction,
 from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
-from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Result, Sink
 
 NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
 # Of a volume's samples: from here on they go through no slot, and its coils may be shared.
 LARGE_BYTES = 64 << 20
+# Of the largest pixel: iterations may differ by this much with threads, devices, and how coils are split.
+TOLERANCE = 1e-3
 
 
 class Mri:
@@ -306,6 +308,15 @@ class MriJob:
 
     def reference(self) -> MriAudit:
         return self._audit
+
+    def result(self) -> Result:
+        reader = open_series(self.spec.output, self.header)
+
+        def stored(samples: NDArray[Any]) -> NDArray[Any]:
+            held = samples if self.header.dtype == COMPLEX else np.abs(samples)
+            return held.astype(reader.header.dtype, copy=False)
+
+        return Result(reader=reader, stored=stored, tolerance=TOLERANCE)
 
     def close(self) -> None:
         self._source.close()

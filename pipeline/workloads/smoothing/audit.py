@@ -46,6 +46,11 @@ class SmoothingAudit:
         self._statistics = statistics
         self.places = random_places(self._header.shape, SAMPLES)
 
+    def at(self, places: NDArray[np.int64]) -> SmoothingAudit:
+        other = SmoothingAudit(self._reader, self._windows, self._sigmas, self._parameters, None)
+        other.places = places
+        return other
+
     def audit(self, which: Sequence[int], written: NDArray[np.float64]) -> Audit:
         """InputError if sums have passed the range of the dtype, StorageError if a chunk's statistics are missing."""
         if self._statistics is not None:

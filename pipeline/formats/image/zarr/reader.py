@@ -151,3 +151,16 @@ def _translated(path: Path, what: str) -> Iterator[None]:
         # The errors of zarr, numcodecs and the codecs have no common ancestor; a damaged size may raise MemoryError.
         words = " ".join(f"{type(exc).__name__} {exc}".split())[:160]
         raise InputError(f"{path}: {what} ({words}); damaged, or a codec is missing: export it again") from exc
+
+
+def open_level(path: Path) -> Any:
+    """The one level of a group that Millrace wrote, as an array of the zarr library, whatever its axes."""
+    import zarr
+
+    from pipeline.formats.image.zarr.lazy_store import RegularFiles
+
+    if not any((path / mark).is_file() for mark in MARKS):
+        raise InputError(f"{path}: no Zarr group is there; check the path")
+    use_checked_blosc()
+    with _translated(path, "its metadata cannot be used"):
+        return zarr.open_group(store=RegularFiles(path, read_only=True), mode="r")["0"]

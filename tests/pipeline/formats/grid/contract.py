@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.errors import OutputError, StorageError
-from pipeline.formats.grid import create_map, map_format_for_output
+from pipeline.errors import InputError, OutputError, StorageError
+from pipeline.formats.grid import create_map, map_format_for_output, open_map
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.storage.partial import Opening
@@ -105,6 +105,37 @@ class GridContract:
             assert found.dtype == np.float32
             np.testing.assert_array_equal(found, self.stored(values))
         assert map_format_for_output(path).refusal(header, path) is None
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_what_is_written_is_read_again_in_any_region(
+        self, suffix: str, shape: tuple[int, int, int], tmp_path: Path
+    ) -> None:
+        path, header = tmp_path / f"map{suffix}", grid(shape)
+        values = noise(header)
+        values.flat[0] = 0
+        write_whole(path, header, values)
+        style = map_format_for_output(path).style
+        with open_map(path, header) as reader:
+            assert reader.header.dtype == (np.float32 if style is None else np.float64)
+            for region in boxes(shape, [[1], [2], [3]]):
+                found = np.empty(region.shape, reader.header.dtype)
+                reader.read(region, found)
+                expected = values[region.slices]
+                np.testing.assert_array_equal(found.astype(np.float32), self.stored(expected))
+                if style is not None:
+                    assert (np.abs(found - expected) <= style.half_unit(found) * (1 + 1e-9)).all()
+
+    def test_what_is_no_such_map_is_refused(self, suffix: str, tmp_path: Path) -> None:
+        path, header = tmp_path / f"map{suffix}", grid((7, 11, 13))
+        with pytest.raises(InputError, match="map"):
+            open_map(path, header)
+        write_whole(path, grid((3, 2, 6)), noise(grid((3, 2, 6))))
+        with pytest.raises(InputError, match="make it again"):
+            open_map(path, header)
+        if not self.is_folder:
+            path.write_bytes(path.read_bytes()[:-100])
+            with pytest.raises(InputError, match="again"), open_map(path, grid((3, 2, 6))) as reader:
+                reader.read(Region.whole((3, 2, 6)), np.empty((3, 2, 6), reader.header.dtype))
 
     def test_a_map_is_durable_before_it_has_its_name(self, suffix: str, tmp_path: Path, steps: list[str]) -> None:
         path, header = tmp_path / f"map{suffix}", grid(SHAPES[0])

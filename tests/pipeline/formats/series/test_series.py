@@ -8,10 +8,10 @@ import struct
 import numpy as np
 import pytest
 
-from pipeline.errors import MillraceError, OutputError
+from pipeline.errors import InputError, MillraceError, OutputError
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.image.base import Region
-from pipeline.formats.series import series_format_for_output
+from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import SeriesHeader
 from pipeline.formats.series.nifti import quaternion_of
 from pipeline.storage.partial import Opening
@@ -74,6 +74,36 @@ def read(path, shape, dtype, is_volume):
     fields = nifti_fields(raw)
     x, y, z, t = fields["dim"][1:5]
     return np.frombuffer(raw, dtype, offset=352).reshape(t, z, y, x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+@pytest.mark.parametrize(
+    ("shape", "is_volume"), [((3, 2, 5, 4), False), ((1, 1, 5, 4), False), ((2, 3, 5, 4), True), ((1, 6, 5, 4), True)]
+)
+def test_what_is_written_is_read_again_in_any_region(tmp_path, name, dtype, shape, is_volume):
+    array = values(shape, dtype)
+    described = write(tmp_path / name, array, is_volume)
+    with open_series(tmp_path / name, described) as reader:
+        assert reader.header.dtype == (np.complex64 if name == "out.cfl" else dtype)
+        for region in [*regions(shape, is_volume), Region((0, 0, 1, 2), (shape[0], 1, 4, 3)), Region.whole(shape)]:
+            found = np.empty(region.shape, reader.header.dtype)
+            reader.read(region, found)
+            np.testing.assert_array_equal(found, array[region.slices])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_such_series_is_refused(tmp_path, name):
+    described, other = header((3, 2, 5, 4)), values((1, 2, 5, 4), np.float32)
+    with pytest.raises(InputError, match="out"):
+        open_series(tmp_path / name, described)
+    write(tmp_path / name, other)
+    with pytest.raises(InputError, match="make it again"):
+        open_series(tmp_path / name, described)
+    if not name.endswith(".zarr"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-20])
+        with pytest.raises(InputError, match="again"):
+            open_series(tmp_path / name, header((1, 2, 5, 4)))
 
 
 def nifti_fields(raw):

@@ -1,0 +1,98 @@
+"""Outputs read back through arrays: memory-mapped, decompressed, or of the zarr library."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pipeline.errors import InputError, MillraceError, counted
+from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.storage.positional import PositionalFile, reading
+
+
+class ArrayReader(ImageReader):
+    """Regions of anything that is sliced like an array."""
+
+    def __init__(self, path: Path, header: ImageHeader, array: Any) -> None:
+        """InputError if the array has another shape or dtype; an array of text is read as the header's dtype."""
+        fits = array.dtype == header.dtype or array.dtype.kind == "S"
+        if tuple(array.shape) != header.shape or not fits:
+            raise InputError(
+                f"{path}: holds an array of {tuple(array.shape)} {array.dtype}, not {header.shape} {header.dtype}; "
+                "make it again"
+            )
+        self.path = path
+        self.header = header
+        self._array = array
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        try:
+            out[...] = self._array[region.slices]
+        except MillraceError:
+            raise
+        except Exception as exc:  # zarr and its codecs have errors of their own, without a common ancestor
+            raise InputError(
+                f"{self.path}: {region.start} to {region.stop} cannot be read ({type(exc).__name__}: {exc}); make it "
+                "again"
+            ) from exc
+
+    def close(self) -> None:
+        self._array = None
+
+
+def file_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, offset: int = 0, after: int = 0) -> Any:
+    """An array in C order from byte `offset` of a file, memory-mapped; of a .gz in memory.
+
+    offset : from the file's start; if negative, the array and `after` end the file, whatever its beginning
+    after  : bytes that follow the array
+
+    InputError if the file is not exactly as long as it must be.
+    """
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    is_compressed = path.name.lower().endswith(".gz")
+    content = _decompressed(path) if is_compressed else b""
+    size = len(content) if is_compressed else _size(path)
+    offset = max(size - nbytes - after, 0) if offset < 0 else offset
+    if size != offset + nbytes + after:
+        raise InputError(
+            f"{path}: holds {counted(size, 'byte')}, not {offset + nbytes + after:,}: truncated, or of another job; "
+            "make it again"
+        )
+    if is_compressed:
+        return np.frombuffer(content, dtype, math.prod(shape), offset).reshape(shape)
+    with reading(path):
+        return np.memmap(path, dtype, "r", offset, shape)
+
+
+def npy_array(path: Path) -> NDArray[Any]:
+    """An .npy file, memory-mapped. InputError if it is none, or is truncated."""
+    try:
+        with reading(path):
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return found
+    except (ValueError, EOFError) as exc:
+        raise InputError(f"{path}: is no .npy file, or is truncated ({exc}); make it again") from exc
+
+
+def _size(path: Path) -> int:
+    file = PositionalFile(path)
+    try:
+        return file.size
+    finally:
+        file.close()
+
+
+def _decompressed(path: Path) -> bytes:
+    try:
+        with reading(path), path.open("rb") as file:
+            content = file.read()
+        return gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        raise InputError(f"{path}: does not decompress ({exc}); make it again") from exc
