@@ -16,6 +16,7 @@ import dask
 import pytest
 from distributed import Semaphore
 
+from pipeline.cluster.dask import worker_processes
 from pipeline.cluster.dask.worker_processes import workers_of
 from pipeline.cluster.gang import member
 from pipeline.cluster.gang.gang import GangLimits, run_gang
@@ -85,6 +86,7 @@ def cluster(folder):
     with pytest.MonkeyPatch.context() as patch, dask.config.set({f"{CONFIG}.{name}": LEASES[name] for name in LEASES}):
         for name, value in environment.items():
             patch.setenv(f"DASK_{name}", value)
+        patch.setattr(worker_processes, "CONNECT_SECONDS", 60.0)  # a busy machine starts workers slowly
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))  # where the workers find the gangs' functions
         with (
             running_scheduler(folder) as (process, address),
