@@ -31,12 +31,12 @@ def wait(stream: Any, event: Any) -> Call:
 
 def copy_in(target: int, source: int, nbytes: int, stream: Any) -> Call:
     """From pinned memory at `source` to device memory at `target`."""
-    return _driver().cuMemcpyHtoDAsync_v2, (*_places(target, source), ctypes.c_size_t(nbytes), _handle(stream))
+    return _driver().cuMemcpyHtoDAsync_v2, (*_pointers(target, source), ctypes.c_size_t(nbytes), _handle(stream))
 
 
 def copy_out(target: int, source: int, nbytes: int, stream: Any) -> Call:
     """From device memory at `source` to pinned memory at `target`."""
-    return _driver().cuMemcpyDtoHAsync_v2, (*_places(target, source), ctypes.c_size_t(nbytes), _handle(stream))
+    return _driver().cuMemcpyDtoHAsync_v2, (*_pointers(target, source), ctypes.c_size_t(nbytes), _handle(stream))
 
 
 def make(calls: Iterable[Call]) -> None:
@@ -78,7 +78,7 @@ def _handle(of: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(of.ptr)
 
 
-def _places(target: int, source: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def _pointers(target: int, source: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     return ctypes.c_void_p(target), ctypes.c_void_p(source)
 
 

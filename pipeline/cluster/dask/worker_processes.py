@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import os
 import signal
@@ -13,17 +14,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dask
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from distributed import Client, Nanny, Scheduler, SpecCluster, Status
 from distributed.comm import connect
 from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from pipeline import metrics
-from pipeline.cluster.dask import fork_server, worker_states
 from pipeline.cluster.dask import scheduler as scheduler_setup
-from pipeline.cluster.dask.certificates import self_signed
+from pipeline.cluster.dask import worker_start, worker_states
 from pipeline.cluster.dask.connection import Connection
-from pipeline.cluster.dask.worker_specs import WorkerSpec
+from pipeline.cluster.dask.worker_start import WorkerSpec
 from pipeline.cluster.dask.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
@@ -38,7 +42,7 @@ LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _CONFIG = {
     "distributed.worker.daemon": False,
-    "distributed.worker.multiprocessing-method": fork_server.METHOD,
+    "distributed.worker.multiprocessing-method": worker_start.METHOD,
     # A worker's memory is the ring, which the job's plan bounds.
     "distributed.worker.memory.terminate": False,
     "distributed.worker.memory.pause": False,
@@ -116,7 +120,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         },
     }  # fmt: skip
     with dask.config.set(_CONFIG):
-        fork_server.begin()
+        worker_start.start_fork_server()
         try:
             cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
         except Exception as error:
@@ -132,11 +136,34 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
 
 
 def _security() -> Security:
-    """As Dask's `Security.temporary`, whose certificate is valid for a year from now on alone."""
-    key, certificate = self_signed()
+    """As Dask's `Security.temporary`, whose certificate is valid for only a year."""
+    key, certificate = _self_signed()
     keys = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
     certificates = {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
     return Security(require_encryption=True, tls_ca_file=certificate, **keys, **certificates)
+
+
+def _self_signed() -> tuple[str, str]:
+    """A new private key and its certificate, which is valid at any time, both as PEM.
+
+    The key alone decides whom to trust: a restarted worker must be let in even if the service has run for years or the
+    clock was set back to before its start.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "millrace")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(1970, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private.decode(), certificate.public_bytes(pem).decode()
 
 
 def _reason(error: BaseException) -> str:
@@ -234,7 +261,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
     nannies: list[Any] = []
     with dask.config.set(_CONFIG):
         with _leave_signals_ignored():
-            fork_server.begin()
+            worker_start.start_fork_server()
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError) as error:

@@ -54,7 +54,7 @@ def dask_setup(worker: Any) -> None:
     if device.startswith(("GPU-", "MIG-")) and "," not in device:
         metrics.gpus.watch(device)  # it has not opened it yet
     metrics.worker_restarts.inc(int(os.environ.get(RESTARTS, "0")))
-    begin_counts()
+    zero_counters()
     worker.metrics[_TOLD] = _heartbeat
 
 
@@ -67,7 +67,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def begin_counts() -> None:
+def zero_counters() -> None:
     """Each workload's chunks stand at 0 from the start: what first appears as 1 is no increase to Prometheus."""
     for name, workload in workloads().items():
         metrics.work_of(name, workload.unit)

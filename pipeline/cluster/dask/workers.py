@@ -27,7 +27,7 @@ from pipeline.cluster.communicators.base import Deadline
 from pipeline.cluster.dask.connection import Connection, listen, scheduler_lost, submit
 from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.gang.gang_lock import one_at_a_time
-from pipeline.cluster.gang.gang_stream import Shares
+from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.engine.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
@@ -106,9 +106,9 @@ class DaskWorkers:
             events = _counting(job.workload, events)
         events.on_begun(record)
         ring_bytes = job.budget.budget_bytes * self.ring_depth
-        shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
-        if shares.are_better:
-            shares.stream(plan, ledger, events, record)
+        gang = GangStream(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
+        if gang.is_better:
+            gang.stream(plan, ledger, events, record)
             return record
         listen(client, self._where, STAGES_TOPIC, self._hear)  # a scheduler that was started again knows of none
         run = SegmentTasks(client, cluster_job, self._where, events.check)
@@ -127,13 +127,13 @@ class DaskWorkers:
     # For gangs
 
     @contextmanager
-    def turn(self, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
-        """No other gang has a turn on these workers meanwhile, whichever process it is of. As `one_at_a_time`."""
+    def lock(self, lock_s: float | None, check: Callable[[], None]) -> Iterator[None]:
+        """`one_at_a_time` for the gangs of all processes on these workers."""
         client = self._connection.client
         semaphore = Semaphore(name="millrace-gang", scheduler_rpc=client.scheduler, loop=client.loop)
         with (
             closing(_SchedulersLock(semaphore, partial(self._ask, client))) as lock,
-            one_at_a_time(self._address, turn_s, check, lock),
+            one_at_a_time(self._address, lock_s, check, lock),
         ):
             yield
 

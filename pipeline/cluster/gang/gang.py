@@ -1,7 +1,7 @@
-"""A gang: one function on every rank at once, over workers any of which may die at any moment.
+"""A gang: one function that runs on every rank at once and survives the death of workers.
 
-An epoch is one try over a fixed set of ranks. A worker that dies ends it: the other ranks are told to give up, each
-comes back or its process is ended, and the survivors try again with what they have kept. Everything has a deadline.
+An epoch is one try over a fixed set of ranks. If a worker dies, the epoch is aborted: the other ranks give up or their
+processes are killed, and the survivors try again with the partial results that they kept. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Call(Protocol):
 class GangWorkers(Protocol):
     """What a gang asks of the workers: `DaskWorkers`, or a stand-in."""
 
-    def turn(self, turn_s: float | None, check: Callable[[], None]) -> AbstractContextManager[None]: ...
+    def lock(self, lock_s: float | None, check: Callable[[], None]) -> AbstractContextManager[None]: ...
 
     def last_heard(self) -> Mapping[str, float]: ...
 
@@ -67,7 +67,7 @@ class GangLimits:
     stuck_s      : a rank that was told to give up has so long to come back, then its process is ended
     silent_s     : a worker of which the scheduler hears nothing for so long counts as lost
     wait_s       : waiting for workers where none is left
-    turn_s       : waiting for another gang on the same workers; None: as long as it takes
+    lock_s       : waiting for another gang on the same workers; None: without limit
     epochs       : so many tries
     """
 
@@ -77,7 +77,7 @@ class GangLimits:
     stuck_s: float = 5.0
     silent_s: float = 15.0
     wait_s: float = 60.0
-    turn_s: float | None = 60.0
+    lock_s: float | None = 60.0
     epochs: int = 10
 
 
@@ -125,7 +125,7 @@ def run_gang(
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
     limits = limits or GangLimits()
-    with workers.turn(limits.turn_s, check):
+    with workers.lock(limits.lock_s, check):
         return _Gang(workers, function, shards, arguments, transport, limits, check).run()
 
 
@@ -377,7 +377,7 @@ class _Round:
 def _in_order(introduced: Mapping[str, Introduction]) -> list[str]:
     """The workers as ranks: neighbours in the tree are neighbours on a host."""
 
-    def place(address: str) -> tuple[str, int, str]:
+    def sort_key(address: str) -> tuple[str, int, str]:
         return introduced[address].host, introduced[address].process, address
 
-    return sorted(introduced, key=place)
+    return sorted(introduced, key=sort_key)

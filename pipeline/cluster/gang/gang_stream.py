@@ -38,7 +38,7 @@ from pipeline.workloads.protocol import HoldsInput, Progress
 
 # Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
-LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, turn_s=None)
+LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, lock_s=None)
 SHARDS_A_RANK = 2
 # How often a rank is asked how far it has come.
 ASK_SECONDS = 1.0
@@ -67,7 +67,7 @@ class RankReport:
     device: str
 
 
-class Shares:
+class GangStream:
     """A `SharedJob` or a `JointJob` over the workers of a cluster."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Shares:
         self._memory_bytes = memory_bytes
 
     @property
-    def are_better(self) -> bool:
+    def is_better(self) -> bool:
         """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
         job, chunks = self._job.job, self._job.plan.chunks
         if isinstance(job, JointJob):

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cluster.communicators.nccl import NcclCommunicator
 from pipeline.cluster.gang import gang_stream, rank_device
-from pipeline.cluster.gang.gang_stream import Shares, cut_runs
+from pipeline.cluster.gang.gang_stream import GangStream, cut_runs
 from pipeline.cluster.gang.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.engine.device import CpuDevice
@@ -62,8 +62,8 @@ class Streamed:
             name=f"test-{next(self._runs)}", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=self.threads),
         )  # fmt: skip
-        found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
-        assert found.are_better
+        found = GangStream(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
+        assert found.is_better
         record = StageRecord()
         found.stream(plan, ledger, events, record)
         self.entries = ledger.entries()
@@ -288,9 +288,9 @@ def test_few_frames_stay_with_whole_chunks(folder):
             name="few", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
-        found = Shares(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
-        assert found.are_better is better
-        assert not replace_memory(found).are_better
+        found = GangStream(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
+        assert found.is_better is better
+        assert not replace_memory(found).is_better
         planned.output.discard()
 
 
