@@ -28,10 +28,10 @@ from pipeline.engine.ledger import Ledger
 from pipeline.engine.numa import near_cores, stay_on
 from pipeline.engine.output import Output
 from pipeline.engine.run import open_device, watch
-from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
-from pipeline.workloads import Budget, Chunk, JobSpec, Plan, workload_named
+from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.protocol import HoldsInput
 
 # For each worker: enough that stealing balances them, few enough that their overhead does not count.
@@ -87,7 +87,7 @@ class SegmentReceipt:
 
     segment: Segment
     notes: tuple[Mapping[str, Any], ...]
-    stages: StagesTold
+    stages: StageCounts
 
 
 def cut_segments(plan: Plan, workers: int) -> list[Segment]:
@@ -115,7 +115,7 @@ def profile(worker_device: WorkerDevice) -> DeviceProfile:
 
 
 def run_segment(
-    job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], None], check: Callable[[], None] = lambda: None
+    job: ClusterJob, segment: Segment, tell: Callable[[StageCounts], None], check: Callable[[], None] = lambda: None
 ) -> SegmentReceipt:
     """Compute and write the segment's chunks, and enter them in the ledger. Blocks until they are durable.
 
@@ -140,7 +140,7 @@ def run_segment(
         check()
         if time.monotonic() - told_at >= TELL_S:
             told_at = time.monotonic()
-            tell(record.told())
+            tell(record.counts())
 
     with (
         _using(job) as opened,
@@ -148,7 +148,7 @@ def run_segment(
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
-    return SegmentReceipt(segment=segment, notes=notes, stages=record.told())
+    return SegmentReceipt(segment=segment, notes=notes, stages=record.counts())
 
 
 # Set once this process shall take part in nothing more.
@@ -218,34 +218,19 @@ class _OpenJob:
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
-        try:
-            refuse_other_input(job)
-            workload = workload_named(job.spec.workload)
-            self.output = Output(workload, workload.open(job.spec))
-        except UserError as error:
-            raise type(error)(f"{_here()}: {error}") from error
+        self.output = join_output(job, lambda workload: workload.open(job.spec))
         try:
             plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks
             if len(plan.chunks) != job.ledger_identity["chunks"]:
                 cut = counted(len(plan.chunks), "chunk")
                 raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
-            if isinstance(self.output.job, HoldsInput):
-                self.output.job.hold_at_most(job.held_bytes)
-            self._join()
-            refuse_other_run(job)
             slots = min(device.ring_depth, len(plan.chunks))
             self.pipeline = DevicePipeline(device, self.output, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
         except BaseException:
             self.output.discard()
             raise
-
-    def _join(self) -> None:
-        try:
-            self.output.open(Opening.JOIN)
-        except UserError as error:
-            raise type(error)(f"{_here()}: {error}") from error
 
     def stop(self, error: MillraceError | None = None, within_s: float | None = None) -> None:
         """The pipeline ends: after the chunks in hand, with this error for who streams through it, or after all that it
@@ -320,23 +305,39 @@ def own_device(worker_device: WorkerDevice) -> Device:
     return device
 
 
+def join_output(job: ClusterJob, open_job: Callable[[Workload], OpenJob]) -> Output:
+    """Open the job in this process and join the output that all its processes write.
+
+    Raises UserError that names this host if it does not see the same files, MillraceError if the job has ended.
+    """
+    try:
+        refuse_other_input(job)
+        workload = workload_named(job.spec.workload)
+        output = Output(workload, open_job(workload))
+        try:
+            if isinstance(output.job, HoldsInput):
+                output.job.hold_at_most(job.held_bytes)
+            output.open(Opening.JOIN)
+            # A worker that stood still while it opened the job may have joined the output of a later one.
+            if not Ledger(job.spec.output, job.ledger_identity).is_this_runs:
+                raise job_was_ended()
+        except BaseException:
+            output.discard()
+            raise
+    except UserError as error:
+        raise type(error)(f"{_here()}: {error}") from error
+    return output
+
+
 def refuse_other_input(job: ClusterJob) -> None:
-    """InputError where another file stands under the input's name here; times are compared as coarsely as any file
-    system keeps them."""
+    """InputError if the input differs here; times may differ by 2 s, the resolution of the coarsest file systems."""
     path, expected = job.spec.input, job.ledger_identity["input"]
-    found = input_version(path) if path.exists() else expected  # its absence is the reader's to tell
+    found = input_version(path) if path.exists() else expected  # the reader reports a missing file
     seconds = [version["mtime_ns"] // 10**9 for version in (found, expected)]
     if (found["bytes"], found["files"]) != (expected["bytes"], expected["files"]) or abs(seconds[0] - seconds[1]) > 2:
         raise InputError(
             f"{path}: is not the input that the job was started with; every worker must see the same files"
         )
-
-
-def refuse_other_run(job: ClusterJob) -> None:
-    """MillraceError where the output that was just joined is not the job's any more: a worker that stood still while it
-    opened the job may find another's under that name, and would write into it."""
-    if not Ledger(job.spec.output, job.ledger_identity).is_this_runs:
-        raise job_was_ended()
 
 
 def _here() -> str:

@@ -24,6 +24,7 @@ from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
+from pipeline.stopping import SIGNALS
 from pipeline.workloads.protocol import Chunk
 
 T = TypeVar("T")
@@ -304,8 +305,8 @@ def slot_bytes(chunks: Iterable[Chunk]) -> tuple[int, int]:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """No signal interrupts what is done here: one that broke into starting a thread would leave it half made."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    """Blocks signals, which could interrupt the start of a thread halfway."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

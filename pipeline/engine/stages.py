@@ -12,7 +12,7 @@ from pipeline import metrics
 
 STAGES = metrics.STAGES
 # What stages did: seconds, bytes and chunks by name, as one process tells it to another.
-StagesTold = Mapping[str, tuple[float, int, int]]
+StageCounts = Mapping[str, tuple[float, int, int]]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class StageRecord:
     gathers: bool = False
     timeline: list[Interval] = field(default_factory=list)
     # What other processes have told so far of work that they have not finished, by what the work is called.
-    under_way: dict[Hashable, StagesTold] = field(default_factory=dict)
+    under_way: dict[Hashable, StageCounts] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
@@ -65,14 +65,14 @@ class StageRecord:
             yield
         self.wall_seconds = time.perf_counter() - began
 
-    def include(self, stages: StagesTold) -> None:
+    def include(self, stages: StageCounts) -> None:
         """Add what another process did, and counted in its own metrics."""
         for stage, (seconds, nbytes, chunks) in stages.items():
             self._add(stage, seconds, nbytes, chunks)
             if self.gathers:
                 metrics.stages[stage].add(seconds, nbytes, chunks)
 
-    def told(self) -> StagesTold:
+    def counts(self) -> StageCounts:
         """What this process did so far, for another's `include`."""
         return {stage: (totals.seconds, totals.nbytes, totals.chunks) for stage, totals in self.totals.items()}
 

@@ -22,19 +22,17 @@ from pipeline import metrics
 from pipeline.cluster.gang.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.gang.member import Member
 from pipeline.cluster.gang.rank_device import RankDevice
-from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input, refuse_other_run
-from pipeline.engine.device import Device
+from pipeline.cluster.segments import ClusterJob, EndedJobs, join_output, own_device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
-from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.image.base import Region
-from pipeline.storage.partial import Opening
-from pipeline.workloads import Chunk, Plan, workload_named
+from pipeline.workloads import Chunk, OpenJob, Plan, Workload
 from pipeline.workloads.gang_protocols import JointJob, SharedJob, SharedWorkload
-from pipeline.workloads.protocol import HoldsInput, Progress
+from pipeline.workloads.protocol import Progress
 
 # Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
@@ -63,7 +61,7 @@ class RankReport:
     chunks: tuple[int, ...]
     notes: Mapping[str, Any]
     share_notes: Mapping[str, Any]
-    stages: StagesTold
+    stages: StageCounts
     device: str
 
 
@@ -197,7 +195,7 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
     """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
     device = own_device(job.worker_device)
     device.enter()
-    output, rank = _opened(job, facts, device), RankDevice(device, member)
+    output, rank = _opened(job, facts), RankDevice(device, member)
     shared = output.job
     assert isinstance(shared, SharedJob)
     try:
@@ -209,14 +207,7 @@ def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankRe
             _write(output, shared.whole, mine, run.region, total, rank.record)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
-    _count(output, rank.record, mine)
-    return RankReport(
-        chunks=tuple(chunk.index for chunk in mine),
-        notes=output.take_notes([chunk.index for chunk in mine]),
-        share_notes=shared.share_notes(),
-        stages=rank.record.told(),
-        device=device.name,
-    )
+    return _report(output, rank.record, mine, device.name, shared.share_notes())
 
 
 def _write(
@@ -244,7 +235,7 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """This rank's part in one chunk that all make together; rank 0 makes it durable."""
     device = own_device(job.worker_device)
     device.enter()
-    output, rank = _opened(job, None, device), RankDevice(device, member)
+    output, rank = _opened(job, None), RankDevice(device, member)
     joint = output.job
     assert isinstance(joint, JointJob)
     record, began = rank.record, time.perf_counter()
@@ -262,22 +253,20 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
         output.write(chunk, outputs)
         output.flush()
         record.add("write", number, computed, time.perf_counter(), nbytes)
-    _count(output, record, mine)
-    return RankReport(
-        chunks=tuple(chunk.index for chunk in mine),
-        notes=output.take_notes([chunk.index for chunk in mine]),
-        share_notes={},
-        stages=record.told(),
-        device=device.name,
-    )
+    return _report(output, record, mine, device.name, {})
 
 
-def _count(output: Output, record: StageRecord, chunks: Sequence[Chunk]) -> None:
-    """In the metrics of this process: the bytes that it read, and the chunks that it wrote."""
+def _report(
+    output: Output, record: StageRecord, chunks: Sequence[Chunk], device: str, share_notes: Mapping[str, Any]
+) -> RankReport:
+    """Also counts the bytes read and the chunks written in this process's metrics."""
     count = metrics.work_of(output.workload.name, output.workload.unit)
     count.read(record.totals["read"].nbytes)
     for chunk in chunks:
         count.written(chunk.output_bytes, chunk.work)
+    numbers = tuple(chunk.index for chunk in chunks)
+    notes = output.take_notes(numbers)
+    return RankReport(chunks=numbers, notes=notes, share_notes=share_notes, stages=record.counts(), device=device)
 
 
 def progress_of(name: str) -> str:
@@ -297,30 +286,19 @@ _ended = EndedJobs()
 _opening = threading.Lock()
 
 
-def _opened(job: ClusterJob, facts: Any, device: Device) -> Output:
-    """The job as this process has it open; any other is closed first. MillraceError where it has been ended."""
+def _opened(job: ClusterJob, facts: Any) -> Output:
+    """The job as this process has it open; any other is closed first. MillraceError if the job has ended."""
+
+    def open_job(workload: Workload) -> OpenJob:
+        return workload.join(job.spec, facts) if isinstance(workload, SharedWorkload) else workload.open(job.spec)
+
     with _opening:
         _ended.refuse(job.name)
-        found = _open.get(job.name)
-        if found is None:
+        if job.name not in _open:
             for name in list(_open):
                 _open.pop(name).discard()
-            refuse_other_input(job)
-            workload = workload_named(job.spec.workload)
-            found = Output(
-                workload,
-                workload.join(job.spec, facts) if isinstance(workload, SharedWorkload) else workload.open(job.spec),
-            )
-            try:
-                if isinstance(found.job, HoldsInput):
-                    found.job.hold_at_most(job.held_bytes)
-                found.open(Opening.JOIN)
-                refuse_other_run(job)
-            except BaseException:
-                found.discard()
-                raise
-            _open[job.name] = found
-        return found
+            _open[job.name] = join_output(job, open_job)
+        return _open[job.name]
 
 
 def _close(name: str) -> None:

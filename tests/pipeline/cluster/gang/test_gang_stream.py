@@ -15,7 +15,6 @@ from pipeline.cluster.gang import gang_stream, rank_device
 from pipeline.cluster.gang.gang_stream import GangStream, cut_runs
 from pipeline.cluster.gang.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
-from pipeline.engine.device import CpuDevice
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.run import RunEvents, run_job
@@ -119,7 +118,7 @@ def test_a_rank_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder)
     )  # fmt: skip
     gang_stream._close("ended")
     with pytest.raises(MillraceError, match="the job was ended"):
-        gang_stream._opened(cluster_job, None, CpuDevice(1))
+        gang_stream._opened(cluster_job, None)
     assert not gang_stream._open
     planned.output.discard()
 
@@ -135,7 +134,7 @@ def test_a_rank_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(fo
     planned.output.open()
     Ledger(planned.spec.output, identity).create()
     with pytest.raises(MillraceError, match="the job was ended"):
-        gang_stream._opened(cluster_job, planned.job.facts(), CpuDevice(1))
+        gang_stream._opened(cluster_job, planned.job.facts())
     assert not gang_stream._open
     Ledger(planned.spec.output, identity).remove()
     planned.output.discard()
@@ -173,14 +172,14 @@ def test_a_gpus_arrays_are_timed_by_its_own_clock_once_they_are_done_with(monkey
         room.upload()
         StreamEvent.clock += 10
         room.computed()
-        assert record.told()["compute"][2] == turn - 1
+        assert record.counts()["compute"][2] == turn - 1
         for _ in range(2):
             room.wait()
-        assert record.told()["upload"] == pytest.approx((turn, 24 * turn, turn))
-        assert record.told()["compute"] == pytest.approx((11 * turn, 24 * turn, turn))
+        assert record.counts()["upload"] == pytest.approx((turn, 24 * turn, turn))
+        assert record.counts()["compute"] == pytest.approx((11 * turn, 24 * turn, turn))
     room.upload()  # and an error keeps the work from being given to it
     room.wait()
-    assert (record.told()["upload"][2], record.told()["compute"][2], len(copied)) == (4, 3, 4)
+    assert (record.counts()["upload"][2], record.counts()["compute"][2], len(copied)) == (4, 3, 4)
 
 
 def test_what_a_lost_rank_may_have_spoilt_is_not_written(folder, monkeypatch):
