@@ -74,13 +74,15 @@ def _refuse_contradictions(settings: Settings) -> None:
     if settings.scheduler is not None and settings.workers is not None:
         raise ParameterError("--workers starts processes here, --scheduler uses those of a cluster: give one of them")
     if settings.scheduler is not None and settings.device not in ("auto", "cpu", "cuda"):
-        raise ParameterError(f"--device {settings.device} is of this machine; with --scheduler: auto, cpu or cuda")
+        raise ParameterError(
+            f"--device {settings.device} names a device of this machine; with --scheduler, use auto, cpu or cuda"
+        )
     if settings.workers is not None and settings.device not in ("auto", "cpu"):
         raise ParameterError(
-            f"--workers are processes on the CPU, and --device {settings.device} means GPUs: give one of them "
+            f"--workers starts processes on the CPU, and --device {settings.device} means GPUs: give one of them "
             "(--device all has a process for each GPU)"
         )
     if settings.workers is not None and settings.device == "auto" and usable_gpus():
-        raise ParameterError("--workers are processes on the CPU and this machine has a GPU: add --device cpu")
+        raise ParameterError("--workers starts processes on the CPU and this machine has a GPU: add --device cpu")
     if clustered and settings.overlap != 5:
         raise ParameterError("--overlap is for one device: leave it out, or leave out --workers, --scheduler and all")

@@ -132,13 +132,13 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
     """An interrupted run's budget, if this run has the memory for it."""
     if options.chunk_bytes not in (None, earlier.target_bytes):
         raise ParameterError(
-            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
+            f"--resume continues with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
         )
     if earlier.target_bytes > budget.budget_bytes:
         if options.start_over:
             return budget
         raise ParameterError(
-            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
+            f"--resume continues with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
         )
     return earlier
 
@@ -162,7 +162,7 @@ def check_preview(spec: JobSpec, preview: Path) -> None:
     written = (final, partial_path(final), partial_path(samples_path(final)))
     if not taken.isdisjoint(written):
         raise OutputError(
-            f"--preview {preview} is also the input or the output, or written by its way: name another file"
+            f"--preview {preview} is also the input or the output, or its temporary file is: name another file"
         )
     if not taken.isdisjoint(final.parents):
         raise OutputError(f"--preview {preview} lies within the input or the output: name a file elsewhere")

@@ -155,7 +155,7 @@ def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
 
     try:
         if leaving.is_set():
-            raise ClusterError("this worker leaves")
+            raise ClusterError("this worker is shutting down")
         return run_segment(
             job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages)), check
         )
