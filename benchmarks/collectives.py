@@ -33,7 +33,7 @@ from pipeline.cluster.communicators.nccl import NcclCommunicator, connect_nccl
 from pipeline.cluster.communicators.peers import Endpoint, Membership, listen
 from pipeline.cluster.communicators.tcp import connect_tcp
 from pipeline.cluster.dask.worker_processes import local_workers
-from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers, gpu_workers
 from pipeline.cluster.dask.workers import DaskWorkers
 from pipeline.cluster.gang.gang import GangResult, run_gang
 from pipeline.cluster.gang.member import Member

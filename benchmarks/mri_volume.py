@@ -141,7 +141,7 @@ def one_device(like: Any, options: argparse.Namespace) -> None:
 
 def several_devices(options: argparse.Namespace) -> None:
     from pipeline.cluster.dask.worker_processes import local_workers
-    from pipeline.cluster.dask.worker_specs import cpu_workers, gpu_workers
+    from pipeline.cluster.dask.worker_start import cpu_workers, gpu_workers
     from pipeline.cluster.gang.gang import run_gang
     from pipeline.engine.discovery import usable_gpus
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cluster import executor
-from pipeline.cluster.dask.worker_specs import WorkerSpec, gpu_workers
+from pipeline.cluster.dask.worker_start import WorkerSpec, gpu_workers
 from pipeline.engine.discovery import all_gpus
 
 # If one is killed, two are left to be joined again.

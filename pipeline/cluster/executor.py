@@ -1,4 +1,4 @@
-"""Where a job runs, as the settings say: the one device of this process, or workers of a Dask cluster."""
+"""Selects where jobs run: on the one device of this process, or on the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeline.cluster.dask import fork_server
-from pipeline.cluster.dask.worker_specs import WorkerSpec, cpu_workers, gpu_workers
+from pipeline.cluster.dask import worker_start
+from pipeline.cluster.dask.worker_start import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
 from pipeline.engine.discovery import all_gpus, usable_gpus
 from pipeline.engine.planned import PlannedDevice
@@ -17,7 +17,7 @@ from pipeline.errors import ParameterError
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """What planning asks, and what the engine streams through."""
+    """The device that a job is planned for, and the function that streams its chunks."""
 
     device: PlannedDevice
     stream: Stream
@@ -25,12 +25,12 @@ class Executor:
 
 @contextmanager
 def open_executor(settings: Settings, modules: Sequence[str] = ()) -> Iterator[Executor]:
-    """The place that the settings name, for as long as the context lasts.
+    """Open the device or workers that the settings name; they are closed when the context ends.
 
-    modules : what worker processes that are started here will need, for them to have when they start
+    modules : modules that worker processes started here import in advance
 
-    Dask is started where it is asked for: by `scheduler`, by `workers`, or by the device `all` on a machine with
-    several GPUs. ParameterError where settings contradict each other, DeviceUnavailable where there is no such place.
+    Dask is used only with `scheduler`, with `workers`, or with the device `all` on a machine with several GPUs.
+    ParameterError if settings contradict each other, DeviceUnavailable if there is no such device or scheduler.
     """
     _refuse_contradictions(settings)
     if settings.scheduler is not None:
@@ -41,7 +41,7 @@ def open_executor(settings: Settings, modules: Sequence[str] = ()) -> Iterator[E
             yield Executor(device=workers, stream=workers.stream)
         return
     if settings.device == "all" or settings.workers is not None:
-        fork_server.begin(modules)  # before GPUs are looked for, and Dask is imported here, too
+        worker_start.start_fork_server(modules)  # its imports overlap with the search for GPUs and the import of Dask
     several_gpus = settings.device == "all" and len(all_gpus()) > 1
     if several_gpus or settings.workers is not None:
         from pipeline.cluster.dask.worker_processes import local_workers
@@ -58,7 +58,7 @@ def open_executor(settings: Settings, modules: Sequence[str] = ()) -> Iterator[E
 
 
 def worker_specs(settings: Settings) -> list[WorkerSpec]:
-    """One worker process for each GPU that the settings name, or as many as they say on the CPU."""
+    """One worker process for each GPU that the settings name, or `workers` processes on the CPU."""
     if settings.device == "all":
         gpus = all_gpus()
     elif settings.device == "auto":
@@ -74,13 +74,15 @@ def _refuse_contradictions(settings: Settings) -> None:
     if settings.scheduler is not None and settings.workers is not None:
         raise ParameterError("--workers starts processes here, --scheduler uses those of a cluster: give one of them")
     if settings.scheduler is not None and settings.device not in ("auto", "cpu", "cuda"):
-        raise ParameterError(f"--device {settings.device} is of this machine; with --scheduler: auto, cpu or cuda")
+        raise ParameterError(
+            f"--device {settings.device} names a device of this machine; with --scheduler, use auto, cpu or cuda"
+        )
     if settings.workers is not None and settings.device not in ("auto", "cpu"):
         raise ParameterError(
-            f"--workers are processes on the CPU, and --device {settings.device} means GPUs: give one of them "
+            f"--workers starts processes on the CPU, and --device {settings.device} means GPUs: give one of them "
             "(--device all has a process for each GPU)"
         )
     if settings.workers is not None and settings.device == "auto" and usable_gpus():
-        raise ParameterError("--workers are processes on the CPU and this machine has a GPU: add --device cpu")
+        raise ParameterError("--workers starts processes on the CPU and this machine has a GPU: add --device cpu")
     if clustered and settings.overlap != 5:
         raise ParameterError("--overlap is for one device: leave it out, or leave out --workers, --scheduler and all")

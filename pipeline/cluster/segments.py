@@ -1,9 +1,8 @@
-"""A segment, a run of consecutive chunks, on the one device that a worker process owns.
+"""Runs a segment, a run of consecutive chunks, on the one device that a worker process owns.
 
 A worker opens a job once and keeps its ring, streams and threads from segment to segment; two segments at a time are
-in its pipeline, so that it never drains between them. What a segment wrote is durable and in the ledger before it
-counts as done, and every few seconds before that: asked for again (its worker died before it could tell), it is found
-there and not computed twice.
+in its pipeline, so that it never drains between them. Written chunks are durable and in the ledger before the segment
+is done, and every few seconds before that. If its worker dies, the next one finds them there and does not repeat them.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from pipeline.engine.ledger import Ledger
 from pipeline.engine.numa import near_cores, stay_on
 from pipeline.engine.output import Output
 from pipeline.engine.run import open_device, watch
-from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
-from pipeline.workloads import Budget, Chunk, JobSpec, Plan, workload_named
+from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.protocol import HoldsInput
 
-# For each worker: enough that stealing balances them, few enough that their overhead does not count.
+# Enough that work stealing balances the load, few enough that their overhead is negligible.
 SEGMENTS_A_WORKER = 8
-# How often a segment tells how far it has come.
-TELL_S = 0.5
-# Of so many jobs that were ended a process keeps the names: what comes late of a job comes within seconds.
+# How often a segment reports its progress.
+REPORT_S = 0.5
+# Number of ended jobs whose names a process keeps: late segments arrive within seconds.
 ENDED_KEPT = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDevice:
-    """How a worker opens its device: the same names as the settings."""
+    """How a worker opens its device; the names are those of the settings."""
 
     device: str
     threads: int | None
@@ -52,10 +51,10 @@ class WorkerDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """What planning must know of a worker's device, and which process of which host it is."""
+    """A worker's device as planning needs it, and the process and host of the worker."""
 
     ring_depth: int
-    lanes: Mapping[str, int]  # by stage, where there may be more than one
+    lanes: Mapping[str, int]  # by stage, if it may have more than one
     chunk_range: tuple[int, int]
     description: Mapping[str, Any]
     host: str
@@ -64,12 +63,12 @@ class DeviceProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """All that a worker needs to take part in a job. Paths are absolute: every worker sees the same files."""
+    """A job as sent to workers. Paths are absolute: every worker sees the same files."""
 
-    name: str  # of this run of it alone: another try has another
+    name: str  # unique to this run of the job
     spec: JobSpec
     budget: Budget
-    held_bytes: int  # that the job may keep besides the chunks
+    held_bytes: int  # of input that the job may keep besides the chunks
     ledger_identity: Mapping[str, Any]
     worker_device: WorkerDevice
 
@@ -83,11 +82,11 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentReceipt:
-    """What a finished segment tells: `stages` are empty where it was done before."""
+    """The result of a segment; `stages` is empty if all its chunks were already in the ledger."""
 
     segment: Segment
     notes: tuple[Mapping[str, Any], ...]
-    stages: StagesTold
+    stages: StageCounts
 
 
 def cut_segments(plan: Plan, workers: int) -> list[Segment]:
@@ -115,32 +114,32 @@ def profile(worker_device: WorkerDevice) -> DeviceProfile:
 
 
 def run_segment(
-    job: ClusterJob, segment: Segment, tell: Callable[[StagesTold], None], check: Callable[[], None] = lambda: None
+    job: ClusterJob, segment: Segment, report: Callable[[StageCounts], None], check: Callable[[], None] = lambda: None
 ) -> SegmentReceipt:
     """Compute and write the segment's chunks, and enter them in the ledger. Blocks until they are durable.
 
-    tell :  called now and then with what the stages have done so far
-    check : called before the first chunk and after each; it raises where nobody wants the segment any more
+    report : called about twice a second with the stages' totals so far
+    check  : called before the first chunk and after each; raises if the segment is no longer wanted
 
-    Raises what the pipeline raises: MillraceError for what went wrong with the job.
+    Raises as the pipeline does: MillraceError if the job itself fails.
     """
     check()
     ledger = Ledger(job.spec.output, job.ledger_identity)
     found = ledger.within(segment.chunks)
-    in_already = {chunk for entry in found for chunk in entry.chunks}
-    left = [chunk for chunk in segment.chunks if chunk not in in_already]
+    finished = {chunk for entry in found for chunk in entry.chunks}
+    left = [chunk for chunk in segment.chunks if chunk not in finished]
     notes = tuple(entry.notes for entry in found)
     if not left:
         return SegmentReceipt(segment=segment, notes=notes, stages={})
-    record, told_at = StageRecord(), time.monotonic()
+    record, reported_at = StageRecord(), time.monotonic()
 
     def written(chunk: Chunk) -> None:
-        nonlocal told_at
+        nonlocal reported_at
         checkpoints.note(chunk)
         check()
-        if time.monotonic() - told_at >= TELL_S:
-            told_at = time.monotonic()
-            tell(record.told())
+        if time.monotonic() - reported_at >= REPORT_S:
+            reported_at = time.monotonic()
+            report(record.counts())
 
     with (
         _using(job) as opened,
@@ -148,15 +147,15 @@ def run_segment(
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
-    return SegmentReceipt(segment=segment, notes=notes, stages=record.told())
+    return SegmentReceipt(segment=segment, notes=notes, stages=record.counts())
 
 
-# Set once this process shall take part in nothing more.
+# Set when this process is about to end.
 leaving = threading.Event()
 
 
 def leave() -> None:
-    """This process is about to end: segments under way stop after the chunks in hand, which are in the ledger then."""
+    """Before this process ends: stop running segments after the chunks in hand, which are entered in the ledger."""
     leaving.set()
     with _opening:
         names = list(_jobs)
@@ -165,11 +164,10 @@ def leave() -> None:
 
 
 def close_job(name: str, within_s: float | None = None) -> None:
-    """Give back what this process holds for a job, and refuse what comes of it from now on; harmless where it holds
-    nothing.
+    """Release what this process holds for a job, and refuse its further segments; harmless if it holds nothing.
 
-    Segments of it that are under way end after the chunks in hand, which are entered in the ledger; those that are not
-    written within so many seconds are given up.
+    Running segments end after the chunks in hand, which are entered in the ledger; chunks that take longer than
+    `within_s` are given up.
     """
     with _opening:
         _ended.add(name)
@@ -185,55 +183,46 @@ def close_job(name: str, within_s: float | None = None) -> None:
 
 
 def job_was_ended() -> MillraceError:
-    """What stops whoever works on a job that is over."""
+    """The error of work on a job that has ended."""
     return MillraceError("the job was ended")
 
 
 class EndedJobs:
-    """The jobs that were ended here, the newest of them: a segment that comes late must not open one anew, and write
-    into what is being removed, or into the next output of that name. Not for several threads at once."""
+    """The latest jobs that ended here. A late segment must not reopen one: it would write into an output that is being
+    removed, or into the next one of that name. Not thread-safe."""
 
     def __init__(self) -> None:
         self._names: deque[str] = deque(maxlen=ENDED_KEPT)
 
     def add(self, name: str) -> None:
-        """The job is over, for good."""
+        """Remember an ended job."""
         if name not in self._names:
             self._names.append(name)
 
     def refuse(self, name: str) -> None:
-        """MillraceError where the job is over."""
+        """MillraceError if the job has ended."""
         if name in self._names:
             raise job_was_ended()
 
 
 class _OpenJob:
-    """A job, joined to its output, and a running pipeline; `users`: segments that are under way in it."""
+    """A job, joined to its output, and a running pipeline; `users`: the segments that use it."""
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
-        """Raises UserError that names this host, where it does not see what the others see."""
+        """Raises as `join_output`; MillraceError if this process cuts the job into other chunks."""
         self.device = device
         self.users = 0
         self.saving = threading.Lock()
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
-        try:
-            refuse_other_input(job)
-            workload = workload_named(job.spec.workload)
-            self.output = Output(workload, workload.open(job.spec))
-        except UserError as error:
-            raise type(error)(f"{_here()}: {error}") from error
+        self.output = join_output(job, lambda workload: workload.open(job.spec))
         try:
             plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks
             if len(plan.chunks) != job.ledger_identity["chunks"]:
                 cut = counted(len(plan.chunks), "chunk")
                 raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
-            if isinstance(self.output.job, HoldsInput):
-                self.output.job.hold_at_most(job.held_bytes)
-            self._join()
-            refuse_other_run(job)
             slots = min(device.ring_depth, len(plan.chunks))
             self.pipeline = DevicePipeline(device, self.output, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
@@ -241,15 +230,8 @@ class _OpenJob:
             self.output.discard()
             raise
 
-    def _join(self) -> None:
-        try:
-            self.output.open(Opening.JOIN)
-        except UserError as error:
-            raise type(error)(f"{_here()}: {error}") from error
-
     def stop(self, error: MillraceError | None = None, within_s: float | None = None) -> None:
-        """The pipeline ends: after the chunks in hand, with this error for who streams through it, or after all that it
-        was given."""
+        """End the pipeline: with an error, after the chunks in hand, and `stream` raises it; else after all chunks."""
         with self._stopping:
             if not self._stopped:
                 if error is not None:
@@ -273,10 +255,7 @@ _opening = threading.Lock()
 
 @contextmanager
 def _using(job: ClusterJob) -> Iterator[_OpenJob]:
-    """The job as this process has it open; it stays so until whoever uses it has left.
-
-    MillraceError where it has been ended.
-    """
+    """The job as this process has it open; it stays open while it is in use. MillraceError if it has ended."""
     with _opening:
         _ended.refuse(job.name)
         opened = _jobs.get(job.name)
@@ -291,7 +270,7 @@ def _using(job: ClusterJob) -> Iterator[_OpenJob]:
     finally:
         with _opening:
             if failed and _jobs.get(job.name) is opened:
-                del _jobs[job.name]  # its pipeline is of no more use: the next segment opens another
+                del _jobs[job.name]  # its pipeline has failed: the next segment opens another
             opened.users -= 1
             last = opened.users == 0 and _jobs.get(job.name) is not opened
         if last:
@@ -299,12 +278,12 @@ def _using(job: ClusterJob) -> Iterator[_OpenJob]:
 
 
 def _close_idle() -> None:
-    """Rings that nobody uses are given back before another is allocated: two might not fit the device."""
+    """Free unused rings before another is allocated: two might not fit the device."""
     for name in [name for name, opened in _jobs.items() if opened.users == 0]:
         _jobs.pop(name).close()
 
 
-# What the receipt says of this process's device, once it is open.
+# The description of this process's device for the receipt, once it is open.
 opened_device: dict[str, Any] = {}
 
 
@@ -320,23 +299,39 @@ def own_device(worker_device: WorkerDevice) -> Device:
     return device
 
 
+def join_output(job: ClusterJob, open_job: Callable[[Workload], OpenJob]) -> Output:
+    """Open the job in this process and join the output that all its processes write.
+
+    Raises UserError that names this host if it does not see the same files, MillraceError if the job has ended.
+    """
+    try:
+        refuse_other_input(job)
+        workload = workload_named(job.spec.workload)
+        output = Output(workload, open_job(workload))
+        try:
+            if isinstance(output.job, HoldsInput):
+                output.job.hold_at_most(job.held_bytes)
+            output.open(Opening.JOIN)
+            # A worker that stood still while it opened the job may have joined the output of a later one.
+            if not Ledger(job.spec.output, job.ledger_identity).is_this_runs:
+                raise job_was_ended()
+        except BaseException:
+            output.discard()
+            raise
+    except UserError as error:
+        raise type(error)(f"{_here()}: {error}") from error
+    return output
+
+
 def refuse_other_input(job: ClusterJob) -> None:
-    """InputError where another file stands under the input's name here; times are compared as coarsely as any file
-    system keeps them."""
+    """InputError if the input differs here; times may differ by 2 s, the resolution of the coarsest file systems."""
     path, expected = job.spec.input, job.ledger_identity["input"]
-    found = input_version(path) if path.exists() else expected  # its absence is the reader's to tell
+    found = input_version(path) if path.exists() else expected  # the reader reports a missing file
     seconds = [version["mtime_ns"] // 10**9 for version in (found, expected)]
     if (found["bytes"], found["files"]) != (expected["bytes"], expected["files"]) or abs(seconds[0] - seconds[1]) > 2:
         raise InputError(
             f"{path}: is not the input that the job was started with; every worker must see the same files"
         )
-
-
-def refuse_other_run(job: ClusterJob) -> None:
-    """MillraceError where the output that was just joined is not the job's any more: a worker that stood still while it
-    opened the job may find another's under that name, and would write into it."""
-    if not Ledger(job.spec.output, job.ledger_identity).is_this_runs:
-        raise job_was_ended()
 
 
 def _here() -> str:

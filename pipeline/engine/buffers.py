@@ -14,7 +14,7 @@ from pipeline.engine.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.protocol import ArraySpec, Chunk
 
-# Every array in a buffer starts on such a boundary: a CUDA allocation's own, and a whole number of cache lines.
+# Every array in a buffer is aligned like a CUDA allocation, to a whole number of cache lines.
 ALIGNMENT_BYTES = 256
 
 
@@ -33,7 +33,7 @@ def carve(buffer: NDArray[np.uint8], specs: Sequence[ArraySpec]) -> list[NDArray
 
 
 class Views:
-    """The arrays last carved of each buffer: most chunks have the shape of the one before."""
+    """Caches the arrays last carved from each buffer: most chunks have the shape of the one before."""
 
     def __init__(self, carve_buffer: Callable[[Any, Sequence[ArraySpec]], list[Any]]) -> None:
         self._carve = carve_buffer
@@ -54,12 +54,12 @@ def _aligned(nbytes: int) -> int:
 class Slot:
     """Room for one chunk: host memory for its input and output, and on a GPU their twins on the device.
 
-    Whoever holds the slot owns all of it; the ring of free slots is the pipeline's back-pressure.
+    A slot has one owner at a time; the ring of free slots is the pipeline's back-pressure.
     """
 
     host_input: NDArray[np.uint8]
     host_output: NDArray[np.uint8]
-    # A GPU's share: `CudaSlot` of this module; None on a CPU, where the device sees the host arrays themselves.
+    # The device memory of a GPU; None on a CPU, which computes on the host arrays.
     cuda: CudaSlot | None = None
     _views: Views = field(default_factory=lambda: Views(carve))
 
@@ -71,7 +71,7 @@ class Slot:
 
 
 def allocate_host_slot(input_bytes: int, output_bytes: int) -> Slot:
-    """A slot in ordinary memory, page-aligned, given back to the system as soon as it is dropped."""
+    """A slot in ordinary, page-aligned memory, which is unmapped as soon as it is dropped."""
     try:
         return Slot(_pages(input_bytes), _pages(output_bytes))
     except OSError as error:
@@ -87,13 +87,13 @@ def _pages(nbytes: int) -> NDArray[np.uint8]:
 def _event() -> Any:
     import cupy
 
-    # Waiting on it sleeps instead of spinning: a core is worth more to the reader and writer threads.
+    # Waiting sleeps instead of spinning: reader and writer threads need the core.
     return cupy.cuda.Event(block=True)
 
 
 @dataclass
 class CudaSlot:
-    """Device memory of a slot, and the events that order and time its way through the three streams."""
+    """Device memory of a slot, and the events that order and time its work on the three streams."""
 
     input: Any  # cupy.cuda.MemoryPointer
     output: Any
@@ -103,7 +103,7 @@ class CudaSlot:
     compute_done: Any = field(default_factory=_event)
     download_began: Any = field(default_factory=_event)
     download_done: Any = field(default_factory=_event)
-    # The calls of the last chunk, and the bytes in and out that they are for: most chunks take as many.
+    # The driver calls of the last chunk, with its input and output bytes: most chunks reuse them.
     calls: tuple[tuple[int, int], list[Call], list[Call]] = ((-1, -1), [], [])
     _views: Views = field(default_factory=lambda: Views(_carve_device))
 

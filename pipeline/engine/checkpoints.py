@@ -1,4 +1,4 @@
-"""A running job's written chunks go into its ledger every few seconds, so that a stopped one can be resumed."""
+"""Enters a running job's written chunks in its ledger every few seconds, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.engine.output import Output
 from pipeline.errors import MillraceError
 from pipeline.workloads.protocol import Chunk
 
-# A job that ends sooner leaves no ledger and costs nothing.
+# A shorter job leaves no ledger.
 INTERVAL_SECONDS = 10.0
 
 
 class Checkpoints:
-    """Between entering and leaving the context, a thread flushes the output and adds an entry every interval."""
+    """In its context, a thread flushes the output and adds an entry to the ledger every interval."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class Checkpoints:
         *,
         joined: threading.Lock | None = None,
     ) -> None:
-        """joined : the ledger is another process's, which relies on it: the folder is never made here, and on leaving
-        all that is written is entered, however short it took; where that fails, leaving raises what adding does.
-        The lock is the workload's: an entry may hold notes of chunks that somebody else enters after it
+        """joined : given if the ledger belongs to another process, which relies on it: it is never created here, and
+        all written chunks are entered at the end, however short the run; an error of that is raised. The lock is the
+        output's and serializes the entries of all its segments in this process.
         """
         self._ledger = ledger
         self._output = output
@@ -48,7 +48,7 @@ class Checkpoints:
         self._failure: BaseException | None = None
 
     def note(self, chunk: Chunk) -> None:
-        """The chunk is written; from any thread. Raises what has ended the thread that keeps the ledger."""
+        """Record a written chunk; from any thread. Raises the error that ended the ledger's thread, if any."""
         if self._failure is not None:
             raise self._failure
         with self._lock:
@@ -67,19 +67,19 @@ class Checkpoints:
         if self._joined and error is None:
             self._save()
         elif self._joined or time.monotonic() - self._began >= self._interval_seconds:
-            with suppress(MillraceError):  # what stopped the job says more than a disk that is full a second time
+            with suppress(MillraceError):  # the error that stopped the job says more
                 self._save()
 
     def _save_regularly(self) -> None:
         try:
             while not self._stopping.wait(self._interval_seconds):
-                with suppress(MillraceError):  # the same disk fails the writers, who say so
+                with suppress(MillraceError):  # the writers report the same disk error
                     self._save()
         except BaseException as error:
             self._failure = error
 
     def _save(self) -> None:
-        """What fails to be entered is tried again with the next: a workload tells its notes only once."""
+        """Entries that cannot be added are kept for the next try: the output returns its notes only once."""
         with self._joined or nullcontext():
             with self._lock:
                 written = sorted(self._written)
@@ -88,7 +88,7 @@ class Checkpoints:
                 entry = Entry(chunks=tuple(written), notes=self._output.take_notes(written), device=self._device)
                 self._unsaved.append(entry)
                 entered = set(written)
-                with self._lock:  # for which every writer waits
+                with self._lock:  # every writer waits for it
                     self._written = [chunk for chunk in self._written if chunk not in entered]
             while self._unsaved:
                 if not self._joined and not self._ledger.exists:

@@ -1,9 +1,8 @@
-"""The driver's calls that send a chunk on its way, made without letting go of the interpreter's lock, and the name by
-which it knows a device.
+"""Driver calls that launch a chunk's copies and events without releasing the GIL, and a device's UUID.
 
-CuPy lets go of the lock in every call and takes it again. None of these waits for anything, and each takes about a
-microsecond; but while reader and writer threads are about, coming by the lock again takes longer than all the calls of
-a chunk together (200 µs a chunk on the host of an H200, against 100).
+CuPy releases the GIL in every call. None of these calls blocks, and each takes about a microsecond; but beside reader
+and writer threads, reacquiring the GIL takes longer than all calls of a chunk together (200 µs a chunk on the host of
+an H200, against 100).
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ Call = tuple[Any, tuple[Any, ...]]
 
 
 def record(event: Any, stream: Any) -> Call:
-    """The event happens when all before it on the stream is done. Both are CuPy's, here and below."""
+    """Record the event on the stream. Both are CuPy's, here and below."""
     return _driver().cuEventRecord, (_handle(event), _handle(stream))
 
 
 def wait(stream: Any, event: Any) -> Call:
-    """What comes after on the stream begins when the event has happened."""
+    """Make later work on the stream wait for the event."""
     return _driver().cuStreamWaitEvent, (_handle(stream), _handle(event), ctypes.c_uint(0))
 
 
 def copy_in(target: int, source: int, nbytes: int, stream: Any) -> Call:
-    """From pinned memory at `source` to device memory at `target`."""
-    return _driver().cuMemcpyHtoDAsync_v2, (*_places(target, source), ctypes.c_size_t(nbytes), _handle(stream))
+    """Copy from pinned memory at `source` to device memory at `target`."""
+    return _driver().cuMemcpyHtoDAsync_v2, (*_pointers(target, source), ctypes.c_size_t(nbytes), _handle(stream))
 
 
 def copy_out(target: int, source: int, nbytes: int, stream: Any) -> Call:
-    """From device memory at `source` to pinned memory at `target`."""
-    return _driver().cuMemcpyDtoHAsync_v2, (*_places(target, source), ctypes.c_size_t(nbytes), _handle(stream))
+    """Copy from device memory at `source` to pinned memory at `target`."""
+    return _driver().cuMemcpyDtoHAsync_v2, (*_pointers(target, source), ctypes.c_size_t(nbytes), _handle(stream))
 
 
 def make(calls: Iterable[Call]) -> None:
-    """Makes the calls in order. DeviceError where the driver refuses one."""
+    """Make the calls in order. DeviceError if one fails."""
     for function, arguments in calls:
         status = function(*arguments)
         if status != 0:
@@ -48,7 +47,7 @@ def make(calls: Iterable[Call]) -> None:
 
 
 def seconds(began: Any, done: Any) -> float:
-    """Between two events that have happened. DeviceError where they have not, or the device has failed."""
+    """The seconds between two completed events. DeviceError if one is not complete, or the device has failed."""
     milliseconds = ctypes.c_float()
     function = _driver().cuEventElapsedTime
     status = function(ctypes.byref(milliseconds), _handle(began), _handle(done))
@@ -58,9 +57,9 @@ def seconds(began: Any, done: Any) -> float:
 
 
 def device_uuid(ordinal: int) -> bytes:
-    """The 16 bytes that tell a GPU, or a part of one, from all others. DeviceError where the driver refuses.
+    """The 16 bytes of the UUID of a GPU or MIG instance. DeviceError if the driver fails.
 
-    CuPy's device properties hold them up to the first that is zero.
+    CuPy's device properties cut it at its first zero byte.
     """
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     driver = _driver()
@@ -78,7 +77,7 @@ def _handle(of: Any) -> ctypes.c_void_p:
     return ctypes.c_void_p(of.ptr)
 
 
-def _places(target: int, source: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def _pointers(target: int, source: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     return ctypes.c_void_p(target), ctypes.c_void_p(source)
 
 

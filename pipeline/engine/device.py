@@ -1,4 +1,4 @@
-"""What a chunk is computed on: the CPU or one CUDA GPU, under one contract."""
+"""Devices that compute chunks: the CPU or one CUDA GPU, under one contract."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Device(ABC):
     """Takes a filled slot through upload, compute and download.
 
     `process` is called from `lanes` threads, each of which first calls `enter`; it may return before the work is
-    done. `finish` waits for a slot's output, from any thread, and records what the stages took.
+    done. `finish` waits for a slot's output, from any thread, and records the stages' times.
     """
 
     name: str
     lanes: int
     # How many of the five stages may be at work at once: see `OVERLAPS`.
     overlap: int
-    # Threads that read and that write.
+    # The number of reader threads, and of writer threads.
     io_threads: int
     # Slots that keep every stage busy: one in each lane, and one or more on each side of them.
     ring_depth: int
@@ -57,7 +57,7 @@ class Device(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """A run starts: prepare to tell the device's times on the host's clock."""
+        """Called at the start of a run: align the device's clock with the host's."""
 
     @abstractmethod
     def enter(self) -> None:
@@ -71,11 +71,11 @@ class Device(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Wait until nothing that was started can still touch a slot."""
+        """Wait until no started work can touch a slot."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
-        """What the receipt says of it."""
+        """The description for the receipt."""
 
 
 class CpuDevice(Device):
@@ -98,7 +98,7 @@ class CpuDevice(Device):
         """Its clock is the host's."""
 
     def enter(self) -> None:
-        """Any thread will do."""
+        """Needs no preparation."""
 
     def process(self, job: OpenJob, chunk: Chunk, slot: Slot, record: StageRecord) -> None:
         began = time.perf_counter()
@@ -146,7 +146,7 @@ class CudaDevice(Device):
         return allocate_cuda_slot(input_bytes, output_bytes)
 
     def begin(self) -> None:
-        """Reads both clocks at once: of a few tries the one that the host came back from soonest."""
+        """Reads both clocks at once; of a few tries, keeps the fastest."""
         soonest = float("inf")
         for _ in range(CLOCK_TRIES):
             origin, asked = self._cupy.cuda.Event(), time.perf_counter()
@@ -174,7 +174,7 @@ class CudaDevice(Device):
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
     def _calls(self, chunk: Chunk, slot: Slot, twin: CudaSlot) -> tuple[list[Call], list[Call]]:
-        """What takes the chunk to where it is computed, and its results from there."""
+        """The driver calls before and after a chunk's kernels."""
         sizes = buffer_bytes(chunk.inputs), buffer_bytes(chunk.outputs)
         if twin.calls[0] != sizes:
             host_input, host_output = slot.host_input.ctypes.data, slot.host_output.ctypes.data
@@ -205,14 +205,14 @@ class CudaDevice(Device):
                 ("compute", twin.compute_began, twin.compute_done, chunk.input_bytes),
                 ("download", twin.download_began, twin.download_done, chunk.output_bytes),
             ):
-                # Seconds from the two events themselves: since the origin a float of milliseconds grows coarse.
+                # From the two events directly: float milliseconds since the origin lose precision.
                 start = self._host_time(began) if record.keeps_timeline else 0.0
                 record.add(stage, chunk.index, start, start + cuda_driver.seconds(began, done), nbytes)
         except (DeviceError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceError(f"{self.name}, chunk {chunk.index}: {error}") from error
 
     def _host_time(self, event: Any) -> float:
-        """When an event happened, on the clock of `time.perf_counter`."""
+        """The time of an event, in seconds of `time.perf_counter`."""
         return self._origin_time + cuda_driver.seconds(self._origin, event)
 
     def drain(self) -> None:
@@ -220,7 +220,7 @@ class CudaDevice(Device):
             for stream in (self._upload, self._compute, self._download):
                 stream.synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError:
-            return  # the device is broken; the error that stopped the pipeline says so already
+            return  # the device has failed; the pipeline's error says so
 
     def describe(self) -> Mapping[str, Any]:
         return {"name": self.name, **cuda_properties(self._ordinal)}

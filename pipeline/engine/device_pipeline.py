@@ -1,9 +1,9 @@
 """One device's stream of chunks: read → upload → compute → download → write, all five at once.
 
-Reader threads fill free slots, the device takes filled slots through its lanes, writer threads empty finished ones.
-A slot goes round: free → filled → started → free. No free slot, no reading: that is the back-pressure, and host memory
-is bounded by the ring whatever the size of the job. Threads and ring live as long as the pipeline, so that several
-segments of a job can follow one another without a gap.
+Reader threads fill free slots, the device processes filled slots in its lanes, writer threads empty finished ones.
+A slot cycles through free → filled → started → free. Reading waits for a free slot: that is the back-pressure, and the
+ring bounds host memory for jobs of any size. Threads and ring live as long as the pipeline, so that several segments
+of a job can follow one another without a gap.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pipeline.engine.buffers import Slot, buffer_bytes
 from pipeline.engine.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
+from pipeline.stopping import SIGNALS
 from pipeline.workloads.protocol import Chunk
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False)
 class _Passage:
-    """The chunks of one call of `stream`, on their way."""
+    """The chunks of one call of `stream`."""
 
     record: StageRecord
     on_written: Callable[[Chunk], None]
@@ -42,7 +43,7 @@ class _Passage:
 
 @dataclass
 class _Item:
-    """One chunk in its slot, on its way."""
+    """One chunk in its slot."""
 
     chunk: Chunk
     passage: _Passage
@@ -50,11 +51,11 @@ class _Item:
 
 
 class _FreeSlots:
-    """The slots that nobody holds. The one freed last goes out first: it is still in the caches."""
+    """The free slots. The one freed last is taken first: it is still in the caches."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
-        # As many as there are slots, or one more once none will come. It is written in C, which a LifoQueue is not.
+        # One token for each free slot, and a False at the end. SimpleQueue is written in C, LifoQueue is not.
         self._tokens: SimpleQueue[bool] = SimpleQueue()
 
     def put(self, slot: Slot) -> None:
@@ -62,27 +63,27 @@ class _FreeSlots:
         self._tokens.put(True)
 
     def end(self) -> None:
-        """No slot will come any more: whoever waits for one gets none."""
+        """No slot will be freed any more: waiting threads get None."""
         self._tokens.put(False)
 
     def get(self) -> Slot | None:
         """Waits for a slot; None after the end."""
         if self._tokens.get():
             return self.slots.pop()
-        self.end()  # for the next
+        self.end()  # for the next thread
         return None
 
 
-# What goes from stage to stage; None ends the thread that takes it.
+# The queue between two stages; None ends the thread that takes it.
 _Line = SimpleQueue[_Item | None]
 # A chunk to be read, and whether it is the last of its passage.
 _Waiting = tuple[Chunk, _Passage, bool] | None
 
 
 class DevicePipeline:
-    """Streams chunks through one device, between entering its context and leaving it.
+    """Streams chunks through one device while its context is open.
 
-    `stream` may be called from several threads: what is asked first is read first.
+    `stream` may be called from several threads: chunks are read in the order of the calls.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class DevicePipeline:
         readers: int | None = None,
         writers: int | None = None,
     ) -> None:
-        """`slot_bytes`: of the input and the output of the largest chunk. `slots`, `readers`, `writers`: default what
-        suits the device."""
+        """`slot_bytes`: for the input and the output of the largest chunk. `slots`, `readers`, `writers`: default by
+        device."""
         self._device = device
         self._output, self._job = output, output.job
         self._lanes = {
@@ -147,10 +148,10 @@ class DevicePipeline:
         self._device.drain()
 
     def end(self, error: BaseException, within_s: float | None = None) -> None:
-        """Instead of leaving the context, from another thread than those that stream: chunks that are being read, or
-        have been, are still written; then whoever streams gets the error.
+        """End the pipeline from another thread, instead of leaving the context: chunks that have been or are being read
+        are still written, then `stream` raises the error.
 
-        within_s : what is not written by then is given up; None: all of them are waited for
+        within_s : chunks not written within this time are given up; None: no limit
         """
         self._is_ending = True
         late = threading.Timer(within_s or 0, self._fail, (error,))
@@ -170,11 +171,11 @@ class DevicePipeline:
         keep_timeline: bool = False,
         record: StageRecord | None = None,
     ) -> StageRecord:
-        """Every one of these chunks through every stage; returns when all are written.
+        """Take the chunks through all stages; returns when all are written.
 
-        record : an empty one to add to; default a new one
+        record : an empty record to add to; default: a new one
 
-        Raises the first error of any thread, and the same from then on: the pipeline is then of no more use.
+        Raises the first error of any thread. The pipeline cannot be used after that: further calls raise the same.
         """
         record = record or StageRecord(keeps_timeline=keep_timeline)
         for stage, lanes in self._lanes.items():
@@ -201,7 +202,7 @@ class DevicePipeline:
     def _threads_of(
         self, stage: str, body: Callable[[], None], following: _Line | None, next_stage: str
     ) -> list[threading.Thread]:
-        """Threads of one stage; the last of them to end tells the next stage that nothing more comes."""
+        """Threads of one stage; the last one to end ends the next stage."""
         left = threading.Semaphore(self._lanes[stage] - 1)
 
         def until_end() -> None:
@@ -216,8 +217,7 @@ class DevicePipeline:
         ]
 
     def _fail(self, error: BaseException) -> None:
-        """Keep the first error, give up what is being computed, and wake who waits for slots or chunks that will never
-        come."""
+        """Keep the first error, interrupt computing, and wake threads that wait for slots or chunks."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -231,13 +231,13 @@ class DevicePipeline:
         try:
             yield
         except Interrupted:
-            pass  # what has failed is known
+            pass  # the failure has been recorded
         except BaseException as error:
             self._counted.failed()
             self._fail(error)
 
     def _going(self, line: SimpleQueue[T | None]) -> Iterator[T]:
-        """What the line brings until its end; after a failure nothing more."""
+        """The items of a queue until its end; after a failure no more."""
         while (item := line.get()) is not None:
             if self._error is None:
                 yield item
@@ -304,8 +304,8 @@ def slot_bytes(chunks: Iterable[Chunk]) -> tuple[int, int]:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """No signal interrupts what is done here: one that broke into starting a thread would leave it half made."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    """Blocks signals, which could interrupt the start of a thread halfway."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:

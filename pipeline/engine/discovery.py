@@ -1,4 +1,4 @@
-"""Which devices this machine has, and why one cannot be used."""
+"""Finds the devices of this machine, and the reasons why some cannot be used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDEST_CAPABILITY = (7, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """One device as a user names it; `obstacle` says why it cannot be used, or is None."""
+    """One device under the name that users give; `obstacle`: why it cannot be used, or None."""
 
     name: str
     description: str
@@ -28,7 +28,7 @@ class DeviceReport:
 
 
 def discover() -> list[DeviceReport]:
-    """Every device, the preferred first: the usable GPUs, the CPU, then what cannot be used and why."""
+    """All devices, the preferred first: usable GPUs, the CPU, then unusable devices."""
     gpus = _discover_cuda()
     usable = [gpu for gpu in gpus if gpu.obstacle is None]
     return [*usable, _discover_cpu(), *(gpu for gpu in gpus if gpu.obstacle is not None)]
@@ -67,7 +67,7 @@ def usable_gpus() -> list[int]:
 
 
 def all_gpus() -> list[int]:
-    """What `--device all` means: the usable GPUs. DeviceUnavailable where there is none."""
+    """The GPUs of `--device all`: all usable ones. DeviceUnavailable if there are none."""
     gpus = usable_gpus()
     if not gpus:
         raise unavailable("all", discover())
@@ -75,7 +75,7 @@ def all_gpus() -> list[int]:
 
 
 def unavailable(name: str, reports: Sequence[DeviceReport]) -> DeviceUnavailable:
-    """Why not the device that a user named, and what could be used, of those that `discover` found."""
+    """The error for a device that cannot be used, with the usable ones among `reports` of `discover`."""
     meant = [report for report in reports if name == "all" or report.name in (name, "cuda")]
     obstacles = [report.obstacle for report in meant if report.obstacle]
     usable = ", ".join(report.name for report in reports if report.obstacle is None)
@@ -118,7 +118,7 @@ def _report(cupy: Any, ordinal: int) -> DeviceReport:
     else:
         try:
             cupy.cuda.nvrtc.getVersion()
-        except Exception as error:  # whatever a broken toolkit raises, the user needs its words
+        except Exception as error:  # a broken toolkit raises anything; the user needs its message
             obstacle = f"NVRTC does not load ({error}): pip install 'millrace[cuda13]' brings it"
     return DeviceReport(name=f"cuda:{ordinal}", description=description, obstacle=obstacle)
 
@@ -128,7 +128,7 @@ def _unusable(obstacle: str) -> DeviceReport:
 
 
 def _driver_version() -> int | None:
-    """The CUDA version that the driver supports, as 1000 × major + 10 × minor; None where there is no driver."""
+    """The CUDA version that the driver supports, as 1000 × major + 10 × minor; None if there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

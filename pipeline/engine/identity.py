@@ -1,4 +1,4 @@
-"""Which bytes a result was made from: the input's size, time and SHA-256, taken while the job runs."""
+"""Identifies the input of a result: its size, time and SHA-256, computed while the job runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Self
 
 from pipeline.errors import InputError
 
-# SHA-256 runs at one to two GB/s on one core: beyond this it would slow the job, and is done on request alone.
+# SHA-256 runs at 1 to 2 GB/s on one core: for larger inputs it would slow the job, and is computed only on request.
 HASHED_UP_TO_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
 
 
 def input_version(path: Path) -> dict[str, Any]:
-    """What tells an input from a changed one: a file's size and time; of a folder, all sizes and times in it."""
+    """What changes with an input: a file's size and time; for a folder, those of all files in it."""
     paths = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     listing, total, newest = hashlib.sha256(), 0, 0
     for each in paths:
@@ -27,10 +27,10 @@ def input_version(path: Path) -> dict[str, Any]:
 
 
 class InputIdentity:
-    """The version of a job's input, and its SHA-256, which a thread works out while the context lasts."""
+    """The version of a job's input, and its SHA-256, which a thread computes in the context."""
 
     def __init__(self, path: Path, version: Mapping[str, Any] | None = None, *, always_hash: bool = False) -> None:
-        """`version`: as `input_version` gave it when the job was planned; default now."""
+        """`version`: the `input_version` at planning; default: now."""
         self._path = path
         self._version = input_version(path) if version is None else version
         self._is_folder = path.is_dir()
@@ -49,15 +49,15 @@ class InputIdentity:
         self._abandoned.set()
 
     def check(self) -> None:
-        """InputError if the input is no longer the one that the job began with."""
+        """InputError if the input has changed since the job began."""
         if self._path.exists() and input_version(self._path) != self._version:
             raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
 
     def confirmed(self) -> dict[str, Any]:
         """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for).
 
-        Of a folder: the bytes of all files in it, the newest one's mtime, and `listing_sha256`, the SHA-256 of their
-        names, sizes and times. Call it once the input has been read for the last time. InputError if it has changed.
+        For a folder: the bytes of all its files, the newest mtime, and `listing_sha256`, the SHA-256 of their names,
+        sizes and times. Call it after the last read of the input. InputError if it has changed.
         """
         if self._thread is not None:
             self._thread.join()
@@ -79,5 +79,5 @@ class InputIdentity:
                         return
                     digest.update(block)
         except OSError:
-            return  # the job itself reads the same file and reports what is wrong with it
+            return  # the job reads the same file and reports the error
         self._digest = digest.hexdigest()

@@ -1,13 +1,12 @@
-"""Which chunks of an unfinished output are in: a folder `OUTPUT.ledger` of small JSON files beside the partial output.
+"""The finished chunks of an unfinished output: a folder `OUTPUT.ledger` of small JSON files beside the partial output.
 
-`job.json` says which job the ledger speaks of and how it was cut. Each entry names chunks whose output is durable,
-with what the audit needs of them. An entry is a file of its own, written under another name and renamed, so that
-processes on several hosts can add entries without a lock, and a killed one leaves either a whole entry or none.
+`job.json` identifies the job and how it was cut. Each entry lists chunks whose output is durable, with their notes for
+the audit. An entry is a file of its own, written under another name and renamed, so that processes on several hosts can
+add entries without a lock, and a killed process leaves either a whole entry or none.
 
-Every run has a name, which stands in those of its entries: a worker cut off from a run that was killed may still add
-some, and they count only where the partial output is still the one that it wrote to. `receipt.json` is written last,
-just before the output is published, and says what that is as a file: whoever finds it so under its final name knows
-that it was.
+Every run has a name, which is part of its entries' names: a worker cut off from a killed run may still add entries, and
+they count only if the partial output is still the one that it wrote to. `receipt.json` is written last, just before
+the output is published, with the output file's identity: if the file of the final name has it, publishing succeeded.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ _RECEIPT = "receipt.json"
 _ENTRY = "chunks-{first:08d}-{run}.json"
 _ENTRY_NAME = re.compile(r"chunks-\d+-([0-9a-f]+)\.json")
 _ABSENT = object()
-# Every name that a ledger's folder holds, while entries are being written too.
+# All names in a ledger's folder, including temporary ones.
 _OURS = re.compile(r"\.?(job|receipt|chunks-\d+(-[0-9a-f]+)?)\.json(\.\d+)?")
 _REMOVALS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Chunks that are in, `notes` for the audit, and the device that computed them."""
+    """Finished chunks, their notes, and the device that computed them."""
 
     chunks: tuple[int, ...]
     notes: Mapping[str, Any]
@@ -52,7 +51,7 @@ class Entry:
 
 
 def job_identity(spec: JobSpec, version: Mapping[str, Any], budget: Budget, plan: Plan) -> dict[str, Any]:
-    """What must be the same for a ledger's chunks to be of use: the job, its input's version, and the cut."""
+    """What must be equal to resume from a ledger: the job, its input's version, and the chunks."""
     regions = hashlib.sha256(repr([(chunk.region, chunk.halo) for chunk in plan.chunks]).encode()).hexdigest()
     return {
         "millrace": __version__,
@@ -66,10 +65,9 @@ def job_identity(spec: JobSpec, version: Mapping[str, Any], budget: Budget, plan
 
 
 class Ledger:
-    """The ledger of one output. Its folder is made by the first entry, or by `create`.
+    """The ledger of one output.
 
-    identity : as `job_identity` says, and `runs`, the names of the runs that add entries, this one's last; workers
-               are given it whole
+    identity : as from `job_identity`; once begun, also `runs`, the names of the runs that add entries, this one's last
     """
 
     def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
@@ -79,9 +77,9 @@ class Ledger:
 
     @staticmethod
     def recorded_budget(output: Path, spec: JobSpec | None = None) -> Budget | None:
-        """How the job of an earlier ledger was cut; None where there is no ledger that can be read.
+        """The budget with which an earlier ledger's job was cut; None if there is no readable ledger.
 
-        spec : None too where that was a job with other parameters
+        spec : if given, None also for a job with other parameters
         """
         job = _read(ledger_path(Path(os.path.realpath(output))) / _JOB)
         if job is not None and spec is not None:
@@ -96,7 +94,7 @@ class Ledger:
     def resumed(cls, output: Path, identity: Mapping[str, Any]) -> Self:
         """The ledger that an interrupted run of the same job left.
 
-        ParameterError where it was another job, OutputError where it could not be removed in the end.
+        ParameterError if it was another job, OutputError if the folder is not ours to remove later.
         """
         ledger = cls(output, identity)
         ledger.refuse_others()
@@ -120,17 +118,17 @@ class Ledger:
 
     @property
     def begun(self) -> bool:
-        """Whether it says of which job it is: who was killed while making or removing the folder left it without."""
+        """Whether it has a `job.json`: a run killed while creating or removing the folder leaves none."""
         return self.exists and os.path.lexists(self.folder / _JOB)
 
     @property
     def is_this_runs(self) -> bool:
-        """Whether it is there and no other run has taken it over, or has begun one in its place."""
+        """Whether it exists, and no other run has taken it over or replaced it."""
         found = _read(self.folder / _JOB)
         return found is not None and found.get("runs") == self._runs
 
     def create(self) -> None:
-        """Make the folder now, in place of an older one, for a first run."""
+        """Create the folder for a first run, in place of an older one."""
         self.remove()
         with writing(self.folder):
             self.folder.mkdir()
@@ -138,7 +136,7 @@ class Ledger:
         self._begin_run([])
 
     def go_on(self) -> None:
-        """Another run adds to what is in. The output must be its own."""
+        """Begin another run that adds entries. It must own the output."""
         self._begin_run(self._runs)
 
     def _begin_run(self, earlier: Sequence[str]) -> None:
@@ -147,12 +145,12 @@ class Ledger:
             _write(self.folder / _JOB, self.identity)
 
     def restart(self, identity: Mapping[str, Any]) -> None:
-        """The job is cut anew: what was entered is of no use."""
+        """Remove all entries, because the job is cut anew."""
         self.remove()
         self.identity = identity
 
     def add(self, entry: Entry) -> None:
-        """Keep an entry, for good. StorageError where the disk fails, OutputError where the ledger was removed."""
+        """Add an entry durably. StorageError if the disk fails, OutputError if the ledger was removed."""
         with writing(self.folder):
             try:
                 _write(self._path(entry.chunks[0]), vars(entry))
@@ -160,8 +158,10 @@ class Ledger:
                 raise OutputError(f"{self.folder}: was removed while the job ran; run the job again") from error
 
     def entries(self) -> list[Entry]:
-        """Every entry, in the order of their first chunks. One that is damaged counts for nothing: its chunks are
-        computed again, and it is replaced. So does one whose chunks others have: a worker was given up and was alive.
+        """Every entry, in the order of their first chunks.
+
+        Damaged entries are skipped: their chunks are computed again. So are those whose chunks are in others: a worker
+        that was given up was alive.
         """
         by_run: dict[str, list[Entry]] = {run: [] for run in reversed(self._runs)}
         for path in sorted(self.folder.glob("chunks-*.json")):
@@ -178,12 +178,12 @@ class Ledger:
         return sorted(found, key=lambda entry: entry.chunks[0])
 
     def within(self, chunks: Sequence[int]) -> list[Entry]:
-        """This run's entries that begin with one of these chunks and hold no others."""
+        """This run's entries that hold only these chunks."""
         read = (_entry(self._path(chunk), self.identity["chunks"]) for chunk in chunks)
         return [entry for entry in read if entry is not None and set(chunks).issuperset(entry.chunks)]
 
     def conclude(self, receipt: Mapping[str, Any]) -> None:
-        """The partial output is sealed, and published next: what remains to be done then is in the ledger."""
+        """Record the receipt of the sealed partial output, which is published next."""
         if not self.exists:
             self.create()
         with writing(self.folder):
@@ -191,7 +191,7 @@ class Ledger:
 
     @staticmethod
     def concluded(output: Path) -> dict[str, Any] | None:
-        """The receipt of a run that was killed after it had published; None where there was none."""
+        """The receipt of a run that was killed after publishing; None if there is none."""
         final = Path(os.path.realpath(output))
         found = _read(ledger_path(final) / _RECEIPT) or {}
         receipt, publishes = found.get("receipt"), found.get("publishes")
@@ -203,21 +203,21 @@ class Ledger:
             return None
 
     def remove(self) -> None:
-        """Harmless where there is none. OutputError where something else has its name, which is left alone."""
+        """Remove the folder, if it exists. OutputError if something else has its name."""
         if not os.path.lexists(self.folder):
             return
         self.refuse_others()
         with writing(self.folder):
-            (self.folder / _JOB).unlink(missing_ok=True)  # first: a ledger that is removed in part is none
+            (self.folder / _JOB).unlink(missing_ok=True)  # first: without it the rest is no ledger
             _remove_tree(self.folder)
 
     def refuse_others(self) -> None:
-        """OutputError where something else has its name, or lies in its folder."""
+        """OutputError if something else has its name, or is in its folder."""
         if not self.exists:
-            raise OutputError(f"{self.folder}: stands where the ledger belongs and is none; remove or rename it")
+            raise OutputError(f"{self.folder}: has the ledger's name but is none; remove or rename it")
         strange = next((path for path in self.folder.iterdir() if not _OURS.fullmatch(path.name)), None)
         if strange is not None:
-            raise OutputError(f"{strange}: lies where the ledger belongs and is not of it; remove or rename it")
+            raise OutputError(f"{strange}: is in the ledger's folder but is no part of it; remove or rename it")
 
     @property
     def _runs(self) -> list[str]:
@@ -228,15 +228,15 @@ class Ledger:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove what an interrupted run kept for one that resumes, and settle the older result if it was killed while it
-    replaced that; harmless where there is nothing.
+    """Remove what an interrupted run kept for resuming, and settle the older result if the run was killed while
+    replacing it; harmless if there is nothing.
 
-    No run may be at work on the output. OutputError where something else stands where its ledger belongs.
+    No run may be using the output. OutputError if something else has the ledger's name.
     """
     final = Path(os.path.realpath(output))
     ledger = Ledger(output, {})
     if not ledger.exists:
-        return  # whatever has the name of a partial output is then nobody's of ours
+        return  # a file with the name of a partial output is then not ours
     for path in _partials(final):
         with writing(final):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -249,12 +249,12 @@ def _partials(final: Path) -> tuple[Path, Path]:
 
 
 def _seal(output: Path) -> dict[str, Any]:
-    """What an output keeps as it is renamed, and another one, or the same one changed, does not have."""
+    """An identity that survives renaming, but not a change of the output."""
     return {"inode": output.stat().st_ino, **input_version(output)}
 
 
 def _remove_tree(folder: Path) -> None:
-    """Also while a worker cut off from its run puts an entry there."""
+    """Retries, since a worker cut off from its run may add an entry meanwhile."""
     for _ in range(_REMOVALS):
         try:
             shutil.rmtree(folder)
@@ -270,7 +270,7 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _entry(path: Path, chunk_count: int) -> Entry | None:
-    """None where there is no entry, or none that can be right."""
+    """None if there is no entry, or it is damaged."""
     found = _read(path) or {}
     chunks, notes, device = (found.get(name) for name in ("chunks", "notes", "device"))
     if not isinstance(chunks, list) or not isinstance(notes, dict) or not isinstance(device, str) or not chunks:
@@ -281,7 +281,7 @@ def _entry(path: Path, chunk_count: int) -> Entry | None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all, and for good: the file's content first, then its name in the folder."""
+    """Write atomically and durably: first the content, then the name in the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -300,7 +300,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
-    """What two values that differ were and are; of objects, the first of their values that differ."""
+    """Describe how two values differ; for objects, by the first member that differs."""
     if not isinstance(then, dict) or not isinstance(now, dict):
         return f"{name}: then {_short(then)}, now {_short(now)}"
     pairs = ((key, then.get(key, _ABSENT), now.get(key, _ABSENT)) for key in (*now, *then))

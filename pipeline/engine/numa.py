@@ -1,4 +1,4 @@
-"""What lies near a GPU: the cores and the network card on its side of the machine, as Linux tells in /sys."""
+"""The cores and the network interface on a GPU's NUMA node, from /sys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ TASKS = Path("/proc/self/task")
 
 
 def near_cores(pci_address: str) -> set[int]:
-    """The cores of the GPU's NUMA node that this process may run on; empty where the machine does not say."""
+    """The cores of the GPU's NUMA node that this process may run on; empty if unknown."""
     text = _line(PCI_DEVICES / pci_address.lower() / "local_cpulist")
     return parse_cores(text) & os.sched_getaffinity(0)
 
 
 def stay_on(cores: set[int]) -> None:
-    """Keep every thread of this process, and those it starts, on these cores; without any, change nothing."""
+    """Pin all threads of this process, and those they start, to these cores; an empty set changes nothing."""
     if not cores:
         return
     for task in TASKS.iterdir():
@@ -28,7 +28,7 @@ def stay_on(cores: set[int]) -> None:
 
 
 def near_interface(pci_address: str) -> str | None:
-    """The network interface on the GPU's NUMA node; None where there is no such one, or no choice."""
+    """The network interface on the GPU's NUMA node; None if there is none, or only one interface."""
     node = _line(PCI_DEVICES / pci_address.lower() / "numa_node")
     cards = [path for path in sorted(NETWORK.glob("*")) if (path / "device").exists()]
     up = [path for path in cards if _line(path / "operstate") == "up"]

@@ -1,4 +1,4 @@
-"""A job's output in the making: written chunks, what is noted of them, the audit, and the end of it."""
+"""A job's output while it is written: its chunks, their notes, the audit, and publishing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pipeline.workloads.protocol import Audit, Chunk, Notes, OpenJob, Sink, Work
 class Output:
     """Between `open` and `publish`, `keep` or `discard`; `write` may be called from several threads.
 
-    Of each chunk it notes the values at the places that the job's reference wants, and what the job itself wants to
-    remember; `take_notes` and `add_notes` carry both to other processes and later runs.
+    A chunk's notes are its values at the places of the job's reference, and the job's own note (see `Notes`);
+    `take_notes` and `add_notes` carry both to other processes and later runs.
     """
 
     def __init__(self, workload: Workload, job: OpenJob) -> None:
         self.workload = workload
         self.job = job
         self._sink: Sink | None = None
-        self._values: dict[int, float] = {}  # by the number of the reference's place
-        self._notes: dict[int, tuple[dict[int, float], Callable[[], Any] | None]] = {}  # by chunk, until they are taken
+        self._values: dict[int, float] = {}  # by index into the reference's places
+        self._notes: dict[int, tuple[dict[int, float], Callable[[], Any] | None]] = {}  # by chunk, until taken
         self._lock = threading.Lock()
 
     def open(self, opening: Opening = Opening.NEW) -> None:
@@ -52,13 +52,13 @@ class Output:
         self._sink.flush()
 
     def forget(self) -> None:
-        """The job is cut anew: the notes of chunks written so far are of other regions."""
+        """Drop all notes: the job is cut anew, and they are of other regions."""
         with self._lock:
             self._values.clear()
             self._notes.clear()
 
     def take_notes(self, chunks: Sequence[int]) -> Mapping[str, Any]:
-        """The notes of these written chunks, ready for JSON; a second call has none of them."""
+        """The notes of these written chunks, ready for JSON; each is returned only once."""
         with self._lock:
             taken = {chunk: self._notes.pop(chunk) for chunk in chunks if chunk in self._notes}
         return {
@@ -67,7 +67,7 @@ class Output:
         }
 
     def add_notes(self, notes: Mapping[str, Any]) -> None:
-        """Take over what another process or an interrupted run took.
+        """Take over notes that another process or an interrupted run took.
 
         AttributeError, KeyError, TypeError or ValueError if they are damaged.
         """
@@ -81,7 +81,7 @@ class Output:
                 self._values.update(values)
 
     def audit(self) -> Audit:
-        """Compare what was written with the job's reference. Raises as `Reference.audit` does."""
+        """Compare the written values with the job's reference. Raises as `Reference.audit`."""
         which = sorted(self._values)
         return self.job.reference().audit(which, np.array([self._values[each] for each in which], np.float64))
 

@@ -1,4 +1,4 @@
-"""A job that has been checked and cut, and nothing more: what `--dry-run` shows."""
+"""A job that has been checked and cut into chunks, but not run: what `--dry-run` shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.workloads.protocol import Budget, JobSpec, OpenJob, Plan, Workload
 
 
 class PlannedDevice(Protocol):
-    """What planning asks of a device, or of a cluster of them."""
+    """A device, or a cluster of them, as planning needs it."""
 
     @property
     def name(self) -> str: ...
@@ -26,19 +26,19 @@ class PlannedDevice(Protocol):
         """Bytes of input and output together that make a good chunk."""
 
     def describe(self) -> Mapping[str, Any]:
-        """What the receipt says of it."""
+        """The description for the receipt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """What will run, on what, in which pieces."""
+    """A job, its device and its chunks."""
 
     output: Output
     plan: Plan
     device: PlannedDevice
-    budget: Budget  # by which it was cut
+    budget: Budget  # with which it was cut
     version: Mapping[str, Any]  # of the input, as `input_version` gives it
-    # How often chunks were halved because the device had no room for them.
+    # How often chunks were halved because the device ran out of memory.
     halvings: int = 0
 
     @property
@@ -55,7 +55,7 @@ class PlannedJob:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What an interrupted run's ledger must say for its chunks to be of use."""
+        """The identity that an interrupted run's ledger must have to be resumed."""
         return job_identity(self.spec, self.version, self.budget, self.plan)
 
     @property

@@ -1,4 +1,4 @@
-"""The receipt beside every output: what was made, from what, by what, how fast, and how right."""
+"""The receipt beside every output: its origin, the software and devices, speed and audit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.storage.partial import PartialFile
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import Audit
 
-# Whose versions can change a result.
+# Packages whose versions can change a result.
 RECORDED_PACKAGES = (
     "numpy", "numba", "llvmlite", "scipy", "finufft", "tifffile", "zarr", "h5py", "imagecodecs", "MDAnalysis",
 )  # fmt: skip
@@ -42,9 +42,9 @@ def make_receipt(
     identity: Mapping[str, Any],
     started: float,
 ) -> dict[str, Any]:
-    """Everything a reader of the result may ask, ready for JSON: seconds, bytes, UTC times.
+    """The receipt, ready for JSON: seconds, bytes, UTC times.
 
-    `entries`: of an interrupted run that this one resumed; seconds and stages are this run's own.
+    `entries`: those of an interrupted run that this one resumed; seconds and stages are of this run only.
     """
     return {
         **job.describe(),
@@ -67,7 +67,7 @@ def make_receipt(
 
 
 def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
-    """Put the receipt beside the output, whole or not at all."""
+    """Write the receipt beside the output, atomically."""
     text = (to_json(receipt) + "\n").encode()
     try:
         file = PartialFile(receipt_path(output), len(text))
@@ -82,8 +82,7 @@ def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
 
 @cache
 def _installed(package: str) -> str | None:
-    """Looked up once: a service writes many receipts. `version` itself parses all that the project says of itself, and
-    takes ten times as long."""
+    """Cached, since a service writes many receipts. `version` parses all metadata and takes ten times as long."""
     try:
         said = re.search(r"^Version: *(\S+)", distribution(package).read_text("METADATA") or "", re.MULTILINE)
         return said[1] if said else version(package)

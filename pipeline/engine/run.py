@@ -42,15 +42,15 @@ from pipeline.workloads.protocol import Audit, HoldsInput, Previews
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a job is run, whatever it computes.
+    """How to run a job of any kind.
 
-    memory_bytes : at most this much for the ring of buffers on the host
-    chunk_bytes  : input and output of one chunk together; None: what suits the device
-    checksum     : SHA-256 of the input in the receipt even where the file is large
-    resume       : go on where an interrupted run of the same job stopped, if there is one
-    start_over   : with `resume`, where what an interrupted run left is of no use (of another job, damaged): begin anew
-                   instead of refusing
-    job          : what a service calls the job; it stands in the receipt, and `finished_before` knows it
+    memory_bytes : the most host memory for the ring of buffers
+    chunk_bytes  : input and output of one chunk together; None: a good size for the device
+    checksum     : record the input's SHA-256 in the receipt even if the file is large
+    resume       : continue an interrupted run of the same job, if there is one
+    start_over   : with `resume`, if the interrupted run cannot be continued (another job, damaged): start over instead
+                   of raising
+    job          : the service's name of the job, for the receipt and `finished_before`
     """
 
     memory_bytes: int
@@ -63,28 +63,28 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvents:
-    """Who wants to know what as a job runs. `on_written` is called from several threads."""
+    """Callbacks of a running job. `on_written` is called from several threads."""
 
     on_written: Callable[[Chunk], None] = lambda chunk: None
-    # Chunks begin to move: the stages add to this record as they go.
+    # Streaming begins; the stages add to this record.
     on_begun: Callable[[StageRecord], None] = lambda record: None
-    # The device's memory was too small for the chunks: those of this plan are written instead, from the first.
+    # The device ran out of memory: the chunks of this plan are written instead, from the start.
     on_recut: Callable[[Plan], None] = lambda plan: None
-    # Every chunk is in and the audit has passed: what it raises keeps the result from being published.
+    # Every chunk is written and the audit has passed; an exception prevents publishing.
     on_computed: Callable[[], None] = lambda: None
     on_published: Callable[[], None] = lambda: None
-    # Called now and then while chunks are on their way: what it raises stops the job.
+    # Called regularly while chunks are streamed; an exception stops the job.
     check: Callable[[], None] = lambda: None
-    # The job failed or was stopped; so many chunks of so many are kept for a run that resumes.
+    # The job failed or was stopped; the first number of chunks, of the second, is kept for a resumed run.
     on_kept: Callable[[int, int], None] = lambda kept, chunks: None
 
 
-# Takes the chunks of a plan, the job's own or what is left of it, to the output, and keeps the ledger meanwhile.
+# Streams the chunks of a plan, the job's own or the rest of it, to the output, and keeps the ledger.
 Stream = Callable[[PlannedJob, Plan, Ledger, RunEvents], StageRecord]
 
 
 def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Device:
-    """The device a user named: auto, cpu, cuda or cuda:N. DeviceUnavailable says why not, and what could be used."""
+    """Open a device by name: auto, cpu, cuda or cuda:N. DeviceUnavailable gives the reason and the usable devices."""
     reports = discover()
     if name == "auto":
         name = reports[0].name
@@ -99,14 +99,14 @@ def open_device(name: str, threads: int | None = None, overlap: int = 5) -> Devi
 
 
 def watch(device: Device) -> None:
-    """Have the metrics tell of the device's state, where it is a GPU: for those who serve them."""
+    """Include the device's state in the metrics, if it is a GPU."""
     uuid = device.describe().get("uuid")
     if uuid is not None:
         metrics.gpus.watch(uuid)
 
 
 def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
-    """Check the job against its input and cut it so that the ring fits the memory."""
+    """Check the job against its input and cut it into chunks so that the ring fits the memory."""
     workload = workload_named(spec.workload)
     job = workload.open(spec)
     try:
@@ -132,19 +132,19 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
     """An interrupted run's budget, if this run has the memory for it."""
     if options.chunk_bytes not in (None, earlier.target_bytes):
         raise ParameterError(
-            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
+            f"--resume continues with chunks of {format_bytes(earlier.target_bytes)}: leave --chunk-bytes out"
         )
     if earlier.target_bytes > budget.budget_bytes:
         if options.start_over:
             return budget
         raise ParameterError(
-            f"--resume goes on with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
+            f"--resume continues with chunks of {format_bytes(earlier.target_bytes)}, too large for --memory: raise it"
         )
     return earlier
 
 
 def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
-    """The memory that is left for the ring, besides what the job itself must keep."""
+    """The memory left for the ring besides the input that the job holds."""
     held = job.hold_at_most(memory_bytes // 4) if isinstance(job, HoldsInput) else 0
     if held > memory_bytes // 2:
         raise ParameterError(
@@ -155,27 +155,27 @@ def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
 
 
 def check_preview(spec: JobSpec, preview: Path) -> None:
-    """OutputError where the preview could not be written, or would overwrite the input or the result."""
+    """OutputError if the preview cannot be written, or would overwrite the input or the result."""
     if preview.suffix.lower() != ".png":
         raise OutputError(f"--preview {preview}: a preview is a PNG; name it with .png")
     final, taken = Path(os.path.realpath(preview)), {Path(os.path.realpath(path)) for path in (spec.input, spec.output)}
     written = (final, partial_path(final), partial_path(samples_path(final)))
     if not taken.isdisjoint(written):
         raise OutputError(
-            f"--preview {preview} is also the input or the output, or written by its way: name another file"
+            f"--preview {preview} is also the input or the output, or its temporary file is: name another file"
         )
     if not taken.isdisjoint(final.parents):
         raise OutputError(f"--preview {preview} lies within the input or the output: name a file elsewhere")
-    PartialFile(behind_link(preview)).discard()  # finds out now whether it can be written
+    PartialFile(behind_link(preview)).discard()  # fails now if it cannot be written
 
 
 def run_job(
     job: PlannedJob, options: RunOptions, *, events: RunEvents | None = None, stream: Stream | None = None
 ) -> dict[str, Any]:
-    """Run it to its published output and the receipt beside it. `stream`: where; default on the job's own device.
+    """Run a job, publish its output and write the receipt. `stream`: default `stream_on_device`.
 
-    On an error nothing is left but the error; or, if a ledger had been begun and the user is not at fault, the partial
-    output and the ledger, for a run with `resume`.
+    On an error nothing is left; but if the ledger has entries and the error is neither the user's nor the audit's, the
+    partial output and the ledger are kept for a run with `resume`.
     """
     events, started = events or RunEvents(), time.time()
     try:
@@ -205,15 +205,15 @@ def run_job(
 
 @contextmanager
 def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterator[tuple[Ledger, list[Entry]]]:
-    """Makes the output ours, and enters the job's ledger, once: what an interrupted run has entered comes out of it.
+    """Opens the output and the job's ledger, and yields the ledger with the entries of an interrupted run.
 
-    After a failure, what the ledger names is kept, unless the next run would fail at the same place.
+    After a failure, the ledger's chunks are kept, unless the next run would fail in the same way.
     """
     ledger = Ledger(job.spec.output, job.identity)
     found = _resumed(job, ledger, options) if options.resume and ledger.begun else None
     if found is None:
         job.output.open(Opening.NEW)
-        ledger.remove()  # an older one; only now that the output is ours
+        ledger.remove()  # an older one, now that the output is locked
         found = ledger, []
     ledger = found[0]
     try:
@@ -222,14 +222,14 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
         kept = sum(len(entry.chunks) for entry in ledger.entries())
         if kept and not isinstance(error, UserError | AuditError):
             job.output.keep()
-            events.on_kept(kept, ledger.identity["chunks"])  # of the cut as it is now: it may have been halved
+            events.on_kept(kept, ledger.identity["chunks"])  # current: chunks may have been halved
         else:
             ledger.remove()
         raise
 
 
 def _resumed(job: PlannedJob, ledger: Ledger, options: RunOptions) -> tuple[Ledger, list[Entry]] | None:
-    """The ledger of an interrupted run, taken over, and its entries; None if it is of no use and that is allowed."""
+    """Take over an interrupted run's ledger, with its entries; None to start over, if allowed."""
     try:
         ledger = Ledger.resumed(job.spec.output, ledger.identity)
         entries = ledger.entries()
@@ -243,11 +243,11 @@ def _resumed(job: PlannedJob, ledger: Ledger, options: RunOptions) -> tuple[Ledg
 
 
 def _audited(job: PlannedJob, identity: InputIdentity) -> Audit:
-    """The audit, which the metrics count whether it passes or not; InputError if the input has changed."""
+    """Audit the output and record its error in the metrics; InputError if it fails because the input has changed."""
     try:
         audit = job.output.audit()
     except AuditError as error:
-        identity.check()  # of an input that was changed no result is right
+        identity.check()  # no result of a changed input is right
         _count_audit(job.workload, error.worst_error, error.tolerance)
         raise
     _count_audit(job.workload, audit.worst_error, audit.tolerance)
@@ -256,14 +256,14 @@ def _audited(job: PlannedJob, identity: InputIdentity) -> Audit:
 
 def _count_audit(workload: Workload, worst_error: float, tolerance: float) -> None:
     ratio = worst_error / tolerance if tolerance else (math.inf if worst_error else 0.0)
-    # An alert compares with a limit, and NaN is above none.
+    # Alerts compare with a limit, and NaN exceeds none.
     metrics.audit_error_ratio.labels(workload.name).set(math.inf if math.isnan(ratio) else ratio)
 
 
 def published_before(job: PlannedJob) -> dict[str, Any] | None:
-    """The receipt of a run of the same job that was killed after it had published; finishes what it left undone.
+    """The receipt of a run of the same job that was killed after publishing; finishes its cleanup.
 
-    None if there is none: the job is still to be run. ParameterError if it was another job.
+    None if there is none: the job must be run. ParameterError if it was another job.
     """
     output = job.spec.output
     receipt = Ledger.concluded(output)
@@ -277,9 +277,9 @@ def published_before(job: PlannedJob) -> dict[str, Any] | None:
 
 
 def finished_before(output: Path, job: str) -> dict[str, Any] | None:
-    """The receipt of a run of this job that was killed after it had published; what it left to do is done now.
+    """The receipt of a run of this job that was killed after publishing; finishes its cleanup.
 
-    No run may be at work on the output.
+    No run may be using the output.
     """
     receipt = _receipt_beside(output)
     if receipt is None or receipt.get("job") != job:
@@ -300,7 +300,7 @@ def _receipt_beside(output: Path) -> dict[str, Any] | None:
 
 
 def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
-    """The plan's chunks through the one device of this process; the ledger follows every few seconds."""
+    """Stream the plan's chunks through this process's one device, updating the ledger every few seconds."""
     device = job.device
     assert isinstance(device, Device), "a cluster streams by itself"
 
@@ -320,7 +320,7 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
 def _stream(
     job: PlannedJob, ledger: Ledger, entries: list[Entry], stream: Stream, events: RunEvents
 ) -> tuple[PlannedJob, StageRecord]:
-    """Every chunk that is not in; with chunks of half the size, from the start, where they do not fit the device."""
+    """Stream the unfinished chunks; if the device runs out of memory, restart with chunks of half the size."""
     for entry in entries:
         try:
             job.output.add_notes(entry.notes)
@@ -340,14 +340,14 @@ def _stream(
         plan = job.plan
         job.output.forget()
         ledger.restart(job.identity)
-        # The failed ring is part of a cycle (pipeline, error, traceback): free its memory before the next is allocated.
+        # The failed ring is in a reference cycle (pipeline, error, traceback): free it before allocating the next.
         gc.collect()
         events.on_recut(plan)
     return job, StageRecord()
 
 
 def halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
-    """The same job in chunks of half the bytes; raises the error where there is nothing smaller."""
+    """The same job in chunks of half the bytes; raises the error if they cannot be smaller."""
     half = max(chunk.input_bytes + chunk.output_bytes for chunk in job.plan.chunks) // 2
     budget = Budget(budget_bytes=half, target_bytes=half)
     try:
@@ -360,7 +360,7 @@ def halved(job: PlannedJob, error: OutOfDeviceMemory) -> PlannedJob:
 
 
 def write_preview(job: OpenJob, preview: Path) -> None:
-    """Draw the published output as a small PNG; called last, when all else is closed."""
+    """Draw the published output as a small PNG; called after everything is closed."""
     if isinstance(job, Previews):
         job.write_preview(preview)
     else:

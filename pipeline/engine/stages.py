@@ -1,4 +1,4 @@
-"""What the five stages did: seconds, bytes and chunks, and how well they overlapped."""
+"""The work of the five stages: seconds, bytes and chunks, and how well they overlapped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pipeline import metrics
 
 STAGES = metrics.STAGES
-# What stages did: seconds, bytes and chunks by name, as one process tells it to another.
-StagesTold = Mapping[str, tuple[float, int, int]]
+# Seconds, bytes and chunks by stage, as processes send them to each other.
+StageCounts = Mapping[str, tuple[float, int, int]]
 
 
 @dataclass
 class StageTotals:
-    """One stage's work so far. `lanes`: how many threads (or streams) do it side by side."""
+    """One stage's work so far. `lanes`: the number of threads (or streams) that share it."""
 
     seconds: float = 0.0
     nbytes: int = 0
@@ -37,20 +37,20 @@ class Interval:
 
 @dataclass
 class StageRecord:
-    """Totals of all stages of one run, and on request every interval; any thread may add to it."""
+    """Totals of all stages of one run, and on request every interval. Thread-safe."""
 
     totals: dict[str, StageTotals] = field(default_factory=lambda: {stage: StageTotals() for stage in STAGES})
     wall_seconds: float = 0.0
     keeps_timeline: bool = False
-    # Whether this process counts in its metrics what others did: where nobody asks theirs.
+    # Whether this process counts other processes' work in its metrics, because theirs are not scraped.
     gathers: bool = False
     timeline: list[Interval] = field(default_factory=list)
-    # What other processes have told so far of work that they have not finished, by what the work is called.
-    under_way: dict[Hashable, StagesTold] = field(default_factory=dict)
+    # The latest reports of other processes on unfinished work, by a key of the work.
+    under_way: dict[Hashable, StageCounts] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, stage: str, chunk: int, began: float, ended: float, nbytes: int) -> None:
-        """A stage had one chunk from `began` to `ended`, on the clock of `time.perf_counter`."""
+        """Add one chunk in one stage, from `began` to `ended` in seconds of `time.perf_counter`."""
         if self.keeps_timeline:
             self.timeline.append(Interval(stage, chunk, began, ended))
         self._add(stage, ended - began, nbytes, 1)
@@ -58,26 +58,26 @@ class StageRecord:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """What is done here is the run's wall time."""
+        """Measure the run's wall time."""
         lanes = {stage: totals.lanes for stage, totals in self.totals.items()}
         began = time.perf_counter()
         with metrics.AtWork(lanes) if self.gathers else nullcontext():
             yield
         self.wall_seconds = time.perf_counter() - began
 
-    def include(self, stages: StagesTold) -> None:
-        """Add what another process did, and counted in its own metrics."""
+    def include(self, stages: StageCounts) -> None:
+        """Add another process's work."""
         for stage, (seconds, nbytes, chunks) in stages.items():
             self._add(stage, seconds, nbytes, chunks)
             if self.gathers:
                 metrics.stages[stage].add(seconds, nbytes, chunks)
 
-    def told(self) -> StagesTold:
-        """What this process did so far, for another's `include`."""
+    def counts(self) -> StageCounts:
+        """This process's work so far, for another one's `include`."""
         return {stage: (totals.seconds, totals.nbytes, totals.chunks) for stage, totals in self.totals.items()}
 
     def now(self) -> dict[str, StageTotals]:
-        """The totals as they stand, with what is under way elsewhere."""
+        """The current totals, including unfinished work of other processes."""
         with self._lock:
             found = {stage: replace(totals) for stage, totals in self.totals.items()}
         for told in list(self.under_way.values()):
@@ -96,7 +96,7 @@ class StageRecord:
 
     @property
     def overlap_efficiency(self) -> float:
-        """Busy share of the busiest stage: 1 where it never waited for the others."""
+        """Busy fraction of the busiest stage: 1 if it never waited for the others."""
         if self.wall_seconds <= 0:
             return 0.0
         return max(totals.seconds / totals.lanes for totals in self.totals.values()) / self.wall_seconds

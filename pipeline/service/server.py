@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask import worker_start
 from pipeline.cluster.dask.worker_states import watched
 from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
@@ -174,7 +174,7 @@ def _open_workers(settings: Settings) -> Iterator[Executor]:
         with open_executor(settings) as executor:
             yield executor
         return
-    fork_server.begin()  # before Dask is imported here
+    worker_start.start_fork_server()  # before Dask is imported here
     from pipeline.cluster.dask.worker_processes import local_workers
 
     with local_workers(worker_specs(settings)) as workers:

@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from pipeline.cluster.gang.gang_stream import Shares
+from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.engine.run import open_device, run_job
 from pipeline.engine.stages import StageRecord
@@ -80,8 +80,9 @@ def test_a_rank_gives_the_bits_of_the_device_alone(tmp_path, how):
             name=how, spec=planned.spec, budget=planned.budget, held_bytes=0, ledger_identity=ledger.identity,
             worker_device=WorkerDevice(device="cuda:0", threads=None),
         )  # fmt: skip
-        found, record = Shares(ThreadWorkers(1), cluster_job, planned, ranks=1, memory_bytes=256 << 20), StageRecord()
-        assert found.are_better
+        found = GangStream(ThreadWorkers(1), cluster_job, planned, ranks=1, memory_bytes=256 << 20)
+        record = StageRecord()
+        assert found.is_better
         found.stream(plan, ledger, events, record)
         counted = {stage: totals.seconds for stage, totals in record.totals.items()}
         assert all(0 < seconds < record.wall_seconds for seconds in counted.values())

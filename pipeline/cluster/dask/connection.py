@@ -1,4 +1,4 @@
-"""The connection to a Dask scheduler: it outlives the scheduler, for one that is started again in its place."""
+"""A connection to a Dask scheduler that survives the scheduler's restarts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from distributed.client import ClosedClientError
 
 from pipeline.errors import ClusterError
 
-# A client that has lost its scheduler closes itself within the time it was given to connect, unless it is held up by
-# something else that has taken the scheduler's port.
+# A client that has lost its scheduler closes itself within its connection timeout, unless another server has taken the
+# scheduler's port and keeps it waiting.
 GIVE_UP_S = 30.0
 
 
 class Connection:
-    """A Dask client, and another in its place once it has lost its scheduler.
+    """A Dask client that is replaced after it has lost its scheduler.
 
-    Dask's own looks for the scheduler only for as long as it was given to connect; then it is closed, for good.
+    Dask's client tries to reconnect only within its connection timeout; then it closes for good.
     """
 
     def __init__(self, connect: Callable[[], Client], where: str) -> None:
-        """What `connect` raises at first comes out as it is; `where`: the cluster in words."""
+        """Raises as `connect`; `where` names the cluster in messages."""
         self._connect = connect
         self._where = where
         self._connecting = threading.Lock()
@@ -35,8 +35,7 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """A client that is connected, as far as is known. ClusterError where the scheduler does not answer, after as
-        long as `connect` tries."""
+        """A client that is connected as far as is known. ClusterError if `connect` fails."""
         with self._connecting:
             if self._is_given_up() and not self._ended:
                 self._client, lost = self._connect_again(), self._client
@@ -55,16 +54,16 @@ class Connection:
     def _connect_again(self) -> Client:
         try:
             client = self._connect()
-        except Exception as error:  # whatever a client makes of what answers there now
+        except Exception as error:  # another server may answer there now
             raise scheduler_lost(self._where) from error
         if self._ended:
             client.close()
         return client
 
     def close(self) -> None:
-        """There is no other client from now on."""
+        """Close the client for good."""
         self._ended = True
-        with suppress(OSError):  # a scheduler that is gone needs no farewell
+        with suppress(OSError):  # the scheduler may be gone
             self._client.close()
 
 
@@ -72,17 +71,17 @@ def _dismiss(client: Client) -> None:
     with suppress(Exception):  # it may be in any state
         client.close(timeout=1)
     with suppress(Exception):
-        client._loop_runner.stop()  # one that has closed itself leaves its thread behind
+        client._loop_runner.stop()  # a client that closed itself leaves its thread running
 
 
 def submit(client: Client, where: str, function: Callable[..., Any], *args: Any, **how: Any) -> Future:
-    """As `Client.submit`; ClusterError where the client has lost its scheduler."""
+    """As `Client.submit`; ClusterError if the client has lost its scheduler."""
     with _closed_is_lost(where):
         return client.submit(function, *args, **how)
 
 
 def listen(client: Client, where: str, topic: str, hear: Callable[[Any], None]) -> None:
-    """As `Client.subscribe_topic`; ClusterError where the client has lost its scheduler."""
+    """As `Client.subscribe_topic`; ClusterError if the client has lost its scheduler."""
     with _closed_is_lost(where):
         client.subscribe_topic(topic, hear)
 
@@ -96,5 +95,5 @@ def _closed_is_lost(where: str) -> Iterator[None]:
 
 
 def scheduler_lost(where: str) -> ClusterError:
-    """What is told of a scheduler that does not answer."""
+    """The error for a scheduler that does not answer."""
     return ClusterError(f"{where} went away: see its log, and start it again")

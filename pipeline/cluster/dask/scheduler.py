@@ -1,7 +1,7 @@
-"""A Dask scheduler that may run for months: it keeps nothing of tasks that are over.
+"""Keeps a Dask scheduler that runs for months from leaking memory.
 
-Ours loads this module as it starts (a `preload`); `dask scheduler --preload pipeline.cluster.dask.scheduler` loads it
-into one that somebody else starts.
+Our scheduler loads this module as it starts (a `preload`); for another one, use
+`dask scheduler --preload pipeline.cluster.dask.scheduler`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def dask_setup(scheduler: Any) -> None:
 
 
 def forget_keys(server: Any) -> None:
-    """Empty Dask's cache of names of tasks now and then: else it grows to a hundred thousand of them.
+    """Clear Dask's cache of task names regularly: it would grow to a hundred thousand entries.
 
-    server : a scheduler or a worker that starts
+    server : a scheduler or worker that is starting
     """
     server.periodic_callbacks["millrace-forget-keys"] = PeriodicCallback(key_split.cache_clear, FORGET_MS)
 
 
 class _NoSpans:
-    """In the place of Dask's spans, which keep some kilobytes of every job's tasks for ever, for its dashboard."""
+    """Replaces Dask's spans, which leak a few kilobytes per job for the dashboard."""
 
     def observe_tasks(self, *_: Any, **__: Any) -> dict[Any, Any]:
         """No task belongs to any span."""
         return {}
 
     def heartbeat(self, *_: Any) -> None:
-        """What workers tell of spans is not kept."""
+        """Ignores the workers' spans."""

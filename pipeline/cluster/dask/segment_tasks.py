@@ -1,4 +1,4 @@
-"""A job's segments as Dask tasks: handed out to whichever worker has room, tried again where a worker died."""
+"""Runs a job's segments as Dask tasks, on any worker that has room, and again if a worker dies."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pipeline.errors import ClusterError, MillraceError, OperatorError
 from pipeline.workloads import LOCAL_ONLY, runs_own_code
 
 LIVENESS_SECONDS = 0.5
-# A job that is stopped leaves chunks in hand so long to be finished; whoever stops it waits a little longer.
+# When a job is stopped, chunks in hand have so long to finish; the caller waits a little longer.
 FINISH_SECONDS = 4.0
 CLOSE_SECONDS = 5.0
-# A segment is tried so often. Each time Dask itself gives it up only after the death of several workers: three of ours.
+# How often a segment is tried. Each time Dask itself gives it up only after several workers have died: three of ours.
 # A function that is not Millrace's is not tried again after these.
 MOST_ATTEMPTS = 6
-# Dask's topic under which workers tell how far segments have come; the scheduler keeps the newest such words.
+# The Dask topic of the workers' progress reports; the scheduler keeps the latest ones.
 STAGES_TOPIC = "millrace-stages"
 
 
@@ -48,7 +48,7 @@ class SegmentTasks:
         self._attempts: Counter[Segment] = Counter()
 
     def receipts(self, segments: Sequence[Segment]) -> Iterator[SegmentReceipt]:
-        """What each segment tells when it is done, in the order in which they finish."""
+        """The receipts of the segments, in the order in which they finish."""
         try:
             for segment in segments:
                 self._submit(segment)
@@ -71,7 +71,7 @@ class SegmentTasks:
             _run_segment,
             self._job,
             segment,
-            # One group of tasks: the scheduler hands them out as workers have room instead of all at once.
+            # One task group: the scheduler assigns its tasks as workers have room instead of all at once.
             key=(f"segment-{self._job.name}", segment.chunks[0], self._attempts[segment]),
             pure=False,
             retries=0,
@@ -127,14 +127,14 @@ class SegmentTasks:
         return None
 
     def _end(self) -> None:
-        """Cancel what is left, and let the workers give back what they hold for the job.
+        """Cancel the remaining tasks, and have the workers close the job.
 
-        Where segments are under way, until their chunks in hand are in the ledger, but not for long.
+        If segments are running, wait up to CLOSE_SECONDS until their chunks in hand are in the ledger.
         """
         stopped = bool(self._running)
 
         def close() -> None:
-            with suppress(Exception):  # a cluster that is gone holds nothing
+            with suppress(Exception):  # a lost cluster holds nothing
                 if self._client.status == "running":
                     self._client.cancel(list(self._running), force=True)
                     self._client.run(_close_job, self._job.name, stopped, on_error="ignore")
@@ -146,7 +146,7 @@ class SegmentTasks:
 
 
 async def _close_job(name: str, wait: bool) -> None:
-    """On a thread of its own: a worker's event loop must not wait."""
+    """Close the job on another thread: a worker's event loop must not wait."""
     closing = asyncio.get_running_loop().run_in_executor(None, close_job, name, FINISH_SECONDS)
     if wait:
         await asyncio.wait({closing}, timeout=CLOSE_SECONDS)
@@ -157,14 +157,14 @@ def _run_segment(job: ClusterJob, segment: Segment) -> SegmentReceipt:
     key = worker.get_current_task()
 
     def check() -> None:
-        """A worker that stood still while the job was ended may never have been told so, but its task is cancelled."""
+        """A worker that hung while the job ended may have missed `_close_job`, but its task is cancelled."""
         task = worker.state.tasks.get(key)
         if task is None or task.state == "cancelled" or worker.status in (Status.closing, Status.closed):
             raise job_was_ended()
 
     try:
         if leaving.is_set():
-            raise ClusterError("this worker leaves")
+            raise ClusterError("this worker is shutting down")
         return run_segment(
             job, segment, lambda stages: worker.log_event(STAGES_TOPIC, (job.name, segment.chunks[0], stages)), check
         )

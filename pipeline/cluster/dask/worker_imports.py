@@ -1,7 +1,7 @@
-"""What every worker process needs. Imported once, by the process that workers are forked from."""
+"""Imports everything that worker processes need. The fork server imports this module once."""
 
 import kernels.runtime.compiled  # noqa: F401 - Numba, for workers on the CPU
-import pipeline.cluster.dask.worker_processes  # noqa: F401 - imported for those that are forked
+import pipeline.cluster.dask.worker_processes  # noqa: F401 - imported for the forked workers
 from pipeline.workloads import workloads
 
 workloads()

@@ -1,8 +1,9 @@
-"""Worker processes under Dask: started here for one job or a service, found at a scheduler, or served to one."""
+"""Dask workers: started here for a job or service, found at a scheduler, or started for a scheduler elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import os
 import signal
@@ -13,32 +14,35 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import dask
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from distributed import Client, Nanny, Scheduler, SpecCluster, Status
 from distributed.comm import connect
 from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from pipeline import metrics
-from pipeline.cluster.dask import fork_server, worker_states
 from pipeline.cluster.dask import scheduler as scheduler_setup
-from pipeline.cluster.dask.certificates import self_signed
+from pipeline.cluster.dask import worker_start, worker_states
 from pipeline.cluster.dask.connection import Connection
-from pipeline.cluster.dask.worker_specs import WorkerSpec
+from pipeline.cluster.dask.worker_start import WorkerSpec
 from pipeline.cluster.dask.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
 
-# Two segments at a time on each worker: while one is written, the next is read.
+# Two segments at a time on each worker: one is read while the other is written.
 TASKS_A_WORKER = 2
 LOOPBACK = "127.0.0.1"
-LOOK_SECONDS = 2.0  # within which a scheduler answers that is still there
-END_SECONDS = 10.0  # until workers that were told to end are killed
-# Tell workers to leave: systemd, Kubernetes and Docker send the first, Slurm's --signal whichever it is told.
+LOOK_SECONDS = 2.0  # a running scheduler answers within this time
+END_SECONDS = 10.0  # before workers that do not end are killed
+# Drain the workers: systemd, Kubernetes and Docker send SIGTERM, Slurm the one given by --signal.
 LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _CONFIG = {
     "distributed.worker.daemon": False,
-    "distributed.worker.multiprocessing-method": fork_server.METHOD,
+    "distributed.worker.multiprocessing-method": worker_start.METHOD,
     # A worker's memory is the ring, which the job's plan bounds.
     "distributed.worker.memory.terminate": False,
     "distributed.worker.memory.pause": False,
@@ -47,51 +51,51 @@ _CONFIG = {
     "distributed.admin.tick.limit": "30s",
     # A task is given up after the third death of a worker that ran it.
     "distributed.scheduler.allowed-failures": 2,
-    # Its nanny brings a worker back however long that takes; Dask would end the nanny, and so the worker, for good.
+    # A nanny restarts its worker however long that takes; Dask would end the nanny for good.
     "distributed.deploy.lost-worker-timeout": "1h",
     "distributed.worker.http.routes": ["distributed.http.worker.prometheus", "distributed.http.health"],
-    "distributed.diagnostics.nvml": False,  # we ask the driver ourselves
-    # What Dask remembers for who looks for a fault in it: little, since a service runs for months.
+    "distributed.diagnostics.nvml": False,  # we query the driver ourselves
+    # Limits what Dask keeps for debugging, since a service runs for months.
     "distributed.admin.log-length": 100,
     "distributed.admin.low-level-log-length": 100,
     "distributed.diagnostics.computations.max-history": 10,
     "distributed.admin.system-monitor.log-length": 10,
     "distributed.admin.system-monitor.disk": False,
     "distributed.worker.profile.enabled": False,
-    # How often Dask looks whether its event loop is late; the default is fifty times a second, in each process.
+    # How often Dask checks its event loop for delays; the default is fifty times a second, in each process.
     "distributed.admin.tick.interval": "1s",
 }
 
-# Dask's reasons for a worker's end that are no wish of anybody's.
+# Dask's reasons for closing a worker that has lost its scheduler.
 _SCHEDULER_LOST = ("worker-handle-scheduler-connection-broken", "scheduler-close")
 
 
 class _Nanny(Nanny):  # type: ignore[misc]
-    """Counts how often it has had to start its worker anew, and knows whether the scheduler was lost."""
+    """Counts the restarts of its worker, and knows whether the scheduler was lost."""
 
     starts = 0
     lost_scheduler = False
-    tells_worker = False  # where nobody asks this process for its metrics: the worker's then say it
+    passes_restarts = False  # to its worker, whose metrics count them if this process serves none
 
     async def instantiate(self) -> Any:
         if self.starts > 0:
             metrics.worker_restarts.inc()
-            if self.tells_worker:
+            if self.passes_restarts:
                 self.env[worker_states.RESTARTS] = str(self.starts)
         self.starts += 1
         return await super().instantiate()
 
     def close_gracefully(self, reason: str = "nanny-close-gracefully") -> None:
-        """Also called by its worker, which says why it ends."""
+        """Also called by its worker, with the reason of its end."""
         self.lost_scheduler = reason in _SCHEDULER_LOST
         super().close_gracefully(reason)
 
 
 @contextmanager
 def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
-    """Worker processes on this machine for as long as the context lasts, each with a nanny that restarts it.
+    """Start worker processes on this machine, each with a nanny that restarts it; the context ends them.
 
-    They talk over loopback under certificates made for the occasion: no other user of the machine can send them code.
+    They talk over loopback under new certificates: no other user of the machine can send them code.
     """
     _quiet_dask()
     security = _security()
@@ -102,7 +106,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "protocol": "tls",
         "security": security,
         "dashboard": False,
-        "dashboard_address": f"{LOOPBACK}:0",  # where Prometheus finds a worker's metrics
+        "dashboard_address": f"{LOOPBACK}:0",  # of a worker's metrics, for Prometheus
         "preload": [worker_states.__name__],
         "silence_logs": logging.CRITICAL,
     }
@@ -118,14 +122,14 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         },
     }  # fmt: skip
     with dask.config.set(_CONFIG):
-        fork_server.begin()
+        worker_start.start_fork_server()
         try:
             cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
         except Exception as error:
             raise ClusterError(f"the local workers do not start: {_reason(error)}") from error
         where = "the local cluster"
         connect = partial(Client, cluster, security=security, set_as_default=False)
-        with _closed_in_the_end(cluster), closing(Connection(connect, where)) as connection:
+        with _closed_or_killed(cluster), closing(Connection(connect, where)) as connection:
             try:
                 connection.client.wait_for_workers(len(specs), timeout=START_SECONDS)
             except TimeoutError as error:
@@ -134,78 +138,100 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
 
 
 def _security() -> Security:
-    """As Dask's `Security.temporary`, whose certificate is valid for a year from now on alone."""
-    key, certificate = self_signed()
+    """As Dask's `Security.temporary`, whose certificate is valid for only a year."""
+    key, certificate = _self_signed()
     keys = {f"tls_{role}_key": key for role in ("client", "scheduler", "worker")}
     certificates = {f"tls_{role}_cert": certificate for role in ("client", "scheduler", "worker")}
     return Security(require_encryption=True, tls_ca_file=certificate, **keys, **certificates)
 
 
+def _self_signed() -> tuple[str, str]:
+    """A new private key and its certificate, which is valid at any time, both as PEM.
+
+    The key alone decides whom to trust: a restarted worker must be let in even if the service has run for years or the
+    clock was set back to before its start.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "millrace")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(1970, 1, 1))
+        .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private.decode(), certificate.public_bytes(pem).decode()
+
+
 def _reason(error: BaseException) -> str:
-    """What lies behind an error of Dask's, which says only that something failed, and the way out if there is one."""
+    """The root cause of an error of Dask, which hides it, and the remedy if there is one."""
     while (behind := error.__cause__ or error.__context__) is not None:
         error = behind
     return "; ".join(filter(None, (f"{type(error).__name__}: {error}", too_many_files(error))))
 
 
 @contextmanager
-def _closed_in_the_end(cluster: SpecCluster) -> Iterator[None]:
+def _closed_or_killed(cluster: SpecCluster) -> Iterator[None]:
     nannies = list(cluster.workers.values())
     try:
         yield
     finally:
-        # What goes wrong with ending workers (one dies as it is told to end, or takes longer than Dask waits) takes
-        # nothing from what they have done. For one that hangs as it starts, Dask would wait for ever, and Python too at
-        # this process's end.
-        processes = [nanny.process for nanny in nannies]  # which a nanny may leave as they are
+        # Errors while workers end (one dies, or takes longer than Dask waits) do not affect their results. For one that
+        # hangs as it starts, Dask would wait forever, and so would Python at exit.
+        processes = [nanny.process for nanny in nannies]  # a nanny may leave its process running
         with suppress(Exception):
             cluster.close(timeout=END_SECONDS)
         for process in processes:
-            with suppress(Exception):  # it has ended, and has no number any more
+            with suppress(Exception):  # it has ended
                 os.kill(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def workers_of(address: str, device: str, threads: int | None) -> Iterator[DaskWorkers]:
-    """The workers of a Dask scheduler that is already there. DeviceUnavailable where none answers."""
+    """Connect to the workers of a running Dask scheduler. DeviceUnavailable if none answers."""
     _quiet_dask()
     where = f"the scheduler {address}"
 
     def connect() -> Client:
-        asyncio.run(_greet(address, CONNECT_SECONDS))  # a client would wait for ever for one that says nothing
+        asyncio.run(_greet(address, CONNECT_SECONDS))  # a client would wait forever for a silent server
         return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
 
     try:
         connection = Connection(connect, where)
-    except Exception as error:  # whatever Dask makes of the answer of another server
+    except Exception as error:  # another server's answer may raise anything in Dask
         raise DeviceUnavailable(
-            f"--scheduler {address}: no Dask scheduler answers there ({_told_by(error)}); start one with "
+            f"--scheduler {address}: no Dask scheduler answers there ({_cause(error)}); start one with "
             "`dask scheduler`, or leave --scheduler out"
         ) from error
     with closing(connection):
-        with suppress(TimeoutError):  # those that have just been started
+        with suppress(TimeoutError):  # workers may just have been started
             connection.client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         yield DaskWorkers(connection, WorkerDevice(device=device, threads=threads), where)
 
 
 def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, metrics_port: int | None = None) -> None:
-    """Worker processes of this machine for a scheduler elsewhere, each with a nanny, until it or a signal ends them.
+    """Run worker processes, each with a nanny, for a scheduler elsewhere, until it or a signal ends them.
 
-    metrics_port : where the first serves its metrics, the second on the next port, and so on; None: on any free ones.
+    metrics_port : port of the first worker's metrics, the second uses the next one, and so on; None: any free ports.
                    They are on the interface that leads to the scheduler.
 
-    SIGTERM and SIGUSR1 drain: no more tasks, and the chunks in hand are finished and kept, within `drain_s`; a second
-    one ends the workers at once. DeviceUnavailable where no scheduler answers, ClusterError where it goes away.
+    SIGTERM and SIGUSR1 drain: workers take no more tasks, and chunks in hand are finished and kept, within `drain_s`;
+    a second signal ends the workers at once. DeviceUnavailable if no scheduler answers, ClusterError if it is lost.
     """
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
             try:
-                await _greet(address, CONNECT_SECONDS)  # it is there: what fails from now on takes longer
-            except Exception as error:  # whatever Dask makes of the answer of another server
+                await _greet(address, CONNECT_SECONDS)  # fails sooner than starting workers would
+            except Exception as error:  # another server's answer may raise anything in Dask
                 raise _no_scheduler(address, error) from error
-            told = asyncio.create_task(_told_to_leave())
-            await asyncio.sleep(0)  # from here on: a process that has not quite started cannot be stopped cleanly
+            draining = asyncio.create_task(_leave_signal())
+            await asyncio.sleep(0)  # handle signals from here on: workers that are starting cannot be stopped cleanly
             for number, spec in enumerate(specs):
                 nanny = _Nanny(
                     address,
@@ -218,25 +244,25 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
                     preload=[worker_states.__name__],
                     death_timeout=START_SECONDS,
                 )
-                nanny.tells_worker = True
+                nanny.passes_restarts = True
                 nannies.append(await stack.enter_async_context(nanny))
             finished = asyncio.gather(*(nanny.finished() for nanny in nannies))
-            ends: list[asyncio.Future[Any]] = [finished, told]
+            ends: list[asyncio.Future[Any]] = [finished, draining]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
+            if draining.done():
                 await _drain(address, nannies, drain_s)
             else:
-                told.cancel()
+                draining.cancel()
                 await finished
                 await _check_scheduler(address)
-                if any(nanny.lost_scheduler for nanny in nannies):  # else it has let the workers go
+                if any(nanny.lost_scheduler for nanny in nannies):  # else it has closed the workers
                     raise ClusterError(f"{address}: the scheduler went away, and is back; start this again")
 
     endpoints = [_endpoint(address, spec, metrics_port, number) for number, spec in enumerate(specs)]
     nannies: list[Any] = []
     with dask.config.set(_CONFIG):
         with _leave_signals_ignored():
-            fork_server.begin()
+            worker_start.start_fork_server()
         try:
             asyncio.run(serve())
         except (OSError, TimeoutError, ValueError) as error:
@@ -247,7 +273,7 @@ def serve_workers(address: str, specs: Sequence[WorkerSpec], drain_s: float, met
 
 
 def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: int) -> str | None:
-    """Where a worker serves its metrics, HOST:PORT. ParameterError where the port is taken: Dask would take another."""
+    """The HOST:PORT of a worker's metrics. ParameterError if the port is taken: Dask would use another."""
     if first_port is None:
         return None
     host = get_ip_interface(spec.interface) if spec.interface else get_ip(urlsplit(address).hostname)
@@ -256,20 +282,20 @@ def _endpoint(address: str, spec: WorkerSpec, first_port: int | None, number: in
 
 
 async def _greet(address: str, within_s: float) -> None:
-    """Any exception where no scheduler answers: Dask takes what another server says for lengths of messages."""
-    async with asyncio.timeout(within_s + 1):  # the other is for connecting alone
+    """Raises any exception if no scheduler answers: Dask misreads another server's answer as message lengths."""
+    async with asyncio.timeout(within_s + 1):  # the other timeout is for connecting only
         comm = await connect(address, timeout=within_s, **Security().get_connection_args("worker"))
         await comm.close()
 
 
 def _no_scheduler(address: str, error: Exception) -> DeviceUnavailable:
-    return DeviceUnavailable(f"{address}: no Dask scheduler answers there: {_told_by(error)}; is it running?")
+    return DeviceUnavailable(f"{address}: no Dask scheduler answers there: {_cause(error)}; is it running?")
 
 
-def _told_by(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     if isinstance(error, OSError | ValueError | KeyError):
         return f"{type(error).__name__}: {error}" if str(error) else "it says nothing"
-    return "another server is there"  # what it said was taken for lengths of messages, which tell nobody anything
+    return "another server is there"  # Dask misread its answer, so the error means nothing
 
 
 async def _check_scheduler(address: str) -> None:
@@ -281,8 +307,8 @@ async def _check_scheduler(address: str) -> None:
 
 @contextmanager
 def _leave_signals_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores them too, its children also: they may be sent to every process of a task or of
-    a session, and this one decides."""
+    """Processes started meanwhile, and their children, ignore these signals too: they may be sent to every process of a
+    task or session, but only this process handles them."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in LEAVE_SIGNALS}
     try:
         yield
@@ -291,14 +317,14 @@ def _leave_signals_ignored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _told_to_leave() -> None:
-    """Returns at the first of `LEAVE_SIGNALS`; the next does what it did before."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
+async def _leave_signal() -> None:
+    """Returns at the first of `LEAVE_SIGNALS`, then restores their handlers."""
+    loop, received = asyncio.get_running_loop(), asyncio.Event()
     handlers = {number: signal.getsignal(number) for number in LEAVE_SIGNALS}
     for number in LEAVE_SIGNALS:
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, received.set)
     try:
-        await told.wait()
+        await received.wait()
     finally:
         for number, handler in handlers.items():
             loop.remove_signal_handler(number)
@@ -306,9 +332,9 @@ async def _told_to_leave() -> None:
 
 
 async def _drain(address: str, nannies: Sequence[Nanny], drain_s: float) -> None:
-    """Returns when their workers have nothing in hand, or time is up, or the scheduler is gone."""
+    """Returns when the workers have nothing in hand, time is up, or the scheduler is gone."""
     for nanny in nannies:
-        nanny.close_gracefully()  # it starts no other worker in place of one that dies
+        nanny.close_gracefully()  # it restarts no worker from now on
     processes = [nanny.process for nanny in nannies if nanny.process is not None]
     at_work = [process for process in processes if process.status == Status.running]
     with suppress(OSError, TimeoutError):
@@ -317,8 +343,8 @@ async def _drain(address: str, nannies: Sequence[Nanny], drain_s: float) -> None
 
 
 async def _until_left(client: Client, process: Any) -> None:
-    """Returns when a nanny's worker has nothing in hand, or its process has ended: the scheduler would go on calling
-    one that died for half a minute."""
+    """Returns when a worker has nothing in hand, or its process has ended: the scheduler would call a dead worker for
+    another half minute."""
     left = asyncio.ensure_future(client.run(_leave, workers=[process.worker_address], on_error="ignore"))
     ended = asyncio.ensure_future(process.stopped.wait())
     try:
@@ -331,7 +357,7 @@ async def _until_left(client: Client, process: Any) -> None:
 
 
 async def _leave(dask_worker: Any) -> None:
-    """On a worker: the scheduler gives its tasks to others from now on."""
+    """Pause a worker: the scheduler reassigns its tasks."""
     dask_worker.status = Status.paused
     await asyncio.get_running_loop().run_in_executor(None, leave)
     while dask_worker.state.executing:
@@ -339,7 +365,7 @@ async def _leave(dask_worker: Any) -> None:
 
 
 def _quiet_dask() -> None:
-    """Dask's own words about lost connections would stand among ours, which say what they mean for the job."""
+    """Silence Dask's logs of lost connections: our messages explain what they mean for the job."""
     if not os.environ.get("MILLRACE_DEBUG"):
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
             logging.getLogger(name).setLevel(logging.CRITICAL)

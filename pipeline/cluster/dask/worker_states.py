@@ -1,8 +1,8 @@
-"""Who works, and how it is: each worker's device, memory and load, and where its metrics are served.
+"""The state of each worker: its device, memory and load, and the address of its metrics.
 
-A worker tells with Dask's own heartbeats, about twice a second; whoever asks is told what was heard last, without
-waiting. Dask loads this module into each worker of ours when it starts (a `preload`); into a worker that somebody else
-starts, `dask worker --preload pipeline.cluster.dask.worker_states` loads it.
+Workers report in Dask's heartbeats, about twice a second; a query returns the last report without waiting. Our workers
+load this module as they start (a `preload`); for others, use
+`dask worker --preload pipeline.cluster.dask.worker_states`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pipeline.cluster import segments
 from pipeline.engine.planned import PlannedDevice
 from pipeline.workloads import workloads
 
-# How often a worker was started anew, told to it by the process that starts it.
+# The environment variable with which a nanny passes on how often its worker was restarted.
 RESTARTS = "MILLRACE_WORKER_RESTARTS"
 LOOK_S = 1.0
-_TOLD = "millrace"  # our part of what a worker's heartbeats carry
+_REPORT = "millrace"  # the key of our report in a worker's heartbeats
 _HOST_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @runtime_checkable
 class Workers(Protocol):
-    """What `DaskWorkers` offers of it."""
+    """The part of `DaskWorkers` that is used here."""
 
-    devices: dict[str, Mapping[str, Any]]  # what is known of each worker's device, by the worker's name
+    devices: dict[str, Mapping[str, Any]]  # descriptions by worker's name
 
     def identities(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the scheduler knows of each worker, by address; ClusterError where it does not answer."""
+        """What the scheduler knows of each worker, by address; ClusterError if it does not answer."""
 
 
 # On a worker
@@ -44,31 +44,30 @@ class Workers(Protocol):
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask as a worker starts."""
-    from pipeline.cluster.dask.scheduler import forget_keys  # imports Dask, which whoever only asks for states need not
+    from pipeline.cluster.dask.scheduler import forget_keys  # imports Dask, which is needed on workers only
 
     forget_keys(worker)
-    # It tells in a traceback that a scheduler which ends closes its connections.
+    # It logs a traceback if a scheduler that ends closes its connections.
     logging.getLogger("distributed.batched").setLevel(logging.WARNING)
     logging.getLogger("distributed.worker").addFilter(in_one_line)
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device.startswith(("GPU-", "MIG-")) and "," not in device:
-        metrics.gpus.watch(device)  # it has not opened it yet
+        metrics.gpus.watch(device)  # the worker has not opened it yet
     metrics.worker_restarts.inc(int(os.environ.get(RESTARTS, "0")))
-    begin_counts()
-    worker.metrics[_TOLD] = _heartbeat
+    zero_counters()
+    worker.metrics[_REPORT] = _heartbeat
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """Takes from a record of a lost connection the traceback that Dask adds: one that ends as its worker leaves is no
-    fault."""
+    """A log filter that strips tracebacks from Dask's records of lost connections: workers may leave."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, OSError):
         record.msg, record.args, record.exc_info = f"{record.getMessage().removesuffix('.')}: {error}", (), None
     return True
 
 
-def begin_counts() -> None:
-    """Each workload's chunks stand at 0 from the start: what first appears as 1 is no increase to Prometheus."""
+def zero_counters() -> None:
+    """Start each workload's counters at 0: Prometheus sees no increase in a counter that first appears as 1."""
     for name, workload in workloads().items():
         metrics.work_of(name, workload.unit)
 
@@ -82,7 +81,7 @@ def _heartbeat(worker: Any) -> dict[str, Any]:
     }
 
 
-# Where jobs are handed out
+# On the side of the client
 
 
 def worker_states(
@@ -90,51 +89,53 @@ def worker_states(
 ) -> list[dict[str, Any]]:
     """Each worker as a plain dict, from what the scheduler knows.
 
-    devices : by worker's name, what is known of its device; kept for when the worker is back after its death
+    devices : descriptions by worker's name; updated, and used until a restarted worker reports again
 
-    Every dict has `name` (of the device; of the worker where the device is not known yet), `worker` (its name), `host`,
+    Every dict has `name` (of the device; of the worker until the device is known), `worker` (its name), `host`,
     `metrics_address` (HOST:PORT, or None), `cores_busy` (1.0 is one core), `load` (0 to 1: of the GPU, or of the cores
     that the worker computes with), `memory_used_bytes` and `memory_total_bytes` (of the GPU; on the CPU the process's
-    and the host's), and what else the receipt says of the device and NVML of the GPU.
+    and the host's), and the further facts of the receipt's description of the device and of NVML.
     """
     states = []
     for found in workers.values():
         heard = found["metrics"]
-        told = heard.get(_TOLD, {})
+        report = heard.get(_REPORT, {})
         name = str(found["name"])
-        if told.get("device"):
-            devices[name] = told["device"]
+        if report.get("device"):
+            devices[name] = report["device"]
         host, port = found["host"], found["services"].get("dashboard")
         ours = {
             "name": name,
             **devices.get(name, {}),
             "worker": name,
-            "host": told.get("host", host),
+            "host": report.get("host", host),
             "metrics_address": None if port is None else f"{f'[{host}]' if ':' in host else host}:{port}",
         }
-        used, total = heard.get("memory"), told.get("host_memory_bytes")
-        states.append(ours | _busy(ours.get("threads"), heard.get("cpu", 0.0) / 100, used, total, told.get("gpus", ())))
+        used, total = heard.get("memory"), report.get("host_memory_bytes")
+        states.append(
+            ours | _busy(ours.get("threads"), heard.get("cpu", 0.0) / 100, used, total, report.get("gpus", ()))
+        )
     return sorted(states, key=lambda state: (len(state["worker"]), state["worker"]))
 
 
 def _busy(
     threads: int | None, cores: float, used: int | None, total: int | None, gpus: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """How busy a worker's device is: its GPU where it has one, else its process among the host's."""
+    """Load and memory of a worker's GPU if it has one, else of its process."""
     found: dict[str, Any] = {"cores_busy": round(cores, 2)}
     if not gpus:
         load = None if threads is None else min(cores / threads, 1.0)
         return found | {"load": load, "memory_used_bytes": used, "memory_total_bytes": total}
-    gpu = dict(gpus[0])  # a worker has one
+    gpu = dict(gpus[0])  # a worker has only one
     found |= {"load": gpu.pop("utilization_ratio"), "process_memory_bytes": used}
     return found | {name: value for name, value in gpu.items() if not name.startswith("pcie")}
 
 
 @contextmanager
 def watched(device: PlannedDevice) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Yields a function that says at once how the workers of a place were a second ago, as `worker_states` does.
+    """Yields a function that returns the workers' states, at most about a second old, without waiting.
 
-    Where jobs run in this process, it is the one worker. Where no scheduler answers, there are none.
+    The result is as of `worker_states`: this process alone if jobs run in it, empty if no scheduler answers.
     """
     look = _Remote(device) if isinstance(device, Workers) else _Here(device)
     found, ended = look(), threading.Event()
@@ -153,7 +154,7 @@ def watched(device: PlannedDevice) -> Iterator[Callable[[], list[dict[str, Any]]
 
 
 class _Remote:
-    """Workers of a Dask scheduler."""
+    """The workers of a Dask scheduler."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -161,7 +162,7 @@ class _Remote:
     def __call__(self) -> list[dict[str, Any]]:
         try:
             return worker_states(self._workers.identities(), self._workers.devices)
-        except Exception:  # besides ClusterError, whatever a client raises that is being closed
+        except Exception:  # a client that is being closed raises anything
             return []
 
 

@@ -27,7 +27,7 @@ from pipeline.cluster.communicators.base import Deadline
 from pipeline.cluster.dask.connection import Connection, listen, scheduler_lost, submit
 from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.gang.gang_lock import one_at_a_time
-from pipeline.cluster.gang.gang_stream import Shares
+from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.engine.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
@@ -46,12 +46,12 @@ class DaskWorkers:
     """The workers of a Dask cluster as one device: what planning asks of it, and `stream` for the engine."""
 
     def __init__(self, connection: Connection, worker_device: WorkerDevice, where: str) -> None:
-        """ClusterError or DeviceUnavailable where a worker is not fit for the job; `where`: the cluster in words."""
+        """ClusterError or DeviceUnavailable if a worker is unfit; `where` names the cluster in messages."""
         self._connection = connection
         self._address = str(connection.client.scheduler.address)
         self._worker_device = worker_device
         self._where = where
-        # Whether this process counts in its metrics what its workers do: where nobody asks them for theirs.
+        # Whether this process counts its workers' work in its own metrics, if theirs are not scraped.
         self.gathers_metrics = False
         found = self._checked_profiles()
         self._profiles = list(found.values())
@@ -63,32 +63,32 @@ class DaskWorkers:
         self._ring_depth = max(each.ring_depth for each in self._profiles)
         kind = self._profiles[0].description["name"].partition(":")[0]
         self.name = f"{len(self._profiles)} × {kind}"
-        # The memory that a user allows is a host's, and its workers share it.
+        # `--memory` is per host, and the workers on a host share it.
         self.ring_depth = self._ring_depth * max(hosts.values())
-        self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # of the jobs that are under way
+        self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # by running job
 
     def _hear(self, event: tuple[float, Any]) -> None:
-        """A segment under way tells what its stages have done."""
+        """Take over a running segment's report."""
         job, segment, stages = event[1]
         record = self._records.get(job)
         if record is not None:
             record.under_way[segment] = stages
 
     def target_bytes(self, job_bytes: int) -> int:
-        """Bytes of input and output together that make a good chunk of a worker's share of such a job."""
+        """Good chunk size, input and output together, for a worker's share of such a job."""
         share = job_bytes // len(self._profiles)
         return min(good_chunk_bytes(share, each.chunk_range) for each in self._profiles)
 
     def describe(self) -> dict[str, Any]:
-        """What the receipt says of it."""
+        """The description for the receipt."""
         descriptions = [dict(each.description) | {"host": each.host} for each in self._profiles]
         return {"name": self.name, "model": descriptions[0]["model"], "cluster": self._where, "workers": descriptions}
 
     def stream(self, job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEvents) -> StageRecord:
-        """The plan's chunks, segment by segment, on whichever worker has room. The workers keep the ledger.
+        """Stream the plan's chunks, segment by segment, on any worker that has room. The workers keep the ledger.
 
-        Raises the first error that is the job's own; ClusterError where the scheduler went away, or where a segment
-        takes down one worker after another.
+        Raises the job's first own error; ClusterError if the scheduler is lost, or if a segment kills one worker after
+        another.
         """
         client = self._connection.client
         if not ledger.exists:
@@ -106,11 +106,11 @@ class DaskWorkers:
             events = _counting(job.workload, events)
         events.on_begun(record)
         ring_bytes = job.budget.budget_bytes * self.ring_depth
-        shares = Shares(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
-        if shares.are_better:
-            shares.stream(plan, ledger, events, record)
+        gang = GangStream(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
+        if gang.is_better:
+            gang.stream(plan, ledger, events, record)
             return record
-        listen(client, self._where, STAGES_TOPIC, self._hear)  # a scheduler that was started again knows of none
+        listen(client, self._where, STAGES_TOPIC, self._hear)  # a restarted scheduler has no subscriptions
         run = SegmentTasks(client, cluster_job, self._where, events.check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
         self._records[cluster_job.name] = record
@@ -127,42 +127,42 @@ class DaskWorkers:
     # For gangs
 
     @contextmanager
-    def turn(self, turn_s: float | None, check: Callable[[], None]) -> Iterator[None]:
-        """No other gang has a turn on these workers meanwhile, whichever process it is of. As `one_at_a_time`."""
+    def lock(self, lock_s: float | None, check: Callable[[], None]) -> Iterator[None]:
+        """`one_at_a_time` for the gangs of all processes on these workers."""
         client = self._connection.client
         semaphore = Semaphore(name="millrace-gang", scheduler_rpc=client.scheduler, loop=client.loop)
         with (
             closing(_SchedulersLock(semaphore, partial(self._ask, client))) as lock,
-            one_at_a_time(self._address, turn_s, check, lock),
+            one_at_a_time(self._address, lock_s, check, lock),
         ):
             yield
 
     def last_heard(self) -> Mapping[str, float]:
-        """The workers that are there now, by address, and when the scheduler last heard of each, by its clock."""
+        """The current workers by address, and when the scheduler last heard of each, by its clock."""
         return {address: worker["last_seen"] for address, worker in self.identities().items()}
 
     def identities(self) -> Mapping[str, Mapping[str, Any]]:
         """What the scheduler knows of each worker, by address."""
-        # `scheduler_info` now and then returns no workers: its periodic update, which asks for none, comes between.
+        # `scheduler_info` sometimes returns no workers: its periodic update asks for none.
         client = self._connection.client
         identity: Mapping[str, Any] = self._ask(client, lambda: client.scheduler.identity(n_workers=-1))
         return dict(identity["workers"])
 
     def _ask(self, client: Client, question: Callable[[], Awaitable[Any]]) -> Any:
-        """What the scheduler answers to a call from the client's event loop. ClusterError where it does not."""
+        """The scheduler's answer to a call on the client's event loop. ClusterError if there is none."""
         if client.status != "running":
             raise scheduler_lost(self._where)
         try:
             return client.sync(question, callback_timeout=CONNECT_SECONDS)
-        except OSError as error:  # which names a connection of Dask's
+        except OSError as error:  # its message names an internal connection
             raise scheduler_lost(self._where) from error
-        except Exception as error:  # whatever a client raises that is being closed
+        except Exception as error:  # a client that is being closed raises anything
             raise ClusterError(f"{self._where} went away: {type(error).__name__}: {error}") from error
 
     def start_on(self, address: str, function: Callable[..., Any], *args: Any, on_done: Callable[[], None]) -> GangCall:
-        """Run a function on one worker, on a thread of its own. RankLost comes out of it where that worker is gone.
+        """Run a function on one worker, on a new thread. Its result raises RankLost if that worker is gone.
 
-        A task bound to a worker would wait for ever for one that has died: it may run elsewhere, and refuses to.
+        A task bound to one worker would wait forever if that died. So other workers may take it, but refuse to run it.
         """
         client = self._connection.client
         future = submit(
@@ -173,13 +173,13 @@ class DaskWorkers:
         return GangCall(client, future, self._where)
 
     def tell(self, addresses: Sequence[str], function: Callable[..., Any], *args: Any, wait_s: float = 0.0) -> None:
-        """Run `function(*args, address)`, which must not wait, on workers' event loops, as far as they are there.
+        """Run `function(*args, address)`, which must not block, on the event loops of those workers that are alive.
 
-        wait_s : until they have heard, but no longer
+        wait_s : at most this long until they have run it
         """
 
         def tell_one(address: str) -> None:
-            with suppress(Exception):  # one that is gone needs no telling
+            with suppress(Exception):  # the worker may be gone
                 self._connection.client.run(function, *args, address, workers=[address], on_error="ignore")
 
         tellers = [
@@ -210,7 +210,7 @@ class DaskWorkers:
         return self._on_each(workers, profile, self._worker_device)
 
     def _on_each(self, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-        """What a function says on every worker. Its own errors come back as they are."""
+        """A function's result on every worker. MillraceError passes through."""
         client = self._connection.client
         futures = {
             address: submit(client, self._where, function, *args, workers=[address], pure=False, retries=0)
@@ -227,9 +227,9 @@ class DaskWorkers:
 
 
 class _SchedulersLock:
-    """A lock between processes. Who holds it renews it; after its holder's death it ends by itself in half a minute.
+    """A lock between processes. Its holder renews it; if the holder dies, it expires in half a minute.
 
-    If the holder's event loop stands still for so long, it ends too soon, and the workers refuse the second gang.
+    If the holder's event loop hangs for that long, it expires too early, and the workers refuse the second gang.
     """
 
     def __init__(self, semaphore: Semaphore, ask: Callable[[Callable[[], Awaitable[Any]]], Any]) -> None:
@@ -240,18 +240,18 @@ class _SchedulersLock:
         return bool(self._ask(lambda: self._semaphore.acquire(timeout=timeout)))
 
     def release(self) -> None:
-        with suppress(ClusterError):  # a scheduler that is gone holds no locks
+        with suppress(ClusterError):  # a lost scheduler holds no locks
             self._ask(self._semaphore.release)
 
     def close(self) -> None:
-        """No more renewals: Dask itself would go on with them."""
-        renewals = getattr(self._semaphore, "refresh_callback", None)  # none where locks are set to last for ever
+        """Stop the renewals: Dask would continue them."""
+        renewals = getattr(self._semaphore, "refresh_callback", None)  # None if locks are configured never to expire
         if renewals is not None:
             self._semaphore.loop.add_callback(renewals.stop)
 
 
 class GangCall:
-    """A function under way on one worker."""
+    """A call that runs on one worker."""
 
     def __init__(self, client: Client, future: Future, where: str) -> None:
         self._client = client
@@ -259,7 +259,7 @@ class GangCall:
         self._where = where
 
     def result(self) -> Any:
-        """What the function returned or raised; RankLost where its worker is gone. Only once it is done."""
+        """The function's result or error; RankLost if its worker is gone. Call it only after `on_done`."""
         if self._future.cancelled() or self._client.status != "running":
             raise scheduler_lost(self._where)
         try:
@@ -275,7 +275,7 @@ class GangCall:
 
 
 async def _on_gang_thread(address: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Neither the event loop nor the threads of Dask's tasks wait for a gang; what never ends holds up no exit."""
+    """Run a function on a daemon thread: it blocks neither the event loop, nor Dask's task threads, nor the exit."""
     if get_worker().address != address:
         raise RankLost(f"the worker {address} is gone")
     outcome: ThreadFuture[Any] = ThreadFuture()
@@ -293,7 +293,7 @@ async def _on_gang_thread(address: str, function: Callable[..., Any], args: tupl
 
 
 def _counting(workload: Workload, events: RunEvents) -> RunEvents:
-    """The same events, with the chunks that workers write counted in this process's metrics."""
+    """The same events, but they count the workers' chunks in this process's metrics."""
     count = metrics.work_of(workload.name, workload.unit)
 
     def written(chunk: Chunk) -> None:
@@ -309,4 +309,4 @@ def _version() -> str:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - a symbolic link stays one: its target may change with the host
+    return Path(os.path.abspath(path))  # noqa: PTH100 - keep symbolic links: their targets may differ between hosts

@@ -1,7 +1,7 @@
-"""A gang: one function on every rank at once, over workers any of which may die at any moment.
+"""A gang: one function that runs on every rank at once and survives the death of workers.
 
-An epoch is one try over a fixed set of ranks. A worker that dies ends it: the other ranks are told to give up, each
-comes back or its process is ended, and the survivors try again with what they have kept. Everything has a deadline.
+An epoch is one try over a fixed set of ranks. If a worker dies, the epoch is aborted: the other ranks give up or their
+processes are killed, and the survivors try again with the partial results that they kept. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Call(Protocol):
 
 
 class GangWorkers(Protocol):
-    """What a gang asks of the workers: `DaskWorkers`, or a stand-in."""
+    """The workers as a gang uses them: `DaskWorkers`, or a fake in tests."""
 
-    def turn(self, turn_s: float | None, check: Callable[[], None]) -> AbstractContextManager[None]: ...
+    def lock(self, lock_s: float | None, check: Callable[[], None]) -> AbstractContextManager[None]: ...
 
     def last_heard(self) -> Mapping[str, float]: ...
 
@@ -59,16 +59,16 @@ class GangWorkers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GangLimits:
-    """How long anything may take.
+    """Time limits in seconds.
 
-    total_s      : the whole gang; None: as long as it computes
-    collective_s : a collective, which includes waiting for the slowest rank to come
+    total_s      : the whole gang; None: without limit
+    collective_s : one collective, including the wait for the slowest rank
     connect_s    : connecting the ranks of an epoch
-    stuck_s      : a rank that was told to give up has so long to come back, then its process is ended
-    silent_s     : a worker of which the scheduler hears nothing for so long counts as lost
-    wait_s       : waiting for workers where none is left
-    turn_s       : waiting for another gang on the same workers; None: as long as it takes
-    epochs       : so many tries
+    stuck_s      : until a rank that was told to give up returns; then its process is killed
+    silent_s     : a worker that the scheduler has not heard from for so long counts as lost
+    wait_s       : waiting for workers if none is left
+    lock_s       : waiting for another gang on the same workers; None: without limit
+    epochs       : the number of tries
     """
 
     total_s: float | None = None
@@ -77,18 +77,18 @@ class GangLimits:
     stuck_s: float = 5.0
     silent_s: float = 15.0
     wait_s: float = 60.0
-    turn_s: float | None = 60.0
+    lock_s: float | None = 60.0
     epochs: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class GangResult:
-    """What the function returned on every rank, and how it came about.
+    """The function's results on all ranks, and the epoch that gave them.
 
     values : by rank of the last epoch
     ranks  : the addresses of the workers, by rank of the last epoch
-    epoch  : 1 where nothing went wrong
-    lost   : the workers that died, or had to be ended, on the way
+    epoch  : the number of the last epoch; 1 if nothing went wrong
+    lost   : the workers that died or were killed
     """
 
     values: tuple[Any, ...]
@@ -107,30 +107,30 @@ def run_gang(
     limits: GangLimits | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> GangResult:
-    """`function(member, *arguments)` on every rank at once, each answering for its share of the shards 0 … shards − 1.
+    """Run `function(member, *arguments)` on every rank at once, each with its share of the shards 0 … shards − 1.
 
-    Ranks are ordered by host and process, and no more than there are shards. The function may run several times on a
-    worker, once an epoch: what it keeps in `member.partials` is there the next time. It must be importable on the
-    workers; its value and arguments should be small, since Dask carries them. One gang at a time runs on a cluster.
+    Ranks are ordered by host and process; there are at most as many as shards. The function may run several times on a
+    worker, once an epoch, and finds again what it kept in `member.partials`. It must be importable on the workers; its
+    result and arguments should be small, since Dask carries them. One gang at a time runs on a cluster.
 
-    transport : makes the communicator for data out of the one over TCP; None: `NcclCommunicator`, which joins the
-                workers' GPUs when the first CuPy array comes, and sends NumPy arrays over TCP
-    check     : called several times a second: what it raises ends the gang
+    transport : makes the communicator for data from the one over TCP; None: `NcclCommunicator`, which joins the
+                workers' GPUs at the first CuPy array, and sends NumPy arrays over TCP
+    check     : called several times a second; an exception from it ends the gang
 
-    Raises the function's own error, of the lowest rank that has one, with those of the others as notes (where a rank
-    was lost by itself, errors count for nothing: what is not its doing comes again); ClusterError where another gang
-    does not end in time, no workers are left, or one worker after another is lost; DeadlineExceeded where the whole
-    takes too long, or a collective does so twice with every rank alive.
+    Raises the function's own error from the lowest rank that has one, with those of the others as notes (if a rank was
+    lost by itself, errors are ignored: one that the loss did not cause comes again); ClusterError if another gang does
+    not end in time, no workers are left, or too many workers are lost; DeadlineExceeded if the gang takes too long, or
+    a collective does so twice with every rank alive.
     """
     if shards < 1:
         raise ValueError(f"a gang needs shards to share: {shards}")
     limits = limits or GangLimits()
-    with workers.turn(limits.turn_s, check):
+    with workers.lock(limits.lock_s, check):
         return _Gang(workers, function, shards, arguments, transport, limits, check).run()
 
 
 class _Gang:
-    """A gang's way through its epochs."""
+    """The epochs of one gang."""
 
     def __init__(
         self,
@@ -179,13 +179,13 @@ class _Gang:
         )
 
     def _leave(self) -> None:
-        """Awaited: if this process ends now, no ranks shall be left that wait for each other."""
+        """Wait for it: if this process ends next, no ranks may be left waiting for each other."""
         with suppress(ClusterError):
             there = self._met & self._workers.last_heard().keys()
             self._workers.tell(sorted(there), leave_gang, self._session, wait_s=LEAVE_SECONDS)
 
     def _crew(self) -> list[str]:
-        """The survivors; at first, and where nobody is left, whoever is there, as soon as somebody is."""
+        """The survivors; at first, and if none is left, all workers, as soon as there are any."""
         patience = Deadline(self._limits.wait_s)
         while True:
             there = [address for address in self._workers.last_heard() if address not in self._lost]
@@ -199,7 +199,7 @@ class _Gang:
             time.sleep(LOOK_SECONDS)
 
     def _epoch(self, epoch: int, crew: Sequence[str]) -> dict[str, Any] | None:
-        """What each rank's function returned, in their order; None where the epoch has to be tried again."""
+        """The function's results by worker, in rank order; None if another epoch is needed."""
         self._met |= set(crew)
         calls = {
             address: (introduce, self._session, epoch, address, urlsplit(address).hostname or "127.0.0.1")
@@ -231,11 +231,10 @@ class _Gang:
         return None if outcomes is None else {address: outcomes[address].value for address in order}
 
     def _together(self, epoch: int, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any] | None:
-        """One call on each worker, and all results; None where a rank was lost or broken by one that was.
+        """Make one call on each worker and collect the results; None if a rank was lost, or failed because of that.
 
-        Raises an error of the calls' own once every rank has come back, or was ended because it did not; but not where
-        one was lost by itself, whose end may lie behind the error: until the others hear of it, NCCL may hand them
-        numbers that mean nothing.
+        Raises an error of the calls' own once every rank has returned or was killed because it did not, unless a rank
+        was lost by itself: the loss may have caused the error, since NCCL may return garbage until it is detected.
         """
         round_ = _Round(self._workers, calls)
         patience: Deadline | None = None
@@ -270,13 +269,13 @@ class _Gang:
         self._workers.tell(sorted(calls), give_up_rank, self._session, epoch, reason)
 
     def _missing(self, addresses: set[str]) -> set[str]:
-        """Those that the scheduler no longer has, or has heard nothing of for too long."""
+        """Those that the scheduler has lost, or has not heard from for too long."""
         silence = self._heard.silence_s(self._workers.last_heard())
         return {address for address in addresses if silence.get(address, float("inf")) > self._limits.silent_s}
 
 
 class _Heard:
-    """How long workers have been silent, by this process's clock: the scheduler's is another host's."""
+    """How long workers have been silent, by this process's clock: the scheduler may be on another host."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}
@@ -295,7 +294,7 @@ class _Heard:
 class _Round:
     """One call on each of several workers."""
 
-    # A task that waits may be taken over by an idle worker, which refuses it; then it is started again.
+    # An idle worker may steal a waiting task and refuses it; then it is started again.
     MOST_STARTS = 4
 
     def __init__(self, workers: GangWorkers, calls: Mapping[str, tuple[Any, ...]]) -> None:
@@ -325,7 +324,7 @@ class _Round:
         return "deadline" if not all(isinstance(error, Aborted) for error in self.broken.values()) else "requested"
 
     def collect(self, timeout_s: float) -> None:
-        """Take in what is done; wait for the first."""
+        """Take over finished calls; wait for the first."""
         with suppress(queue.Empty):
             address, start = self._done.get(timeout=timeout_s)
             while True:
@@ -375,9 +374,9 @@ class _Round:
 
 
 def _in_order(introduced: Mapping[str, Introduction]) -> list[str]:
-    """The workers as ranks: neighbours in the tree are neighbours on a host."""
+    """The workers in rank order, so that neighbours in the tree share a host."""
 
-    def place(address: str) -> tuple[str, int, str]:
+    def sort_key(address: str) -> tuple[str, int, str]:
         return introduced[address].host, introduced[address].process, address
 
-    return sorted(introduced, key=place)
+    return sorted(introduced, key=sort_key)

@@ -1,4 +1,4 @@
-"""Gangs take turns on the workers of a cluster: two at once would each hold what the other waits for."""
+"""The lock that lets one gang at a time use a cluster's workers: two at once would deadlock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Protocol
 from pipeline.cluster.communicators.base import Deadline
 from pipeline.errors import ClusterError
 
-# How often whoever waits looks up.
+# How often a waiting gang calls `check`.
 LOOK_SECONDS = 0.25
 
-_turns: dict[str, threading.Lock] = defaultdict(threading.Lock)
+_locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 class Lock(Protocol):
-    """A `threading.Lock`, or what is one to other processes too."""
+    """A `threading.Lock`, or a lock between processes."""
 
     def acquire(self, *, timeout: float) -> bool: ...
 
@@ -26,20 +26,20 @@ class Lock(Protocol):
 
 
 @contextmanager
-def one_at_a_time(cluster: str, turn_s: float | None, check: Callable[[], None], *further: Lock) -> Iterator[None]:
-    """Nobody else of this process has a turn on the cluster meanwhile, and nobody who takes the further locks.
+def one_at_a_time(cluster: str, lock_s: float | None, check: Callable[[], None], *further: Lock) -> Iterator[None]:
+    """Hold this process's lock of the cluster, and the further locks.
 
-    turn_s : seconds to wait for it, then ClusterError; None: as long as it takes
-    check  : called while waiting; what it raises ends that
+    lock_s : seconds to wait for the locks, then ClusterError; None: without limit
+    check  : called while waiting; an exception from it ends the wait
     """
-    patience = Deadline(float("inf") if turn_s is None else turn_s)
+    patience = Deadline(float("inf") if lock_s is None else lock_s)
     with ExitStack() as held:
-        for lock in (_turns[cluster], *further):
+        for lock in (_locks[cluster], *further):
             while not lock.acquire(timeout=min(LOOK_SECONDS, patience.left_s)):
                 check()
                 if patience.left_s == 0.0:
                     raise ClusterError(
-                        f"another gang runs on the workers of {cluster} and has not ended within {turn_s:g} s"
+                        f"another gang runs on the workers of {cluster} and has not ended within {lock_s:g} s"
                     )
             held.callback(lock.release)
         yield

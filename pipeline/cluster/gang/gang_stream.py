@@ -1,9 +1,9 @@
-"""Jobs whose ranks share the work of every output: a gang for each run of chunks.
+"""Streams jobs whose ranks share the work of every chunk: one gang for each run of chunks.
 
-Of a `SharedJob` each rank computes the shards that it answers for, over the whole run of chunks; the partial
-results are put together in an order that the shards alone decide; then every rank writes some of the chunks. Of a
-`JointJob` the ranks make one chunk after another, with all-reduces on the way, and rank 0 writes it. What is
-written is durable and in the ledger before the next run of chunks begins.
+In a `SharedJob` each rank computes its shards over the whole run of chunks; the partial results are combined in an
+order that depends on the shards alone; then every rank writes some of the chunks. In a `JointJob` the ranks compute
+one chunk after another together, with all-reduces, and rank 0 writes it. Written chunks are durable and in the ledger
+before the next run of chunks begins.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from pipeline import metrics
 from pipeline.cluster.gang.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.gang.member import Member
 from pipeline.cluster.gang.rank_device import RankDevice
-from pipeline.cluster.segments import ClusterJob, EndedJobs, own_device, refuse_other_input, refuse_other_run
-from pipeline.engine.device import Device
+from pipeline.cluster.segments import ClusterJob, EndedJobs, join_output, own_device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents
-from pipeline.engine.stages import StageRecord, StagesTold
+from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import OutOfDeviceMemory
 from pipeline.formats.image.base import Region
-from pipeline.storage.partial import Opening
-from pipeline.workloads import Chunk, Plan, workload_named
+from pipeline.workloads import Chunk, OpenJob, Plan, Workload
 from pipeline.workloads.gang_protocols import JointJob, SharedJob, SharedWorkload
-from pipeline.workloads.protocol import HoldsInput, Progress
+from pipeline.workloads.protocol import Progress
 
-# Ranks wait for the slowest, which may have many shards to compute; of a rank that died they hear at once.
+# Ranks wait for the slowest, which may have many shards to compute; they learn of a dead rank at once.
 COLLECTIVE_SECONDS = 24 * 3600.0
-LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, turn_s=None)
+LIMITS = GangLimits(collective_s=COLLECTIVE_SECONDS, lock_s=None)
 SHARDS_A_RANK = 2
-# How often a rank is asked how far it has come.
+# How often a rank is asked for its progress.
 ASK_SECONDS = 1.0
 
 
@@ -58,22 +56,22 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What a rank tells of a run: the chunks it wrote, notes for the audit, what its stages did."""
+    """A rank's result of a run: the chunks it wrote, their notes, and its stages' totals."""
 
     chunks: tuple[int, ...]
     notes: Mapping[str, Any]
     share_notes: Mapping[str, Any]
-    stages: StagesTold
+    stages: StageCounts
     device: str
 
 
-class Shares:
+class GangStream:
     """A `SharedJob` or a `JointJob` over the workers of a cluster."""
 
     def __init__(
         self, workers: GangWorkers, cluster_job: ClusterJob, job: PlannedJob, *, ranks: int, memory_bytes: int
     ) -> None:
-        """`memory_bytes`: of a host, which all ranks may be on."""
+        """`memory_bytes`: host memory for all ranks together, which may be on one host."""
         self._workers = workers
         self._cluster_job = cluster_job
         self._job = job
@@ -81,8 +79,8 @@ class Shares:
         self._memory_bytes = memory_bytes
 
     @property
-    def are_better(self) -> bool:
-        """Whether the ranks are better off with shares than with chunks of their own, and the memory allows it."""
+    def is_better(self) -> bool:
+        """Whether sharing chunks beats a segment for each worker, and the memory allows it."""
         job, chunks = self._job.job, self._job.plan.chunks
         if isinstance(job, JointJob):
             return job.joint_parts(chunks, self._ranks) > 0
@@ -91,7 +89,7 @@ class Shares:
         return max(math.prod(chunk.region.shape) for chunk in chunks) <= self._most_samples(job)
 
     def stream(self, plan: Plan, ledger: Ledger, events: RunEvents, record: StageRecord) -> None:
-        """The plan's chunks, run by run, each by all workers together. Raises as `run_gang` does."""
+        """Stream the plan's chunks, run by run, each on all workers together. Raises as `run_gang`."""
         for totals in record.totals.values():
             totals.lanes = self._ranks  # all threads of a rank compute the same frame, and one reads
         with record.timed():
@@ -112,7 +110,7 @@ class Shares:
                 for chunk in run.chunks:
                     events.on_written(chunk)
         finally:
-            with suppress(Exception):  # workers that are gone hold nothing
+            with suppress(Exception):  # lost workers hold nothing
                 self._workers.tell(list(self._workers.last_heard()), _close_soon, self._cluster_job.name)
 
     def _stream_jointly(
@@ -129,12 +127,12 @@ class Shares:
 
     @contextmanager
     def _followed(self, job: JointJob) -> Iterator[None]:
-        """Meanwhile the job takes over the progress of one rank: all of them are at the same iteration."""
+        """Passes the progress of one rank on to the job: all ranks are at the same iteration."""
         ended = threading.Event()
 
         def ask() -> None:
             while not ended.wait(ASK_SECONDS):
-                with suppress(Exception):  # what is wrong with a worker, the gang says
+                with suppress(Exception):  # the gang reports failed workers
                     answered = threading.Event()
                     there = sorted(self._workers.last_heard())[0]
                     call = self._workers.start_on(there, progress_of, self._cluster_job.name, on_done=answered.set)
@@ -150,13 +148,13 @@ class Shares:
             asking.join(2 * ASK_SECONDS)
 
     def _most_samples(self, job: SharedJob) -> int:
-        """Of a run, so that what all ranks hold of it fits the memory."""
+        """The most samples in a run such that the partial results of all ranks fit the memory."""
         held = -(-job.shards // self._ranks)
         return self._memory_bytes // self._ranks // job.share_bytes(held)
 
 
 def cut_runs(chunks: Sequence[Chunk], most_samples: int) -> list[Run]:
-    """The chunks in runs that are boxes along x, each as long as the memory allows."""
+    """Join chunks along the first axis into boxes, each as long as the memory allows."""
     runs: list[Run] = []
     for chunk in chunks:
         last = runs[-1] if runs else None
@@ -169,13 +167,13 @@ def cut_runs(chunks: Sequence[Chunk], most_samples: int) -> list[Run]:
 
 
 def _joined(first: Region, second: Region) -> Region | None:
-    """Both as one region, where they follow each other along the first axis."""
+    """Both as one region if they adjoin along the first axis."""
     alike = (first.start[1:], first.stop[1:]) == (second.start[1:], second.stop[1:])
     return Region(first.start, second.stop) if alike and first.stop[0] == second.start[0] else None
 
 
 def _take_in(found: GangResult, output: Output, ledger: Ledger, record: StageRecord) -> None:
-    """What the ranks report; into the ledger only once all is there."""
+    """Take over the ranks' reports; the ledger only after all of them."""
     for report in found.values:
         record.include(report.stages)
         output.add_notes(report.notes)
@@ -194,29 +192,22 @@ _at_work = metrics.AtWork({})
 
 @_at_work
 def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
-    """This rank's shards of a run, everybody's put together, and the chunks that fall to this rank, durable."""
+    """Compute this rank's shards of a run, combine those of all ranks, and write this rank's chunks durably."""
     device = own_device(job.worker_device)
     device.enter()
-    output, rank = _opened(job, facts, device), RankDevice(device, member)
+    output, rank = _opened(job, facts), RankDevice(device, member)
     shared = output.job
     assert isinstance(shared, SharedJob)
     try:
         member.compute(lambda shard: shared.share(run.region, shard, rank))
         total = member.reduce(shared.reduction, deterministic=True)
-        member.communicator.confirm()  # what is written is noted for the audit, whoever writes it in another try
+        member.communicator.confirm()  # chunks written from a bad sum would be noted for the audit
         mine = run.chunks[member.rank :: member.size]
         if mine:
             _write(output, shared.whole, mine, run.region, total, rank.record)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; lower --memory") from error
-    _count(output, rank.record, mine)
-    return RankReport(
-        chunks=tuple(chunk.index for chunk in mine),
-        notes=output.take_notes([chunk.index for chunk in mine]),
-        share_notes=shared.share_notes(),
-        stages=rank.record.told(),
-        device=device.name,
-    )
+    return _report(output, rank.record, mine, device.name, shared.share_notes())
 
 
 def _write(
@@ -227,7 +218,7 @@ def _write(
     total: Any,
     record: StageRecord,
 ) -> None:
-    """This rank's chunks of the result, from the device to the disk."""
+    """Bring this rank's chunks of the result from the device to the disk."""
     began = time.perf_counter()
     values = whole(region, total)
     brought = time.perf_counter()
@@ -241,10 +232,10 @@ def _write(
 
 @_at_work
 def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
-    """This rank's part in one chunk that all make together; rank 0 makes it durable."""
+    """Do this rank's part of one chunk; rank 0 writes it durably."""
     device = own_device(job.worker_device)
     device.enter()
-    output, rank = _opened(job, None, device), RankDevice(device, member)
+    output, rank = _opened(job, None), RankDevice(device, member)
     joint = output.job
     assert isinstance(joint, JointJob)
     record, began = rank.record, time.perf_counter()
@@ -256,32 +247,30 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     computed = time.perf_counter()
     mine = (chunk,) if outputs is not None else ()
     nbytes = chunk.output_bytes * len(mine)
-    # It reads on this thread.
+    # Reading is on this thread too.
     record.add("compute", number, began + record.totals["read"].seconds, computed, nbytes)
     if outputs is not None:
         output.write(chunk, outputs)
         output.flush()
         record.add("write", number, computed, time.perf_counter(), nbytes)
-    _count(output, record, mine)
-    return RankReport(
-        chunks=tuple(chunk.index for chunk in mine),
-        notes=output.take_notes([chunk.index for chunk in mine]),
-        share_notes={},
-        stages=record.told(),
-        device=device.name,
-    )
+    return _report(output, record, mine, device.name, {})
 
 
-def _count(output: Output, record: StageRecord, chunks: Sequence[Chunk]) -> None:
-    """In the metrics of this process: the bytes that it read, and the chunks that it wrote."""
+def _report(
+    output: Output, record: StageRecord, chunks: Sequence[Chunk], device: str, share_notes: Mapping[str, Any]
+) -> RankReport:
+    """Also counts the bytes read and the chunks written in this process's metrics."""
     count = metrics.work_of(output.workload.name, output.workload.unit)
     count.read(record.totals["read"].nbytes)
     for chunk in chunks:
         count.written(chunk.output_bytes, chunk.work)
+    numbers = tuple(chunk.index for chunk in chunks)
+    notes = output.take_notes(numbers)
+    return RankReport(chunks=numbers, notes=notes, share_notes=share_notes, stages=record.counts(), device=device)
 
 
 def progress_of(name: str) -> str:
-    """How far this process has come with a job."""
+    """The job's progress in this process, in a few words; empty if unknown."""
     with _opening:
         found = _open.get(name)
     return found.job.progress_note() if found is not None and isinstance(found.job, Progress) else ""
@@ -297,30 +286,19 @@ _ended = EndedJobs()
 _opening = threading.Lock()
 
 
-def _opened(job: ClusterJob, facts: Any, device: Device) -> Output:
-    """The job as this process has it open; any other is closed first. MillraceError where it has been ended."""
+def _opened(job: ClusterJob, facts: Any) -> Output:
+    """The job as this process has it open; any other is closed first. MillraceError if the job has ended."""
+
+    def open_job(workload: Workload) -> OpenJob:
+        return workload.join(job.spec, facts) if isinstance(workload, SharedWorkload) else workload.open(job.spec)
+
     with _opening:
         _ended.refuse(job.name)
-        found = _open.get(job.name)
-        if found is None:
+        if job.name not in _open:
             for name in list(_open):
                 _open.pop(name).discard()
-            refuse_other_input(job)
-            workload = workload_named(job.spec.workload)
-            found = Output(
-                workload,
-                workload.join(job.spec, facts) if isinstance(workload, SharedWorkload) else workload.open(job.spec),
-            )
-            try:
-                if isinstance(found.job, HoldsInput):
-                    found.job.hold_at_most(job.held_bytes)
-                found.open(Opening.JOIN)
-                refuse_other_run(job)
-            except BaseException:
-                found.discard()
-                raise
-            _open[job.name] = found
-        return found
+            _open[job.name] = join_output(job, open_job)
+        return _open[job.name]
 
 
 def _close(name: str) -> None:
@@ -332,5 +310,5 @@ def _close(name: str) -> None:
 
 
 def _close_soon(name: str, address: str) -> None:
-    """On a thread of its own: the worker's event loop must not wait. Several workers may be threads of one process."""
+    """Close the job on another thread: a worker's event loop must not wait. In tests, workers share a process."""
     threading.Thread(target=_close, args=(name,), name="close-job", daemon=True).start()

@@ -1,7 +1,7 @@
-"""One rank's part in a gang: what a worker process does for it, and what the gang's function sees of it.
+"""One rank of a gang: the calls that a worker process serves, and the `Member` that the gang's function gets.
 
-A worker keeps the partial results of its shards from epoch to epoch. When a rank is lost, the others run the function
-again in new places, find what they have computed, and compute only the lost rank's shards, which are now theirs.
+A worker keeps the partial results of its shards from epoch to epoch. If a rank is lost, the others run the function
+again under new rank numbers, reuse their results, and compute only the lost rank's shards, which are now theirs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STUCK_EXIT_CODE = 75
 
 
 class Member:
-    """What a gang's function gets first: its rank's place, shards and partial results, and the way to the others.
+    """The first argument of a gang's function: its rank, shards, partial results and communicators.
 
     communicator : for the data: CuPy arrays go over NCCL, NumPy arrays over `control`
     control      : over TCP, for NumPy arrays
-    shards       : which of 0 … shard_count − 1 this rank answers for in this epoch; at least one
-    partials     : the results of shards, by number, kept while this process takes part in the gang; what rests on sums
-                   of the communicator's belongs there only after its `confirm`
+    shards       : those of 0 … shard_count − 1 that this rank computes in this epoch; at least one
+    partials     : the results of shards, by number, kept while this process is in the gang; results that depend on the
+                   communicator's sums may be stored only after its `confirm`
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Member:
     def compute(self, function: Callable[[int], Any]) -> None:
         """Keep `function(shard)` for each of this rank's shards that is not there yet.
 
-        Between two shards it looks whether the others are still there: CommunicatorError where they are not.
+        CommunicatorError, between two shards, if another rank is gone.
         """
         for shard in self.shards:
             if shard not in self.partials:
@@ -65,7 +65,7 @@ class Member:
                 self.partials[shard] = function(shard)
 
     def check(self) -> None:
-        """CommunicatorError where a rank is gone or the gang was given up; for loops between collectives."""
+        """CommunicatorError if a rank is gone or the gang was given up; for loops between collectives."""
         self.control.check()
         if self.communicator is not self.control:
             self.communicator.check()
@@ -73,11 +73,11 @@ class Member:
     def reduce(self, op: Op = "sum", of: Callable[[Any], Array] | None = None, *, deterministic: bool = False) -> Array:
         """The partials of all shards combined, a new array on every rank. Collective.
 
-        of            : the array of a partial; None: the partial is one. All are alike in shape and dtype.
-        deterministic : the same bits for any number of ranks, whoever holds which shard; floats and complex sums are
-                        added along a fixed tree over the shards, at the price that `fixed_tree_sum` states
+        of            : the array of a partial; None: the partial itself. All have the same shape and dtype.
+        deterministic : the same bits for any number of ranks and any distribution of shards; floats and complex sums
+                        are added along a fixed tree over the shards, at the cost stated by `fixed_tree_sum`
 
-        ClusterError where a shard's partial is missing or held by two ranks; else as `Communicator.allreduce`.
+        ClusterError if a shard's partial is missing or held by two ranks; else as `Communicator.allreduce`.
         """
         holders = self.holders()
         arrays = {shard: self.partials[shard] if of is None else of(self.partials[shard]) for shard in self.shards}
@@ -91,7 +91,7 @@ class Member:
         return self.communicator.allreduce(total, op)
 
     def holders(self) -> list[int]:
-        """The rank that holds each shard's partial. Collective; ClusterError on every rank unless each has just one."""
+        """The rank that holds each shard's partial. Collective; ClusterError on every rank unless each has one."""
         ledger = np.zeros((2, self.shard_count), np.int64)
         for shard in self.partials:
             ledger[:, shard] = 1, self.rank
@@ -103,13 +103,13 @@ class Member:
 
 
 GangFunction = Callable[..., Any]
-# Makes the communicator for data out of the one over TCP, on every rank at once: `nccl` has one.
+# Makes the communicator for data from the one over TCP, on every rank at once, such as `NcclCommunicator`.
 Transport = Callable[[Communicator], Communicator]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """Who a rank's process is, and where it listens."""
+    """A rank's host and process, and the endpoint where it listens."""
 
     host: str
     process: int
@@ -118,7 +118,7 @@ class Introduction:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """One rank's part in one epoch."""
+    """One rank's task in one epoch."""
 
     session: str
     address: str
@@ -134,7 +134,7 @@ class RankTask:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOutcome:
-    """How the function ended on a rank: a value, an error of its own, or `broken` because of other ranks."""
+    """The function's outcome on a rank: a value, its own error, or `broken` by other ranks."""
 
     value: Any = None
     error: Exception | None = None
@@ -146,7 +146,7 @@ class RankOutcome:
 
 @dataclass
 class _Part:
-    """What this process holds for a gang."""
+    """The state of a gang in this process."""
 
     session: str
     epoch: int = 0
@@ -154,7 +154,7 @@ class _Part:
     listener: socket.socket | None = None
     communicators: list[Communicator] = field(default_factory=list)
     given_up: threading.Event = field(default_factory=threading.Event)
-    unwanted: threading.Event = field(default_factory=threading.Event)  # for good: no later epoch asks for it either
+    unwanted: threading.Event = field(default_factory=threading.Event)  # no later epoch needs this rank
     running: bool = False
 
     def give_up(self, reason: AbortReason) -> None:
@@ -163,14 +163,14 @@ class _Part:
             communicator.abort(reason)
 
     def leave_devices(self, *, broken: bool) -> None:
-        """What may wait for a GPU, on the rank's own thread. If CUDA failed with another rank's end, so does this."""
+        """Close what may wait for a GPU, on the rank's own thread. If a lost rank broke CUDA, end this process."""
         for communicator in self.communicators[1:]:
             communicator.close(wait=False)
             if broken and communicator.device_lost:
                 os._exit(STUCK_EXIT_CODE)
 
     def end_epoch(self) -> None:
-        """After the function has ended: every rank is through, or the epoch is broken."""
+        """Close everything of the epoch; called after the function has ended."""
         for communicator in reversed(self.communicators):
             communicator.close(wait=False)
         self.communicators = []
@@ -185,7 +185,7 @@ _entering = threading.Lock()
 
 
 def introduce(session: str, epoch: int, address: str, host: str) -> Introduction:
-    """Take part in a gang's next epoch: listen for its other ranks. ClusterError where another gang runs here."""
+    """Join a gang's next epoch: listen for its other ranks. ClusterError if another gang runs here."""
     with _entering:
         part = _parts.get(address)
         if part is not None and part.running and (part.session == session or not part.given_up.is_set()):
@@ -201,7 +201,7 @@ def introduce(session: str, epoch: int, address: str, host: str) -> Introduction
 
 
 def run_rank(task: RankTask) -> RankOutcome:
-    """Join the epoch's ranks and run the function. RankLost where this process has not been introduced."""
+    """Connect the epoch's ranks and run the function. RankLost if this process has not been introduced."""
     with _entering:
         part = _parts.get(task.address)
         if part is None or (part.session, part.epoch) != (task.session, task.membership.epoch) or part.running:
@@ -225,14 +225,14 @@ def run_rank(task: RankTask) -> RankOutcome:
 
 
 def give_up_rank(session: str, epoch: int, reason: AbortReason, address: str) -> None:
-    """End the waits of this epoch, from a worker's event loop: does not wait."""
+    """Abort this epoch. Called on a worker's event loop: does not block."""
     part = _parts.get(address)
     if part is not None and (part.session, part.epoch) == (session, epoch):
         part.give_up(reason)
 
 
 def leave_gang(session: str, address: str) -> None:
-    """The gang is over: give back what this process holds for it, now or as soon as the function has ended."""
+    """Release what this process holds for the gang, now or as soon as the function has ended."""
     with _entering:
         part = _parts.get(address)
         if part is None or part.session != session:
@@ -246,14 +246,14 @@ def leave_gang(session: str, address: str) -> None:
 
 
 def end_process(session: str, address: str) -> None:
-    """The last resort for a rank that does not come back: its nanny starts another process."""
+    """The last resort if a rank does not return: its nanny starts another process."""
     part = _parts.get(address)
     if part is not None and part.session == session and part.running:
         os._exit(STUCK_EXIT_CODE)
 
 
 def _of_another(error: BaseException | None) -> bool:
-    """Whether another rank's end lies behind an error, whatever the function made of it."""
+    """Whether the loss of another rank caused an error, however the function wrapped it."""
     while error is not None and not isinstance(error, (RankLost, DeadlineExceeded, Aborted)):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -282,9 +282,9 @@ def _listener(part: _Part) -> socket.socket:
 
 
 def assign(shard_count: int, held: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Every shard on one of the workers, in their order: each keeps what it holds, the rest is spread evenly.
+    """Assign every shard to a worker: each keeps the shards it holds.
 
-    Shards that nobody holds go, in runs, to those that have the fewest.
+    The free shards go, in runs, to the workers with the fewest.
     """
     kept = {address: list(shards) for address, shards in held.items()}
     taken = {shard for shards in kept.values() for shard in shards}

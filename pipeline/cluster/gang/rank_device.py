@@ -1,4 +1,4 @@
-"""The device of a rank's process as the work that ranks share sees it: arrays in pairs, and what their way takes."""
+"""A rank's device as shared jobs see it: arrays in pairs on host and device, and the timing of their stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.workloads.protocol import ArraySpec
 
 
 class RankDevice:
-    """What `pipeline.workloads.gang_protocols.Rank` asks; `record`: what the stages of this rank have done."""
+    """Implements `pipeline.workloads.gang_protocols.Rank`; `record`: the totals of this rank's stages."""
 
     def __init__(self, device: Device, member: Member) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class RankDevice:
 
 
 class HostRoom:
-    """Arrays of a CPU, which computes where they are."""
+    """Arrays that the CPU computes in place."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], record: StageRecord) -> None:
         self.host = self.device = arrays
@@ -63,11 +63,11 @@ class HostRoom:
         self._record.add("compute", 0, self._uploaded, time.perf_counter(), self._nbytes)
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """The CPU computes synchronously."""
 
 
 class DeviceRoom:
-    """Pinned arrays and their twins on a GPU. Its own clock tells what became of them, once all of it is done."""
+    """Pinned arrays and their twins on a GPU, whose events time the stages."""
 
     def __init__(
         self, host: Sequence[NDArray[Any]], twin: CudaSlot, specs: Sequence[ArraySpec], record: StageRecord

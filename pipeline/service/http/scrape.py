@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from pipeline import metrics
 from pipeline.api_models import TERMINAL
-from pipeline.cluster.dask.worker_states import begin_counts
+from pipeline.cluster.dask.worker_states import zero_counters
 from pipeline.errors import MillraceError
 from pipeline.metrics.families import gauge_family
 from pipeline.service.store import Store
@@ -47,8 +47,8 @@ def exposition(store: Store, workers: Workers) -> bytes:
 
 
 def begin_job_counts() -> None:
-    """As `begin_counts`, for the metrics of jobs too. Imports every workload, which takes a while."""
-    begin_counts()
+    """As `zero_counters`, for the metrics of jobs too. Imports every workload, which takes a while."""
+    zero_counters()
     for workload in workloads():
         metrics.job_queue_wait.labels(workload)
         for outcome in TERMINAL:

@@ -78,7 +78,7 @@ class Streamed:
 
 @pytest.fixture(autouse=True)
 def _tells_often(monkeypatch):
-    monkeypatch.setattr(segments, "TELL_S", 0.0)
+    monkeypatch.setattr(segments, "REPORT_S", 0.0)
 
 
 def in_thread(work):

@@ -15,7 +15,7 @@ from distributed import Scheduler
 from pipeline.client import Client
 from pipeline.cluster.dask import scheduler as scheduler_setup
 from pipeline.cluster.dask import worker_processes
-from pipeline.cluster.dask.worker_specs import cpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.service.server import _settle
 from pipeline.service.store import Store
 from tests.images import write_image

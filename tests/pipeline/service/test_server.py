@@ -209,7 +209,7 @@ def test_a_single_gpu_has_a_worker_of_its_own(monkeypatch, device):
         begun.append(specs)
         yield workers
 
-    monkeypatch.setattr(server.fork_server, "begin", lambda: begun.append("fork server"))
+    monkeypatch.setattr(server.worker_start, "start_fork_server", lambda: begun.append("fork server"))
     monkeypatch.setattr(server, "worker_specs", lambda settings: [settings.device])
     monkeypatch.setattr(worker_processes, "local_workers", local_workers)
     with server._open_workers(Settings(device=device)) as executor:

@@ -25,7 +25,7 @@ from pipeline.cluster.communicators.in_process import in_process
 from pipeline.cluster.communicators.peers import Membership, listen
 from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.communicators.tcp import connect_tcp
-from pipeline.cluster.dask.worker_specs import cpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeadlineExceeded, RankLost
 from tests.pipeline.cluster.communicators.communicator_contract import (
     CommunicatorContract,

@@ -22,7 +22,7 @@ from pipeline.cluster.dask import connection, segment_tasks, worker_processes, w
 from pipeline.cluster.dask.connection import Connection, listen, submit
 from pipeline.cluster.dask.segment_tasks import MOST_ATTEMPTS, SegmentTasks
 from pipeline.cluster.dask.worker_processes import local_workers, serve_workers, workers_of
-from pipeline.cluster.dask.worker_specs import cpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.segments import Segment, SegmentReceipt
 from pipeline.errors import ClusterError, DeviceUnavailable, MillraceError
 from tests.pipeline.cluster.processes import kill_9, running, running_scheduler, wait_until

@@ -48,8 +48,8 @@ class ThreadWorkers:
         self.silent = {}
         self.ended = []
 
-    def turn(self, turn_s, check):
-        return one_at_a_time(self.cluster, turn_s, check)
+    def lock(self, lock_s, check):
+        return one_at_a_time(self.cluster, lock_s, check)
 
     def last_heard(self):
         with self._lock:

@@ -17,7 +17,7 @@ from kernels.runtime.threads import Interrupted, for_each
 from pipeline import metrics
 from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.cluster.dask.worker_processes import local_workers
-from pipeline.cluster.dask.worker_specs import cpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.gang import member
 from pipeline.cluster.gang.gang import GangLimits, run_gang
 from pipeline.cluster.gang.member import assign

@@ -37,7 +37,7 @@ from tests.pipeline.cluster.gang import gang_functions
 """
 # What another service does: it has the turn until it is told to end, or runs gangs.
 HOLDS = """
-with workers_of(sys.argv[1], "cpu", 1) as workers, workers.turn(None, lambda: None):
+with workers_of(sys.argv[1], "cpu", 1) as workers, workers.lock(None, lambda: None):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -70,7 +70,7 @@ def test_gangs_of_one_process_take_turns():
         first = threads.submit(run_gang, workers, waits, 2)
         assert inside.wait(20)
         with pytest.raises(ClusterError, match="another gang runs on the workers of threads-"):
-            run_gang(workers, gang_functions.place, 2, limits=GangLimits(turn_s=0.1))
+            run_gang(workers, gang_functions.place, 2, limits=GangLimits(lock_s=0.1))
         # Whoever comes out of turn hears it from the worker itself.
         with pytest.raises(ClusterError, match="already takes part in a gang"):
             member.introduce("another", 1, next(iter(workers.last_heard())), "127.0.0.1")
@@ -147,14 +147,14 @@ def test_a_turn_is_given_back_at_its_end(clustered):
     _, workers = clustered
     turns, began = 20, time.monotonic()
     for _ in range(turns):
-        with workers.turn(None, lambda: None):
+        with workers.lock(None, lambda: None):
             pass
     assert time.monotonic() - began < turns * LEASE_S / 2
 
 
 def test_a_turn_outlasts_its_lease_and_has_an_end(clustered):
     address, workers = clustered
-    limits = GangLimits(turn_s=2.5 * LEASE_S)
+    limits = GangLimits(lock_s=2.5 * LEASE_S)
     with another(HOLDS, address), pytest.raises(ClusterError, match=f"on the workers of {address} and has not ended"):
         run_gang(workers, gang_functions.place, 2, limits=limits)
 
@@ -196,7 +196,7 @@ def test_gangs_that_meet_end_in_an_error_of_the_second(clustered, tmp_path):
 
 def test_nothing_is_renewed_after_a_turn(clustered):
     _, workers = clustered
-    with workers.turn(None, lambda: None):
+    with workers.lock(None, lambda: None):
         wait_until(renewed, "its renewals")
     wait_until(lambda: not renewed(), "their end")
 

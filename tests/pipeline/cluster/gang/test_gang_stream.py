@@ -12,10 +12,9 @@ import pytest
 
 from pipeline.cluster.communicators.nccl import NcclCommunicator
 from pipeline.cluster.gang import gang_stream, rank_device
-from pipeline.cluster.gang.gang_stream import Shares, cut_runs
+from pipeline.cluster.gang.gang_stream import GangStream, cut_runs
 from pipeline.cluster.gang.rank_device import DeviceRoom
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
-from pipeline.engine.device import CpuDevice
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.run import RunEvents, run_job
@@ -62,8 +61,8 @@ class Streamed:
             name=f"test-{next(self._runs)}", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=self.threads),
         )  # fmt: skip
-        found = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
-        assert found.are_better
+        found = GangStream(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=self.memory)
+        assert found.is_better
         record = StageRecord()
         found.stream(plan, ledger, events, record)
         self.entries = ledger.entries()
@@ -119,7 +118,7 @@ def test_a_rank_that_comes_after_its_job_was_ended_does_not_open_it_anew(folder)
     )  # fmt: skip
     gang_stream._close("ended")
     with pytest.raises(MillraceError, match="the job was ended"):
-        gang_stream._opened(cluster_job, None, CpuDevice(1))
+        gang_stream._opened(cluster_job, None)
     assert not gang_stream._open
     planned.output.discard()
 
@@ -135,7 +134,7 @@ def test_a_rank_that_stood_still_as_it_opened_a_job_leaves_the_next_run_alone(fo
     planned.output.open()
     Ledger(planned.spec.output, identity).create()
     with pytest.raises(MillraceError, match="the job was ended"):
-        gang_stream._opened(cluster_job, planned.job.facts(), CpuDevice(1))
+        gang_stream._opened(cluster_job, planned.job.facts())
     assert not gang_stream._open
     Ledger(planned.spec.output, identity).remove()
     planned.output.discard()
@@ -173,14 +172,14 @@ def test_a_gpus_arrays_are_timed_by_its_own_clock_once_they_are_done_with(monkey
         room.upload()
         StreamEvent.clock += 10
         room.computed()
-        assert record.told()["compute"][2] == turn - 1
+        assert record.counts()["compute"][2] == turn - 1
         for _ in range(2):
             room.wait()
-        assert record.told()["upload"] == pytest.approx((turn, 24 * turn, turn))
-        assert record.told()["compute"] == pytest.approx((11 * turn, 24 * turn, turn))
+        assert record.counts()["upload"] == pytest.approx((turn, 24 * turn, turn))
+        assert record.counts()["compute"] == pytest.approx((11 * turn, 24 * turn, turn))
     room.upload()  # and an error keeps the work from being given to it
     room.wait()
-    assert (record.told()["upload"][2], record.told()["compute"][2], len(copied)) == (4, 3, 4)
+    assert (record.counts()["upload"][2], record.counts()["compute"][2], len(copied)) == (4, 3, 4)
 
 
 def test_what_a_lost_rank_may_have_spoilt_is_not_written(folder, monkeypatch):
@@ -288,9 +287,9 @@ def test_few_frames_stay_with_whole_chunks(folder):
             name="few", spec=planned.spec, budget=planned.budget, held_bytes=0,
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
-        found = Shares(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
-        assert found.are_better is better
-        assert not replace_memory(found).are_better
+        found = GangStream(ThreadWorkers(3), cluster_job, planned, ranks=3, memory_bytes=64 << 20)
+        assert found.is_better is better
+        assert not replace_memory(found).is_better
         planned.output.discard()
 
 

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from pipeline.api_models import State
 from pipeline.cluster.dask.worker_processes import local_workers
-from pipeline.cluster.dask.worker_specs import cpu_workers
+from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.dask.worker_states import RESTARTS as RESTARTS_VARIABLE
 from pipeline.cluster.dask.worker_states import dask_setup, watched, worker_states
 from pipeline.cluster.executor import Executor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.cluster.gang.gang_stream import Shares
+from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
 from pipeline.engine.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
@@ -93,8 +93,8 @@ class Streamed:
             held_bytes=planned.job.hold_at_most(planned.budget.budget_bytes),
             ledger_identity=ledger.identity, worker_device=WorkerDevice(device="cpu", threads=1),
         )  # fmt: skip
-        self.shares = Shares(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=64 << 20)
-        assert self.shares.are_better
+        self.shares = GangStream(self.workers, cluster_job, planned, ranks=self.ranks, memory_bytes=64 << 20)
+        assert self.shares.is_better
         record = StageRecord()
         self.shares.stream(plan, ledger, events, record)
         return record

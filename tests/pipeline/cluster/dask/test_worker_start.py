@@ -17,7 +17,7 @@ from pipeline.workloads.protocol import Prefetches
 LOADED = """
 import multiprocessing
 import sys
-from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask import worker_start
 
 NAMES = ("pipeline.cluster.dask.worker_imports", "colorsys", "pipeline.no_such_module")
 
@@ -26,8 +26,8 @@ def tell():
     print(*(name in sys.modules for name in NAMES))
 
 if __name__ == "__main__":
-    fork_server.begin(["colorsys", "pipeline.no_such_module"])
-    child = multiprocessing.get_context(fork_server.METHOD).Process(target=tell)
+    worker_start.start_fork_server(["colorsys", "pipeline.no_such_module"])
+    child = multiprocessing.get_context(worker_start.METHOD).Process(target=tell)
     child.start()
     child.join()
 """
@@ -46,7 +46,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask import worker_start
 
 NUMBER = int(sys.argv[1])
 
@@ -56,9 +56,9 @@ def stay():
 
 if __name__ == "__main__":
     signal.signal(NUMBER, lambda *_: print("told", flush=True))
-    fork_server.begin()
+    worker_start.start_fork_server()
     os.killpg(0, NUMBER)
-    child = multiprocessing.get_context(fork_server.METHOD).Process(target=stay)
+    child = multiprocessing.get_context(worker_start.METHOD).Process(target=stay)
     child.start()
     child.join()
 """
@@ -80,7 +80,7 @@ def test_it_starts_before_gpus_are_looked_for(monkeypatch):
         done.append("gpus")
         raise DeviceUnavailable("--device all: no driver")
 
-    monkeypatch.setattr(executor.fork_server, "begin", done.append)
+    monkeypatch.setattr(executor.worker_start, "start_fork_server", done.append)
     monkeypatch.setattr(executor, "all_gpus", all_gpus)
     with pytest.raises(DeviceUnavailable), executor.open_executor(Settings(device="all"), ["heavy"]):
         pass
