@@ -37,7 +37,7 @@ from pipeline.cluster.dask.worker_start import cpu_workers, gpu_workers
 from pipeline.cluster.dask.workers import DaskWorkers
 from pipeline.cluster.gang.gang import GangResult, run_gang
 from pipeline.cluster.gang.member import Member
-from pipeline.engine.discovery import usable_gpus
+from pipeline.engine.devices.discovery import usable_gpus
 
 MIB = 1 << 20
 SIZES = (1, 16, 256, 2048)

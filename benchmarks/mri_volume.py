@@ -143,7 +143,7 @@ def several_devices(options: argparse.Namespace) -> None:
     from pipeline.cluster.dask.worker_processes import local_workers
     from pipeline.cluster.dask.worker_start import cpu_workers, gpu_workers
     from pipeline.cluster.gang.gang import run_gang
-    from pipeline.engine.discovery import usable_gpus
+    from pipeline.engine.devices.discovery import usable_gpus
 
     specs = cpu_workers(options.workers, 1) if options.workers else gpu_workers(usable_gpus())
     with local_workers(specs) as workers:

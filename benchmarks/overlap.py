@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.options import Options
 from pipeline.config import format_bytes
-from pipeline.engine.device import OVERLAPS
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices.device import OVERLAPS
 from pipeline.engine.run import RunOptions, open_device, plan_job
 from pipeline.engine.stages import STAGES
 from pipeline.formats import image as images

@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.options import Options
 from pipeline.api_models import TERMINAL, State
 from pipeline.client import Client
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.service.jobs import Computed, Planned, Published
 from pipeline.service.store import Facts, NewJob, Store

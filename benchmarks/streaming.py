@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from benchmarks.options import Options
 from kernels.smoothing import box, gaussian
-from pipeline.engine.buffers import allocate_cuda_slot
-from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices.buffers import allocate_cuda_slot
+from pipeline.engine.devices.device import CudaDevice
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads.protocol import ArraySpec, Chunk

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.cluster import executor
 from pipeline.cluster.dask.worker_start import WorkerSpec, gpu_workers
-from pipeline.engine.discovery import all_gpus
+from pipeline.engine.devices.discovery import all_gpus
 
 # If one is killed, two are left to be joined again.
 RANKS_ON_ONE_GPU = 3

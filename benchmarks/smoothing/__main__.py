@@ -128,7 +128,7 @@ def _options() -> argparse.Namespace:
 
 def _device_name(options: argparse.Namespace) -> str:
     if options.device == "cuda":
-        from pipeline.engine.discovery import cuda_properties
+        from pipeline.engine.devices.discovery import cuda_properties
 
         return str(cuda_properties(0)["model"])
     return f"{options.workers} CPU threads"

@@ -108,7 +108,7 @@ def _check_output(option: str, path: Path | None, suffix: str) -> None:
 
 
 def _require_gpu() -> None:
-    from pipeline.engine.discovery import discover, usable_gpus
+    from pipeline.engine.devices.discovery import discover, usable_gpus
 
     if usable_gpus():
         return

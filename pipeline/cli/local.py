@@ -54,7 +54,7 @@ def demo(folder: Path, size: int, seed: int) -> None:
 def devices(as_json: bool) -> None:
     """List the devices of this machine, and why a GPU cannot be used."""
     from pipeline.cli.terminal import device_lines
-    from pipeline.engine.discovery import discover
+    from pipeline.engine.devices.discovery import discover
     from pipeline.engine.receipt import to_json
 
     reports = discover()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import format_bytes
-from pipeline.engine.discovery import DeviceReport
+from pipeline.engine.devices.discovery import DeviceReport
 from pipeline.errors import counted
 from pipeline.workloads.protocol import Chunk, Plan
 

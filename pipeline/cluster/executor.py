@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipeline.cluster.dask import worker_start
 from pipeline.cluster.dask.worker_start import WorkerSpec, cpu_workers, gpu_workers
 from pipeline.config import Settings
-from pipeline.engine.discovery import all_gpus, usable_gpus
+from pipeline.engine.devices.discovery import all_gpus, usable_gpus
 from pipeline.engine.planned import PlannedDevice
 from pipeline.engine.run import Stream, open_device, stream_on_device, watch
 from pipeline.errors import ParameterError

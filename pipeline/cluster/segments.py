@@ -20,11 +20,11 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.engine.checkpoints import Checkpoints
-from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices.device import Device
+from pipeline.engine.devices.numa import near_cores, stay_on
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Ledger
-from pipeline.engine.numa import near_cores, stay_on
 from pipeline.engine.output import Output
 from pipeline.engine.run import open_device, watch
 from pipeline.engine.stages import StageCounts, StageRecord

@@ -20,8 +20,8 @@ from typing import Self, TypeVar
 
 from kernels.runtime.threads import Interrupted, interruptible
 from pipeline import metrics
-from pipeline.engine.buffers import Slot, buffer_bytes
-from pipeline.engine.device import Device
+from pipeline.engine.devices.buffers import Slot, buffer_bytes
+from pipeline.engine.devices.device import Device
 from pipeline.engine.output import Output
 from pipeline.engine.stages import StageRecord
 from pipeline.stopping import SIGNALS

@@ -16,9 +16,9 @@ from typing import Any
 from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.engine.checkpoints import Checkpoints
-from pipeline.engine.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
-from pipeline.engine.discovery import discover, unavailable
+from pipeline.engine.devices.device import CpuDevice, CudaDevice, Device
+from pipeline.engine.devices.discovery import discover, unavailable
 from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output

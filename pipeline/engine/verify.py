@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.engine.device import Device
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices.device import Device
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob

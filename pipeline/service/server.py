@@ -22,7 +22,7 @@ from pipeline.cluster.dask import worker_start
 from pipeline.cluster.dask.worker_states import watched
 from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
-from pipeline.engine.discovery import usable_gpus
+from pipeline.engine.devices.discovery import usable_gpus
 from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
 from pipeline.service import systemd
 from pipeline.service.app import make_app

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline import stopping
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.formats import image as images
 from pipeline.workloads import JobSpec, workloads

@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.cluster.communicators.base import AbortReason, Array, Communicator, Deadline, Op, on_gpu
 from pipeline.cluster.communicators.solo import SoloCommunicator
-from pipeline.engine.cuda_driver import device_uuid
+from pipeline.engine.devices.cuda_driver import device_uuid
 from pipeline.errors import Aborted, ClusterError, CommunicatorError, DeviceUnavailable
 
 # NCCL's "in progress". CuPy's binding has names for the codes up to 6 and raises KeyError for others.

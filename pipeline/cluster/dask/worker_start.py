@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.cluster.segments import WorkerDevice
-from pipeline.engine.discovery import cuda_properties
-from pipeline.engine.numa import near_interface
+from pipeline.engine.devices.discovery import cuda_properties
+from pipeline.engine.devices.numa import near_interface
 
 METHOD = "forkserver"
 

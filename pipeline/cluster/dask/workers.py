@@ -29,7 +29,7 @@ from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.gang.gang_lock import one_at_a_time
 from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
-from pipeline.engine.device import good_chunk_bytes
+from pipeline.engine.devices.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.run import RunEvents

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.cluster.gang.member import Member
-from pipeline.engine import cuda_driver
-from pipeline.engine.buffers import CudaSlot, buffer_bytes, carve
-from pipeline.engine.device import Device
+from pipeline.engine.devices import cuda_driver
+from pipeline.engine.devices.buffers import CudaSlot, buffer_bytes, carve
+from pipeline.engine.devices.device import Device
 from pipeline.engine.stages import StageRecord
 from pipeline.formats.image.base import Region
 from pipeline.workloads import Chunk

@@ -342,7 +342,7 @@ def test_too_little_memory_is_not_called_an_internal_error(folder, millrace, mon
 
 
 def test_the_progress_bar_begins_anew_where_chunks_are_halved(folder, millrace, monkeypatch):
-    from pipeline.engine.device import CpuDevice
+    from pipeline.engine.devices.device import CpuDevice
     from pipeline.errors import OutOfDeviceMemory
 
     write_image(folder / "large.npy", np.zeros((512, 1024), np.uint8), "YX")

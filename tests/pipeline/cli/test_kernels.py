@@ -19,7 +19,7 @@ import kernels.runtime.measure
 from kernels.runtime.measure import DeviceFacts, LadderResult, Occupancy, Rung
 from pipeline import cli, stopping
 from pipeline.cli import kernels as kernels_command
-from pipeline.engine import discovery
+from pipeline.engine.devices import discovery
 
 Millrace = Callable[..., tuple[int, str, str]]
 

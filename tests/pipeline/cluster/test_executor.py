@@ -7,7 +7,7 @@ import pytest
 from pipeline import metrics
 from pipeline.cluster import executor
 from pipeline.config import Settings
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 
 
 class Gpu(CpuDevice):

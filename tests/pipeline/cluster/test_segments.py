@@ -12,7 +12,7 @@ import pytest
 from kernels.smoothing import box
 from pipeline.cluster import segments
 from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, close_job, run_segment
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.engine.stages import StageRecord

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
-from pipeline.engine import cuda_driver
-from pipeline.engine.device import CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices import cuda_driver
+from pipeline.engine.devices.device import CudaDevice
 from pipeline.formats.image.base import Region
 from pipeline.workloads.protocol import ArraySpec, Chunk
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kernels.runtime.threads import for_each
-from pipeline.engine.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
-from pipeline.engine.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
+from pipeline.engine.devices.buffers import ALIGNMENT_BYTES, allocate_host_slot, buffer_bytes, carve
+from pipeline.engine.devices.device import OVERLAPS, CpuDevice, CudaDevice
 from pipeline.engine.stages import STAGES
 from pipeline.formats.image.base import Region
 from pipeline.workloads.protocol import ArraySpec, Chunk, Plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.identity import InputIdentity
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, InputError

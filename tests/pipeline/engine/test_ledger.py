@@ -19,7 +19,7 @@ from kernels.smoothing import box
 from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, run_segment
 from pipeline.engine import checkpoints
 from pipeline.engine import run as run_module
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.identity import input_version
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output

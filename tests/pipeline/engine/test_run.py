@@ -7,7 +7,7 @@ import pytest
 
 from kernels.smoothing import box
 from pipeline.engine import checkpoints
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.errors import OutOfDeviceMemory

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions
 from pipeline.engine.verify import JUDGED, Verification, recorded_job
 from pipeline.workloads import workload_named

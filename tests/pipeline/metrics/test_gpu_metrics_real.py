@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipeline.engine.discovery import cuda_properties
+from pipeline.engine.devices.discovery import cuda_properties
 from pipeline.metrics import gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, generate_latest
 from pipeline import errors, metrics
 from pipeline.cluster.communicators.solo import SoloCommunicator
 from pipeline.engine import checkpoints
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, run_job
 from pipeline.engine.stages import STAGES, StageRecord
 from pipeline.errors import AuditError, MillraceError, ParameterError

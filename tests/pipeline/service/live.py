@@ -10,7 +10,7 @@ import numpy as np
 import uvicorn
 
 from pipeline.cluster.executor import Executor
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service

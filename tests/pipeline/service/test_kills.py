@@ -17,7 +17,7 @@ import pytest
 from kernels.smoothing import box
 from pipeline.client import Client
 from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, finished_before, plan_job, published_before, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ParameterError

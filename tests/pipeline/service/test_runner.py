@@ -16,7 +16,7 @@ from kernels.smoothing import box
 from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
 from pipeline.service import cleanup, run

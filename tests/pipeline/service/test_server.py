@@ -16,7 +16,7 @@ import uvicorn
 
 from pipeline.cluster.dask import worker_processes
 from pipeline.config import Settings
-from pipeline.engine import discovery
+from pipeline.engine.devices import discovery
 from pipeline.errors import DeviceUnavailable, ParameterError
 from pipeline.service import server
 from pipeline.service.http.tokens import TokensFile, token_line

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from pipeline import image_operator
 from pipeline.engine import run as engine_run
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, OperatorError, ParameterError, UserError
 from pipeline.workloads import JobSpec

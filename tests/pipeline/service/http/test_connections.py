@@ -155,7 +155,7 @@ def test_the_service_is_served_so(tmp_path, monkeypatch):
 @contextmanager
 def _place():
     from pipeline.cluster.executor import Executor
-    from pipeline.engine.device import CpuDevice
+    from pipeline.engine.devices.device import CpuDevice
     from pipeline.engine.run import stream_on_device
 
     yield Executor(device=CpuDevice(1), stream=stream_on_device)

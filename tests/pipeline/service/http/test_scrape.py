@@ -20,7 +20,7 @@ from pipeline.cluster.dask.worker_start import cpu_workers
 from pipeline.cluster.dask.worker_states import RESTARTS as RESTARTS_VARIABLE
 from pipeline.cluster.dask.worker_states import dask_setup, watched, worker_states
 from pipeline.cluster.executor import Executor
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.errors import ClusterError, StorageError
 from pipeline.metrics.table import TABLE
 from pipeline.service.app import make_app

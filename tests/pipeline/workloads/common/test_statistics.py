@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.engine.device import CpuDevice, CudaDevice
+from pipeline.engine.devices.device import CpuDevice, CudaDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import OutOfDeviceMemory, ParameterError, StorageError
 from pipeline.formats.image.base import ImageHeader, Region

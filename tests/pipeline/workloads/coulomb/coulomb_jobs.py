@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pytest
 
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.workloads import JobSpec, workloads
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernels.coulomb import Cell, Scheme
 from pipeline.engine import checkpoints
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunEvents, run_job
 from pipeline.errors import AuditError, DeviceError, OutOfDeviceMemory, ParameterError, StorageError
 from pipeline.workloads.common.index_range import IndexRange

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.segments import ClusterJob, WorkerDevice
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.workloads import JobSpec, workloads

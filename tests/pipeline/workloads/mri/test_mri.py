@@ -10,7 +10,7 @@ import pytest
 
 from kernels.nufft import Nufft
 from kernels.sense import centre_images, density, sensitivities
-from pipeline.engine.device import CpuDevice
+from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads.mri import audit as mri_audit

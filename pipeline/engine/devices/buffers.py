@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.cuda_driver import Call
+from pipeline.engine.devices.cuda_driver import Call
 from pipeline.errors import DeviceError, OutOfDeviceMemory, StorageError
 from pipeline.workloads.protocol import ArraySpec, Chunk
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.engine import numa
+from pipeline.engine.devices import numa
 
 GPU = "0000:18:00.0"
 
@@ -63,7 +63,7 @@ def test_without_a_choice_the_system_decides(machine, node):
 def test_every_thread_stays_where_it_is_told():
     program = (
         "import os, threading\n"
-        "from pipeline.engine.numa import stay_on\n"
+        "from pipeline.engine.devices.numa import stay_on\n"
         "begun, go = threading.Event(), threading.Event()\n"
         "seen = []\n"
         "def work():\n"

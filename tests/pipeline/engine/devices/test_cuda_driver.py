@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.cuda_driver import device_uuid
-from pipeline.engine.discovery import cuda_properties, usable_gpus
+from pipeline.engine.devices.cuda_driver import device_uuid
+from pipeline.engine.devices.discovery import cuda_properties, usable_gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.cuda_driver import device_uuid
+from pipeline.engine.devices.cuda_driver import device_uuid
 from pipeline.errors import DeviceUnavailable
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engine import cuda_driver
-from pipeline.engine.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
-from pipeline.engine.cuda_driver import Call
-from pipeline.engine.discovery import cpu_model, cuda_properties
+from pipeline.engine.devices import cuda_driver
+from pipeline.engine.devices.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
+from pipeline.engine.devices.cuda_driver import Call
+from pipeline.engine.devices.discovery import cpu_model, cuda_properties
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import DeviceError, OutOfDeviceMemory
 from pipeline.workloads.protocol import Chunk, OpenJob

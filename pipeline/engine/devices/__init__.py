@@ -1,0 +1,1 @@
+"""One device and what lies near it: memory, streams, the driver, discovery."""
