@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from pipeline.config import NamedPath
 from pipeline.formats.cfl import files_of
@@ -30,8 +30,10 @@ class MriParameters(Parameters):
         "cg-sense", description="iterative SENSE, or one weighted adjoint transform, coils combined"
     )
     iterations: int = Field(10, ge=1, le=1000, description="cg-sense: at most so many")
-    lamda: float = Field(
+    damping: float = Field(
         0.01,
+        alias="lambda",
+        validation_alias=AliasChoices("lambda", "lamda"),  # Python's keyword arguments cannot say lambda
         ge=0,
         le=1e6,
         allow_inf_nan=False,
@@ -143,7 +145,7 @@ class MriParameters(Parameters):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
         if self.method == "gridding":
-            self._refuse(("iterations", "lamda", "tolerance"), "--method cg-sense")
+            self._refuse(("iterations", "damping", "tolerance"), "--method cg-sense")
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
         return self
@@ -151,8 +153,9 @@ class MriParameters(Parameters):
     def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
         """What was asked for and would change nothing; a form may state defaults."""
         for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"--{name} belongs to {belongs_to}: leave it out")
+            field = type(self).model_fields[name]
+            if getattr(self, name) != field.default:
+                raise ValueError(f"--{field.alias or name} belongs to {belongs_to}: leave it out")
 
     @property
     def slice_range(self) -> IndexRange:
@@ -165,9 +168,9 @@ class MriParameters(Parameters):
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
-        found = self.model_dump(mode="json", exclude_none=True) | {"slices": str(self.slice_range)}
+        found = self.model_dump(mode="json", exclude_none=True, by_alias=True) | {"slices": str(self.slice_range)}
         if self.method == "gridding":
-            for name in ("iterations", "lamda", "tolerance"):
+            for name in ("iterations", "lambda", "tolerance"):
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")

@@ -105,7 +105,7 @@ class Reconstruction:
                 normal,
                 right,
                 iterations=asked.iterations,
-                damping=asked.lamda,
+                damping=asked.damping,
                 tolerance=asked.tolerance,
                 on_iteration=on_iteration,
             )

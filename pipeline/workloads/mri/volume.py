@@ -330,7 +330,7 @@ class VolumeReconstruction:
             normal,
             None,
             iterations=asked.iterations,
-            damping=asked.lamda,
+            damping=asked.damping,
             tolerance=asked.tolerance,
             on_iteration=self._follow,
             progress=kept.progress,
