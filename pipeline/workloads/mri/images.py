@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
-from pipeline.errors import InputError, MillraceError, ParameterError, counted
+from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
-from pipeline.storage.positional import first_bytes, reading
+from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.grid import ImageGrid, image_grid
 from pipeline.workloads.mri.parameters import DENSITIES, SENSITIVITIES, MriParameters
 
@@ -284,22 +283,10 @@ def read_array(path: Path, shape: tuple[int, ...], what: str, axes: str) -> NDAr
 
     InputError where the file is damaged or has another shape.
     """
-    array = Cfl(path).array if path.suffix.lower() == ".cfl" else _npy(path)
+    array = Cfl(path).array if path.suffix.lower() == ".cfl" else mapped_array(path)
     if array.dtype.kind not in "iufc":
         raise InputError(f"{what} {path}: holds {array.dtype}; numbers are needed")
     found = tuple(n for n in array.shape if n > 1)
     if found != tuple(n for n in shape if n > 1):
         raise InputError(f"{what} {path}: has the shape {array.shape}; {axes} = {shape} is needed for this data")
     return np.asarray(array).reshape(shape)
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    first_bytes(path)  # says what is wrong with a path
-    try:
-        with reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, damaged or old as it may be
-            return np.lib.format.open_memmap(path, mode="r")
-    except MillraceError:
-        raise
-    except Exception as exc:  # whatever evaluating a damaged header comes to
-        raise InputError(f"{path}: is no .npy file of plain numbers, or is damaged; save it again") from exc

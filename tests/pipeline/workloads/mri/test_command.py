@@ -164,7 +164,7 @@ MISTAKES = [
     ),
     (("faint.npz", "out.nii"), "faint.npz: its noise is so faint that whitened samples may reach"),
     (("silent.npz", "out.nii"), "silent.npz: its noise is so faint that whitened samples may reach"),
-    (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
+    (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: not an .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
     (
         ("one.npz", "out.nii", "--sensitivities", "maps.npy", "--calibration", "16"),
