@@ -120,7 +120,7 @@ class JointJob(OpenJob, Protocol):
     """A job whose ranks can compute each chunk together, with all-reduces."""
 
     def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
-        """The number of parts into which the work of each chunk is split; 0 if each rank should compute its own chunks."""
+        """The number of parts that each chunk's work is split into; 0 if each rank should compute its own chunks."""
 
     def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
         """The chunk's outputs on the host, on rank 0, which writes them; None on the others."""
@@ -149,7 +149,7 @@ class SharedJob(OpenJob, Protocol):
         """What `SharedWorkload.join` need not find out again: small, and picklable."""
 
     def share(self, region: Region, shard: int, rank: Rank) -> Any:
-        """One shard's result for a region of the output: an array on the rank's device, of the same shape for all shards."""
+        """One shard's result for a region of the output: on the rank's device, of the same shape for all shards."""
 
     def whole(self, region: Region, total: Any) -> NDArray[Any]:
         """The region's output, on the host, from the combined results of all shards."""

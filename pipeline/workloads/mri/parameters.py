@@ -67,7 +67,7 @@ class MriParameters(Parameters):
     )
     density: str = Field(
         "pipe-menon",
-        description="density compensation: pipe-menon, ramp (radial), none, file (the input's own), or a file .npy or .cfl",
+        description="density compensation: pipe-menon, ramp (radial), none, file (the input's), or a file .npy or .cfl",
     )
     sensitivities: str = Field(
         "walsh", description="coil sensitivities: walsh or espirit from the k-space centre, or a file .npy or .cfl"

@@ -41,7 +41,7 @@ _WORST_SEGMENTS = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    """What a trajectory determines: the transform, the density weights (m,) float32, and with CG the normal operator."""
+    """What a trajectory determines: transform, density weights (m,) float32, and with CG the normal operator."""
 
     transform: Nufft
     weights: Any

@@ -148,7 +148,7 @@ class VolumeReconstruction:
     # Channels, samples and maps
 
     def _mixing(self, known: bool) -> NDArray[np.complex128]:
-        """(channels, coils): prewhitening and compression; the ranks share the work of the correlations for compression."""
+        """(channels, coils): prewhitening and compression; the ranks share the work of compression."""
         if known and self._checkpoint.mixing is not None:
             return self._checkpoint.mixing
         white = self._source.white

@@ -96,7 +96,7 @@ class SmoothingParameters(Parameters):
         return self
 
     def named(self, fault: str) -> str:
-        """The parameter of an error message: the one that it starts with, else the one that sets the window's extent."""
+        """The parameter of an error message: the one it starts with, else the one that sets the window's extent."""
         if self.filter == "box":
             return "size"
         stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
