@@ -50,6 +50,8 @@ def _named(path: Any) -> Any:
 
 # An empty name would mean the working directory.
 NamedPath = Annotated[Path, BeforeValidator(_named)]
+# Workers may run in other folders. Symbolic links are not resolved.
+AbsolutePath = Annotated[NamedPath, AfterValidator(lambda path: Path(os.path.abspath(path)))]  # noqa: PTH100
 
 
 def _enough(count: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
-from pipeline.config import NamedPath
+from pipeline.config import AbsolutePath
 from pipeline.formats.charges.base import Array, cell_from
 from pipeline.workloads.common.index_range import IndexRange
 from pipeline.workloads.coulomb.units import DEFAULT_TEMPERATURE_KELVIN, Units
@@ -32,7 +31,7 @@ LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
 class CoulombParameters(Parameters):
     """Lengths in angstrom, charges in elementary charges, temperatures in kelvin."""
 
-    trajectory: NamedPath | None = Field(
+    trajectory: AbsolutePath | None = Field(
         None, description="coordinates for the charges of INPUT, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
     )
     select: str | None = Field(
@@ -159,12 +158,6 @@ class CoulombParameters(Parameters):
             _given_cell(value)
         return value
 
-    @field_validator("trajectory")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        # Workers may run in other folders. Symbolic links are not resolved.
-        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
-
     @model_validator(mode="after")
     def _fitting(self) -> CoulombParameters:
         if self.scheme == "direct" and self.cutoff is not None:
@@ -218,7 +211,6 @@ class CoulombParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        """Inputs besides the main one."""
         yield from (path for path in (self.trajectory,) if path is not None)
 
     def in_force(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from pipeline.config import NamedPath
+from pipeline.config import AbsolutePath
 from pipeline.formats.cfl import files_of
 from pipeline.formats.kspace.base import TrajectoryUnits
 from pipeline.workloads.common.index_range import IndexRange
@@ -53,7 +53,7 @@ class MriParameters(Parameters):
     traj_units: TrajectoryUnits | None = Field(
         None, description="units of the trajectory, if neither the format nor the file defines them"
     )
-    trajectory: NamedPath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
+    trajectory: AbsolutePath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
     slices: str = Field(
         "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
     )
@@ -81,7 +81,9 @@ class MriParameters(Parameters):
     prewhiten: Literal["auto", "no"] = Field(
         "auto", description="decorrelate the coils by the file's noise scan, if it has one"
     )
-    field_map: NamedPath | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
+    field_map: AbsolutePath | None = Field(
+        None, description="off resonance in hertz, .npy or .cfl as large as the image"
+    )
     segments: int | None = Field(
         None, ge=1, le=64, description="time segments of the off-resonance correction [default: as the field map needs]"
     )
@@ -132,12 +134,6 @@ class MriParameters(Parameters):
             raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
         return os.path.abspath(value)  # noqa: PTH100 - symbolic links are not resolved
 
-    @field_validator("trajectory", "field_map")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        # Workers may run in other folders. Symbolic links are not resolved.
-        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
-
     @field_validator("field_map")
     @classmethod
     def _array(cls, value: Path | None) -> Path | None:
@@ -171,7 +167,6 @@ class MriParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        """Inputs besides the main one."""
         yield from (path for path in (self.trajectory, self.field_map) if path is not None)
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
