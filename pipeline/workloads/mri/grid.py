@@ -132,7 +132,7 @@ def _refuse_misfit(
     far, n = reach[worst] * grid.factors[worst], grid.shape[worst]
     pixels = " × ".join(map(str, grid.shape))
     needed = (max(2 * math.ceil(axis - 1e-3), 1) for axis in reach * np.array(grid.factors))
-    # Axes that fit stay; where even the widest is nearly empty, none does.
+    # Axes that fit stay, unless even the widest is nearly empty.
     fits = [filled[worst] > _BEYOND >= share for share in filled]
     fitting = [own if fit else least for own, least, fit in zip(grid.shape, needed, fits, strict=True)]
     said = f"the trajectory of {path} reaches {far:.4g} cycles per field of view along {'xyz'[worst]}"

@@ -1,4 +1,4 @@
-"""The header of a reconstructed series: its shape, and where its voxels lie in the patient."""
+"""The header of a reconstructed series: its shape, and the positions of its voxels in the patient."""
 
 from __future__ import annotations
 
