@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from pipeline.errors import ParameterError
 
@@ -49,6 +50,8 @@ def _named(path: Any) -> Any:
 
 # An empty name would mean the working directory.
 NamedPath = Annotated[Path, BeforeValidator(_named)]
+# Workers may run in other folders. Symbolic links are not resolved.
+AbsolutePath = Annotated[NamedPath, AfterValidator(lambda path: Path(os.path.abspath(path)))]  # noqa: PTH100
 
 
 def _enough(count: int) -> int:
@@ -151,6 +154,11 @@ def merged(model: type[_Model], flags: Mapping[str, Any], file: Path | None) -> 
         source = known_sources.get(sources[name], sources[name])
         known = f"there is no such setting; there are {', '.join(model.model_fields)}"
         raise ParameterError(f"{source}: {known if fault['type'] == 'extra_forbidden' else explain(fault)}") from error
+
+
+def spellings(name: str, info: FieldInfo) -> list[str]:
+    """The names by which input gives a field of a model, the current one first."""
+    return [str(each) for each in getattr(info.validation_alias, "choices", [name])]
 
 
 def _flag(name: str) -> str:

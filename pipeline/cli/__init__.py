@@ -48,13 +48,14 @@ class WorkloadGroup(click.Group, ABC):
         return list(workloads())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        from pipeline.config import spellings
         from pipeline.workloads import workload_named
 
         try:
             workload = workload_named(name)
         except KeyError:
             return None
-        fields = workload.Parameters.model_fields
+        fields = {spellings(field, info)[0]: info for field, info in workload.Parameters.model_fields.items()}
         parameters = [
             click.Argument(["input"], type=self.path),
             click.Argument(["output"], type=self.path),
@@ -117,8 +118,11 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _parameter_option(name: str, info: Any) -> click.Option:
     """A workload parameter as an option; pydantic checks the value, as in the API."""
+    from pipeline.config import spellings
+
+    declared = [*(f"--{each.replace('_', '-')}" for each in spellings(name, info)), name]
     if info.annotation is bool:
-        return click.Option([f"--{name.replace('_', '-')}", name], is_flag=True, default=None, help=info.description)
+        return click.Option(declared, is_flag=True, default=None, help=info.description)
     alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
     choices = [choice for each in alternatives for choice in get_args(each) if isinstance(choice, str)]
     text = info.description or ""
@@ -128,10 +132,10 @@ def _parameter_option(name: str, info: Any) -> click.Option:
     elif info.default is not None and not several:
         text += f" [default: {','.join(map(str, info.default)) if isinstance(info.default, tuple) else info.default}]"
     return click.Option(
-        [f"--{name.replace('_', '-')}", name],
+        declared,
         multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else name.upper(),
+        metavar=None if choices else "NAME=VALUE" if several else declared[0][2:].upper().replace("-", "_"),
         help=text,
     )
 

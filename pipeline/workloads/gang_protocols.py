@@ -1,4 +1,4 @@
-"""Jobs that the ranks of a gang do together: sums over many parts of the input, or one chunk made by all."""
+"""Jobs that the ranks of a gang share: sums over many parts of the input, or chunks that all compute together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.workloads.protocol import ArraySpec, Chunk, JobSpec, OpenJob
 
 
 class Room(Protocol):
-    """Arrays on the host that a rank's device can fetch, and their twins on the device; the same ones on a CPU."""
+    """Arrays on the host and their copies on a rank's device; on a CPU both are the same arrays."""
 
     @property
     def host(self) -> Sequence[NDArray[Any]]: ...
@@ -25,20 +25,20 @@ class Room(Protocol):
         """Copy the host's arrays to the device, in stream order."""
 
     def computed(self) -> None:
-        """Mark, for the receipt, the end of the work on these arrays that was launched since the upload."""
+        """Mark the end of the work launched on these arrays since the upload; timed for the receipt."""
 
     def wait(self) -> None:
         """Wait until that work is done and the host's arrays may be filled again."""
 
 
 class Rank(Protocol):
-    """What one rank of a gang offers to the work: its device, and whether to go on."""
+    """One rank of a gang, as a job sees it: its device, and whether to continue."""
 
-    threads: int  # that compute on a CPU
-    like: Any  # an array of the device, NumPy's or CuPy's
+    threads: int  # number that compute on a CPU
+    like: Any  # a NumPy or CuPy array on the device
 
     def room(self, specs: Sequence[ArraySpec]) -> Room:
-        """Such arrays, on the host (pinned, for a GPU) and on the device."""
+        """Allocate arrays on the host (pinned, for a GPU) and on the device."""
 
     def enter(self) -> None:
         """Prepare the calling thread for the device."""
@@ -68,7 +68,7 @@ class Peers(Protocol):
     rank: int
     size: int
     shards: tuple[int, ...]  # the parts that this rank computes
-    partials: dict[int, Any]  # their results, kept for another try if a rank is lost
+    partials: dict[int, Any]  # their results, kept for a retry if a rank is lost
 
     @property
     def communicator(self) -> Collectives:
@@ -83,7 +83,7 @@ class Peers(Protocol):
 
 
 class Alone:
-    """The only rank: `Peers` without any others."""
+    """A single rank: `Peers` without others."""
 
     def __init__(self, shards: int) -> None:
         self.rank, self.size = 0, 1
@@ -103,7 +103,7 @@ class Alone:
         check_wanted()
 
     def confirm(self) -> None:
-        """One rank's sum is always whole."""
+        """One rank's sum is always complete."""
 
     def allreduce(self, array: Any, /) -> Any:
         return array
@@ -117,10 +117,10 @@ class Alone:
 
 @runtime_checkable
 class JointJob(OpenJob, Protocol):
-    """A job whose ranks can make each chunk together, with all-reduces while they compute."""
+    """A job whose ranks can compute each chunk together, with all-reduces."""
 
     def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
-        """The number of parts into which the work of each chunk is split; 0 if each rank should make its own chunks."""
+        """The number of parts that each chunk's work is split into; 0 if each rank should compute its own chunks."""
 
     def compute_jointly(self, chunk: Chunk, peers: Peers, rank: Rank) -> Sequence[NDArray[Any]] | None:
         """The chunk's outputs on the host, on rank 0, which writes them; None on the others."""
@@ -133,32 +133,32 @@ class JointJob(OpenJob, Protocol):
 
 @runtime_checkable
 class SharedJob(OpenJob, Protocol):
-    """A job of `shards` fixed parts. Whichever ranks compute them, the output has the same bits."""
+    """A job of `shards` fixed parts. The output has the same bits for any number of ranks."""
 
     # How the shards' partial results are combined, element by element.
     reduction: Literal["sum", "min", "max"]
 
     @property
     def shards(self) -> int:
-        """The number of parts of each chunk's work; 1: there is nothing to share."""
+        """The number of parts of each chunk's work; 1: nothing to share."""
 
     def share_bytes(self, shards: int) -> int:
-        """Memory that a rank takes for each sample of the output while it holds the results of so many shards."""
+        """Bytes that a rank takes per sample of the output while it holds the results of this many shards."""
 
     def facts(self) -> Any:
-        """What `SharedWorkload.join` needs not find out again: small, and picklable."""
+        """What `SharedWorkload.join` need not find out again: small, and picklable."""
 
     def share(self, region: Region, shard: int, rank: Rank) -> Any:
-        """One shard's result for a region of the output: an array on the rank's device, alike for all shards."""
+        """One shard's result for a region of the output: on the rank's device, of the same shape for all shards."""
 
     def whole(self, region: Region, total: Any) -> NDArray[Any]:
         """The region's output, on the host, from the combined results of all shards."""
 
     def share_notes(self) -> Mapping[str, Any]:
-        """What this process has found out since the last call that `add_share_notes` can use, ready for JSON."""
+        """What this process has found since the last call, for `add_share_notes`; ready for JSON."""
 
     def add_share_notes(self, notes: Mapping[str, Any]) -> None:
-        """Take over what another process has found out."""
+        """Take over what another process has found."""
 
 
 @runtime_checkable

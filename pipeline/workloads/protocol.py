@@ -140,7 +140,7 @@ class Parameters(BaseModel):
         given = self.model_dump(exclude_defaults=True)
         # A symbolic link stays one.
         paths = {name: os.path.abspath(value) for name, value in given.items() if isinstance(value, Path)}  # noqa: PTH100
-        return self.model_dump(mode="json", exclude_defaults=True) | paths
+        return self.model_dump(mode="json", exclude_defaults=True, by_alias=True) | paths
 
 
 _Parameters = Parameters  # for classes that have an attribute of that name

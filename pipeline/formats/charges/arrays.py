@@ -7,34 +7,28 @@ are in angstrom, charges in elementary charges. Pickled objects are never loaded
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError, MillraceError, counted
+from pipeline.errors import InputError, counted
 from pipeline.formats.charges.base import Array, Molecule, cell_from, require_finite
-from pipeline.storage.positional import first_bytes, reading
+from pipeline.formats.numpy_files import LONGEST_DETAIL, archive, is_archive, mapped_array
 
 _COLUMNS = ("x", "y", "z", "q")
-_LONGEST_DETAIL = 120
 _LAYOUTS = "x, y, z and q, or xyz and q"
 _UNNAMED = re.compile(r"arr_\d+")  # np.savez(file, array)
 
 
 def read_charge_array(path: Path) -> Molecule:
     """InputError if the file is damaged, or does not hold finite numbers in one of these layouts."""
-    if first_bytes(path, 2) != b"PK":  # not an archive
-        with _loading(path):
-            # Mapped, so that a header that declares more than the file holds allocates no memory.
-            mapped = np.lib.format.open_memmap(path, mode="r")
-        return _molecule(path, _table(path, mapped), None)
-    with _loading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-        names = list(archive.files)
-        arrays = {name: archive[name] for name in names if name in (*_COLUMNS, "xyz", "cell")}
+    if not is_archive(path):
+        return _molecule(path, _table(path, mapped_array(path)), None)
+    with archive(path) as found:
+        names = list(found.files)
+        arrays = {name: found[name] for name in names if name in (*_COLUMNS, "xyz", "cell")}
     return _molecule(path, _stacked(path, arrays, names), _cell(path, arrays))
 
 
@@ -54,7 +48,7 @@ def _stacked(path: Path, arrays: Mapping[str, Any], names: Sequence[str]) -> Arr
     missing = [name for name in _COLUMNS if name not in arrays]
     if missing:
         found = ", ".join(names) or "no arrays"
-        if len(found) > _LONGEST_DETAIL:
+        if len(found) > LONGEST_DETAIL:
             found = counted(len(names), "array")
         if any(_UNNAMED.fullmatch(name) for name in names):
             found += ", saved without names"
@@ -98,21 +92,3 @@ def _molecule(path: Path, table: Any, cell: Array | None) -> Molecule:
     require_finite(path, "position", coordinates, "row")
     require_finite(path, "charge", charges, "row")
     return Molecule(coordinates=coordinates, charges=charges, cell=cell)
-
-
-@contextmanager
-def _loading(path: Path) -> Iterator[None]:
-    try:
-        with reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, which may be damaged or old
-            yield
-    except MemoryError as exc:
-        raise InputError(f"{path}: declares more numbers than memory holds; save it again") from exc
-    except MillraceError:
-        raise
-    except Exception as exc:  # any error from evaluating a damaged header or inflating a damaged archive
-        said = " ".join(str(exc).split())
-        detail = f" ({said})" if 0 < len(said) <= _LONGEST_DETAIL and "pickle" not in said else ""
-        raise InputError(
-            f"{path}: not an .npy or .npz file of plain numbers, or damaged{detail}; save it again"
-        ) from exc

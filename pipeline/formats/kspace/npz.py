@@ -11,7 +11,6 @@ Pickled objects are never loaded.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +18,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import InputError, MillraceError, counted
+from pipeline.errors import InputError, counted
 from pipeline.formats.kspace.base import (
     COMPLEX,
     LONGEST_FOV_MM,
@@ -31,10 +30,9 @@ from pipeline.formats.kspace.base import (
     require_finite_samples,
     require_finite_trajectory,
 )
-from pipeline.storage.positional import first_bytes, reading
+from pipeline.formats.numpy_files import archive, is_archive
 
 _NAMES = ("kspace", "traj", "matrix", "fov_mm", "units", "dwell_us", "noise", "dcf")
-_LONGEST_DETAIL = 120
 
 
 class NpzKSpace(KSpaceReader):
@@ -129,21 +127,10 @@ class NpzKSpace(KSpaceReader):
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
-    if first_bytes(path, 2) != b"PK":
+    if not is_archive(path):
         raise InputError(f"{path}: not an .npz file of plain numbers; save it with np.savez(file, kspace=…, traj=…)")
-    try:
-        with reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if name in _NAMES}
-    except MillraceError:
-        raise
-    except MemoryError as exc:
-        raise InputError(f"{path}: declares more numbers than memory holds; save it again") from exc
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError, TypeError, AttributeError) as exc:
-        said = " ".join(str(exc).split())
-        detail = f" ({said})" if 0 < len(said) <= _LONGEST_DETAIL and "pickle" not in said else ""
-        raise InputError(f"{path}: not an .npz file of plain numbers, or damaged{detail}; save it again") from exc
-    except Exception as exc:  # zlib.error, and any error from evaluating a damaged header
-        raise InputError(f"{path}: damaged ({type(exc).__name__}); save it again") from exc
+    with archive(path) as found:
+        return {name: found[name] for name in found.files if name in _NAMES}
 
 
 def _units(path: Path, arrays: dict[str, NDArray[Any]]) -> TrajectoryUnits | None:

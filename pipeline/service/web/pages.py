@@ -130,7 +130,8 @@ def submit(service: ThisService, viewer: _Viewer, workload: str = "smooth", like
     if name not in known:
         raise HTTPException(404, f"there is no workload {name}")
     return _page(
-        service, "submit.html", workload=known[name], names=list(known), fields=fields_of(name), like=earlier,
+        service, "submit.html", workload=known[name], names=list(known), like=earlier,
+        fields=fields_of(name, {} if earlier is None else earlier.parameters),
         roots=", ".join(map(str, service.roots.roots)), viewer=viewer, here="/submit",
     )  # fmt: skip
 

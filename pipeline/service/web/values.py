@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline.api_models import StageView, State, WorkerView
-from pipeline.config import format_bytes
+from pipeline.config import format_bytes, spellings
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
 from pipeline.service.http.views import stage_views
@@ -60,11 +60,12 @@ def further_facts(worker: WorkerView) -> dict[str, str]:
     }
 
 
-def fields_of(workload: str) -> list[dict[str, Any]]:
-    """The workload's parameters as fields of the form."""
-    schema = workloads()[workload].Parameters.model_json_schema()
+def fields_of(workload: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The workload's parameters as fields of the form, filled in with those of an earlier job."""
+    model = workloads()[workload].Parameters
+    schema = model.model_json_schema()
     fields = []
-    for name, what in schema["properties"].items():
+    for (name, what), info in zip(schema["properties"].items(), model.model_fields.values(), strict=True):
         kinds = [what, *what.get("anyOf", [])]
         choices = next((kind["enum"] for kind in kinds if "enum" in kind), None)
         default = what.get("default")
@@ -74,6 +75,7 @@ def fields_of(workload: str) -> list[dict[str, Any]]:
                 "choices": choices,
                 "flag": any(kind.get("type") == "boolean" for kind in kinds),
                 "default": typed(default),
+                "given": typed(next((given[each] for each in spellings(name, info) if each in given), None)),
                 "help": what.get("description", ""),
                 "required": name in schema.get("required", []),
             }
@@ -112,6 +114,6 @@ def share(stored: StoredJob) -> float:
 
 
 FILTERS = {
-    "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes, "typed": typed,
+    "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes,
     "printable": printable, "further_facts": further_facts,
 }  # fmt: skip

@@ -1,10 +1,9 @@
 """Electrostatic potential maps of molecules: `millrace run coulomb MOLECULE OUT`.
 
-A chunk is a slab of the grid. Its input is the atoms that reach it, as long as there is one frame. Of several, which a
-chunk may need thousands of, each is brought when its turn comes, and the slab's maps are combined one by one: memory
-holds one frame and a few maps at a time, however long the trajectory. Every frame is so read once for each slab, but
-for those that the memory has room to keep. Several processes share the frames instead: each reads its own, and their
-sums are combined.
+A chunk is a slab of the grid. If there is one frame, its input is the atoms within reach. Of a trajectory, the chunk
+loads one frame after another and combines their maps: memory holds one frame and a few maps at a time, however long
+the trajectory. Each frame is read once per slab, unless memory has room to cache it. Several processes share the
+frames instead: each reads its own, and their sums are combined.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ from pipeline.formats.image.preview import write_pixels
 from pipeline.storage.partial import Opening
 from pipeline.workloads.coulomb.audit import CoulombAudit
 from pipeline.workloads.coulomb.combine import (
-    add,
-    begun,
+    add_map,
     combine,
-    finished,
+    finish_sum,
     frames_of,
-    passing_bytes,
     reduction,
     scratch_bytes,
     shard_count,
     sum_bytes,
+    temporary_bytes,
 )
-from pipeline.workloads.coulomb.frames import ChosenFrames, Survey, opened, opening_ahead, read_ahead
+from pipeline.workloads.coulomb.frames import ChosenFrames, Survey, open_frames, prefetched_frames, stream_frames
 from pipeline.workloads.coulomb.grid import (
     cut_extents,
     grid_header,
@@ -82,7 +80,7 @@ class Coulomb:
         assert isinstance(spec.parameters, CoulombParameters)
         if spec.parameters.trajectory is None:
             return nullcontext()
-        return opening_ahead(spec.input, spec.parameters)
+        return prefetched_frames(spec.input, spec.parameters)
 
     def modules(self, spec: JobSpec) -> Sequence[str]:
         assert isinstance(spec.parameters, CoulombParameters)
@@ -90,19 +88,19 @@ class Coulomb:
 
 
 class CoulombJob:
-    """Each slab of the grid is computed on its own from all atoms; or ranks share the frames of a trajectory."""
+    """Computes each slab of the grid from all atoms; or ranks share the frames of a trajectory."""
 
     def __init__(self, spec: JobSpec, survey: Survey | None = None) -> None:
         assert isinstance(spec.parameters, CoulombParameters)
         self.spec = spec
         self.parameters = spec.parameters
         self._scheme = self.parameters.formula
-        self._audits_here = False  # or in the process that started this one
+        self._audits_here = False  # else the process that started this one audits
         form = map_format_for_output(spec.output)
         for source in (spec.input, self.parameters.trajectory):
             if source is not None:
                 refuse_same_file(replace(spec, input=source))
-        self._frames = opened(spec.input, self.parameters, survey)
+        self._frames = open_frames(spec.input, self.parameters, survey)
         self.reduction = reduction(self.parameters.combine)
         try:
             self._check_combination()
@@ -153,7 +151,7 @@ class CoulombJob:
         budget_bytes, target_bytes = budget.budget_bytes, budget.target_bytes
         per_point = DTYPE.itemsize + scratch_bytes(self.parameters.combine, len(self._frames))
         points = max(1, min(budget_bytes, target_bytes) // per_point)
-        while True:  # which atoms reach a chunk is known only when it is cut
+        while True:  # the atoms that reach a chunk are known only once its region is
             extents = cut_extents(
                 self.header.shape, most=points, wanted=points, pairs_per_point=self._pairs_per_point()
             )
@@ -161,21 +159,21 @@ class CoulombJob:
             for index, region in enumerate(regions(self.header.shape, extents)):
                 chunks.append(self._chunk(index, region))
                 if chunks[-1].input_bytes + map_bytes > budget_bytes:
-                    break  # there may be many more of them
+                    break  # too large; do not cut the others
             atoms_bytes = max(chunk.input_bytes for chunk in chunks)
-            # Where the atoms alone fill the target, the map's part shall not be less than they are.
+            # If the atoms alone fill the target, let the map take as much memory as they do.
             most_bytes = min(budget_bytes, max(target_bytes, 2 * atoms_bytes))
             if atoms_bytes + map_bytes <= most_bytes:
                 return Plan(chunks=tuple(chunks), read_bytes=len(self._frames) * self._frames.nbytes)
             if math.prod(extents) == 1:
                 raise ParameterError(
                     f"--memory is too small: a single point of {self.spec.output} takes {format_bytes(atoms_bytes)} "
-                    f"for the atoms that reach it, and {format_bytes(budget_bytes)} are there for a chunk; raise it"
+                    f"for the atoms that reach it, and {format_bytes(budget_bytes)} are available for a chunk; raise it"
                 )
             points = max(1, math.prod(extents) * 3 // 4)
 
     def _pairs_per_point(self) -> float:
-        """Atoms that a point adds up: all, or as many as the mean density puts into a sphere of the cutoff."""
+        """Atoms that a point sums over: all, or those within the cutoff at the mean density."""
         count = self._frames.n_atoms
         if self._scheme.name == "direct":
             return count
@@ -189,22 +187,18 @@ class CoulombJob:
             index=index,
             region=region,
             halo=NO_HALO,
-            inputs=() if self._has_several_frames else (ArraySpec((self._reach.count(grid), 4), ATOM_DTYPE),),
+            inputs=() if len(self._frames) > 1 else (ArraySpec((self._reach.count(grid), 4), ATOM_DTYPE),),
             outputs=(ArraySpec(region.shape, DTYPE),),
             work=round(math.prod(region.shape) * len(self._frames) * self._pairs_per_point()),
         )
 
-    @property
-    def _has_several_frames(self) -> bool:
-        return len(self._frames) > 1
-
     @cached_property
     def _reach(self) -> Reach:
-        """Of the only frame."""
+        """Of a single frame."""
         return Reach(self._frames.frame(0).coordinates, self._scheme, self._frames.cells[0])
 
     def hold_at_most(self, budget_bytes: int) -> int:
-        return self._frames.keep(budget_bytes)
+        return self._frames.cache_at_most(budget_bytes)
 
     # One chunk
 
@@ -214,7 +208,7 @@ class CoulombJob:
             shown = replace(shown, atoms=self._frames.first_atoms())
         self._audits_here = opening is not Opening.JOIN
         if self._audits_here and len(self._frames) == 1:
-            self._audit.look(0, self._frames.frame(0).coordinates)  # on threads of its own, while the map is computed
+            self._audit.prepare(0, self._frames.frame(0).coordinates)  # while the map is computed
         return create_map(self.spec.output, shown, opening)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
@@ -223,25 +217,25 @@ class CoulombJob:
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         grid = part_of(self.header, chunk.region)
-        # Of several frames the slot holds none: each is brought here in its turn.
+        # With several frames the slot has no atoms: each frame is loaded in turn.
         room = inputs[0] if inputs else np.empty_like(outputs[0], shape=(self._frames.n_atoms, 4), dtype=ATOM_DTYPE)
 
         def map_of(number: int, out: Any) -> None:
             check_wanted()
-            atoms = room if inputs else self._brought(number, room, stream)
+            atoms = room if inputs else self._loaded(number, room, stream)
             self._potential(atoms, grid, self._frames.cells[number], out, stream)
 
         combine(self.parameters.combine, len(self._frames), map_of, outputs[0])
 
-    def _brought(self, number: int, room: Any, stream: Any) -> Any:
-        """A frame's atoms on the device; in the place of the frame before, which the stream has done with."""
+    def _loaded(self, number: int, room: Any, stream: Any) -> Any:
+        """A frame's atoms on the device, in place of the previous frame's, on which the stream has finished."""
         atoms = self._frames.atoms(number)
         if self._audits_here:
-            self._audit.look(number, atoms[:, :3])
+            self._audit.prepare(number, atoms[:, :3])
         if stream is None:
             return atoms
         room.set(atoms, stream=stream)
-        stream.synchronize()  # the host's array may go; reading it has overlapped the frame before
+        stream.synchronize()  # the host array may be freed; reading it overlapped the previous frame
         return room
 
     def _potential(
@@ -259,9 +253,9 @@ class CoulombJob:
         return shard_count(len(self._frames))
 
     def share_bytes(self, shards: int) -> int:
-        # While they are put together: two sums besides, and the result.
+        # Combining them takes two more sums, and the result.
         how = self.parameters.combine
-        return (shards + 2) * sum_bytes(how) + passing_bytes(how) + DTYPE.itemsize
+        return (shards + 2) * sum_bytes(how) + temporary_bytes(how) + DTYPE.itemsize
 
     def facts(self) -> Survey:
         return self._frames.survey
@@ -276,31 +270,28 @@ class CoulombJob:
         first = total = None
         numbers = list(frames_of(shard, len(self._frames)))
         if how == "std" and numbers[0] != 0:
-            numbers.insert(0, 0)  # which every deviation is taken about
-        for number, room in read_ahead(self._frames, numbers, rank, self._audit.look):
+            numbers.insert(0, 0)  # deviations are taken about it
+        for number, room in stream_frames(self._frames, numbers, rank, self._audit.prepare):
             on_device[:, :3] = room.device[0]
             self._potential(on_device, grid, self._frames.cells[number], found, workers=rank.threads)
             if how == "std" and first is None:
                 first = found.astype(np.float64)
                 if len(numbers) > len(frames_of(shard, len(self._frames))):
                     continue
-            if total is None:
-                total = begun(how, found, first)
-            else:
-                add(how, total, found, first)
-        atoms.wait()  # before their memory goes
+            total = add_map(how, total, found, first)
+        atoms.wait()  # before their memory is freed
         return total
 
     def whole(self, region: Region, total: Any) -> NDArray[Any]:
-        found = finished(self.parameters.combine, total, len(self._frames)).astype(DTYPE)
+        found = finish_sum(self.parameters.combine, total, len(self._frames)).astype(DTYPE)
         on_host: NDArray[Any] = found.get() if hasattr(found, "get") else found
         return on_host
 
     def share_notes(self) -> Mapping[str, Any]:
-        return self._audit.looked_at()
+        return self._audit.take_prepared()
 
     def add_share_notes(self, notes: Mapping[str, Any]) -> None:
-        self._audit.add_looks(notes)
+        self._audit.add_prepared(notes)
 
     # The end
 
@@ -308,7 +299,7 @@ class CoulombJob:
         self._slices.note(chunk.region, outputs[0])
 
     def add_note(self, chunk: int, note: Any) -> None:
-        """The slices of other processes are computed again for a preview."""
+        """Ignored: `write_preview` recomputes the slices of other processes."""
 
     def reference(self) -> CoulombAudit:
         return self._audit
@@ -324,8 +315,8 @@ class CoulombJob:
 
     def write_preview(self, preview: Path) -> None:
         slices = self._slices
-        if not slices.is_complete:  # other processes wrote parts of the map, or an earlier run did
-            self._frames = ChosenFrames(self.spec.input, self.parameters)  # they were closed
+        if not slices.is_complete:  # other processes or an earlier run wrote parts of the map
+            self._frames = ChosenFrames(self.spec.input, self.parameters)  # `close` has closed them
             try:
                 slices = self._computed_slices()
             finally:
@@ -333,7 +324,7 @@ class CoulombJob:
         write_pixels(preview, slices.pixels())
 
     def _computed_slices(self) -> MiddleSlices:
-        """The slices alone, on the CPU."""
+        """Only the slices, on the CPU."""
         slices = MiddleSlices(self.header.shape)
         for region in slices.regions():
             values = np.empty(region.shape, DTYPE)

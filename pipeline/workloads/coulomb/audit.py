@@ -1,4 +1,4 @@
-"""A potential map checks itself: random points, computed again in float64 by the plain definition."""
+"""Audits a potential map: recomputes random points in float64 by the plain definition."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ from pipeline.workloads.coulomb.parameters import Combination
 from pipeline.workloads.protocol import Audit, random_places
 
 SAMPLES, FEWEST_SAMPLES = 300, 8
-# Pairs of a point and an atom in all: 1 s on one core where few are near each other, 20 s where all count.
+# Pairs of a point and an atom in all: 1 s on one core with a cutoff, 20 s if all pairs count.
 MOST_PAIRS = 1 << 30
-# Frames times places that ranks tell each other of, 32 bytes each.
-MOST_LOOKS = 1 << 18
-# Frames that wait to be looked at, at most.
+# Frames times places that are prepared and sent between ranks, 32 bytes each.
+MOST_PREPARED = 1 << 18
+# Frames in memory that wait to be prepared.
 MOST_WAITING = 32
-# Each term carries the rounding of a position, 1/sqrt and a polynomial; each of n additions half a step of its own, and
-# such steps add up like a random walk. The kernels promise 25 steps in all where n is some hundred.
+# Each term carries the rounding of a position, 1/sqrt and a polynomial; each of n additions adds half a step, and these
+# accumulate like a random walk. The kernels promise 25 steps in all for n of some hundred.
 STEPS_A_TERM = 26
 STEP = float(np.finfo(np.float32).eps)
 
 
 class CoulombAudit:
-    """The `Reference` of a potential map: the plain definition at a few random points."""
+    """The `Reference` of a potential map: the plain definition at a few random points.
+
+    `prepare` computes a frame's expected values in the background while the job has the frame in memory; `audit`
+    reads the other frames again.
+    """
 
     def __init__(self, header: GridHeader, scheme: Scheme, how: Combination, frames: ChosenFrames) -> None:
         self._header = header
@@ -45,10 +49,9 @@ class CoulombAudit:
         self._lock = threading.Lock()
         affordable = MOST_PAIRS // (frames.n_atoms * len(frames))
         self.places = random_places(header.shape, min(SAMPLES, max(FEWEST_SAMPLES, affordable)))
-        # Frames that ranks have looked at as they came by: what the definition says of all places, (4, places).
-        self._looks: dict[int, Array] = {}
-        self._seen: set[int] = set()
-        self._lookers: ThreadPoolExecutor | None = None
+        self._prepared: dict[int, Array] = {}  # by frame: the fields of its `Expectation` for all places, (4, places)
+        self._begun: set[int] = set()
+        self._pool: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._waiting = threading.Semaphore(MOST_WAITING)
 
@@ -57,57 +60,57 @@ class CoulombAudit:
         other.places = places
         return other
 
-    def look(self, number: int, coordinates: Array) -> None:
-        """Work out what the definition says of one frame, in angstrom, aside: on threads of the audit's own.
+    def prepare(self, number: int, coordinates: Array) -> None:
+        """Compute a frame's expected values on the audit's own threads. coordinates: (n, 3) in angstrom.
 
-        Each frame once, and only as long as all of them together are little; otherwise `audit` reads it again.
+        Each frame is prepared once, and none if all together would take too much memory.
         """
         with self._lock:
-            if number in self._seen or len(self._frames) * len(self.places) > MOST_LOOKS:
+            if number in self._begun or len(self._frames) * len(self.places) > MOST_PREPARED:
                 return
-            if self._lookers is None:
-                self._lookers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="look")
-            self._seen.add(number)
-        self._waiting.acquire()  # frames wait in memory: not too many
-        self._pending.append(self._lookers.submit(self._look, number, coordinates))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="prepare")
+            self._begun.add(number)
+        self._waiting.acquire()  # limits the frames that wait in memory
+        self._pending.append(self._pool.submit(self._prepare, number, coordinates))
 
-    def _look(self, number: int, coordinates: Array) -> None:
+    def _prepare(self, number: int, coordinates: Array) -> None:
         try:
             atoms = np.column_stack([coordinates, self._frames.charges])
             found = self._expected(atoms, self._points(self.places), self._frames.cells[number])
-            self._looks[number] = np.array([found.values, found.sizes, found.doubtful, found.counted])
+            self._prepared[number] = np.array([found.values, found.sizes, found.doubtful, found.counted])
         finally:
             self._waiting.release()
 
     def _expected(self, atoms: Array, points: Array, cell: Cell | None) -> Expectation:
         if len(self._frames) == 1:
             return expectation(atoms, points, self._scheme, cell)
-        from pipeline.workloads.coulomb import lazy_definition  # with Numba, which takes longer to load than one frame
+        from pipeline.workloads.coulomb import lazy_definition  # loads Numba, which takes longer than one frame
 
         return lazy_definition.expectation(atoms, points, self._scheme, cell)
 
-    def _end_looking(self) -> None:
+    def _wait(self) -> None:
         while self._pending:
             self._pending.pop().result()
         with self._lock:
-            lookers, self._lookers = self._lookers, None
-        if lookers is not None:
-            lookers.shutdown()
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
-    def looked_at(self) -> Mapping[str, Any]:
-        """What `look` has found since the last call, ready for JSON."""
-        self._end_looking()
-        looks, self._looks = self._looks, {}
-        return {str(number): found.tolist() for number, found in looks.items()}
+    def take_prepared(self) -> Mapping[str, Any]:
+        """The values that `prepare` has computed since the last call, ready for JSON."""
+        self._wait()
+        prepared, self._prepared = self._prepared, {}
+        return {str(number): found.tolist() for number, found in prepared.items()}
 
-    def add_looks(self, notes: Mapping[str, Any]) -> None:
-        """Take over what another process has found."""
-        self._looks.update({int(number): np.array(found) for number, found in notes.items()})
+    def add_prepared(self, notes: Mapping[str, Any]) -> None:
+        """Take over what another process has prepared."""
+        self._prepared.update({int(number): np.array(found) for number, found in notes.items()})
 
     def audit(self, which: Sequence[int], written: Array) -> Audit:
         """InputError if the trajectory has changed since the job began."""
         self._frames.refuse_changed()
-        self._end_looking()
+        self._wait()
         places = self.places[which]
         expected = self._expectation(which)
         errors = relative_errors(written, expected)
@@ -136,17 +139,17 @@ class CoulombAudit:
     def _expectation(self, which: Sequence[int]) -> Expectation:
         points, found = self._points(self.places[which]), []
         for number, cell in enumerate(self._frames.cells):
-            look = self._looks.get(number)
-            if look is None:
+            prepared = self._prepared.get(number)
+            if prepared is None:
                 found.append(self._expected(self._frames.atoms(number), points, cell))
             else:
-                values, sizes, doubtful, counted = look[:, which]
+                values, sizes, doubtful, counted = prepared[:, which]
                 found.append(Expectation(values=values, sizes=sizes, doubtful=doubtful, counted=counted))
         return combined(self._how, found)
 
 
 def relative_errors(written: Array, expected: Expectation) -> Array:
-    """Differences beyond what is doubtful, relative to the terms' sizes; infinite where there are no terms at all."""
+    """Differences beyond the doubtful part, relative to the terms' sizes; infinite if there are no terms."""
     apart = np.maximum(np.abs(written - expected.values) - expected.doubtful, 0.0)
     apart[np.isnan(written)] = np.inf
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -154,7 +157,7 @@ def relative_errors(written: Array, expected: Expectation) -> Array:
 
 
 def combined(how: Combination, found: list[Expectation]) -> Expectation:
-    """What becomes of several frames. A mean errs by the mean of the errors; the others by no more than the largest."""
+    """The expectation of several frames. The error of a mean is the mean error; of the others, at most the largest."""
     values = np.array([each.values for each in found])
     sizes, doubtful = (np.array([getattr(each, name) for each in found]) for name in ("sizes", "doubtful"))
     counted = np.array([each.counted for each in found]).max(axis=0)

@@ -1,8 +1,8 @@
-"""What becomes of the maps of several frames: their mean, least, greatest or standard deviation at each point.
+"""Combines the maps of several frames: mean, minimum, maximum or standard deviation at each point.
 
-The frames are cut into a fixed number of shards, whatever computes them. Sums are float64: within a shard in the order
-of the frames, of the shards along a fixed binary tree. So the bits are the same on one device, and for any number of
-ranks that share the shards among them.
+The frames are divided into shards, whose number depends on the number of frames alone. Sums are float64: within a shard
+in the order of the frames, over the shards along a fixed binary tree. One device and any number of ranks that share the
+shards therefore give the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from pipeline.workloads.coulomb.parameters import Combination
 
-Array = Any  # of NumPy or CuPy
+Array = Any  # NumPy or CuPy
 
-# Enough for eight ranks to have two each; few enough that each may keep a sum of its own.
+# Eight ranks have two each, and there is memory for a sum of each.
 MOST_SHARDS = 16
-_DEPTH = 5  # sums that are open at once on the way down a tree of so many shards
+_DEPTH = 5  # unfinished sums at a time in a tree of that many shards
 
 
 def shard_count(frames: int) -> int:
@@ -26,66 +26,60 @@ def shard_count(frames: int) -> int:
 
 
 def frames_of(shard: int, frames: int) -> range:
-    """The frames of a shard: runs as even as whole frames allow."""
+    """The frames of a shard: consecutive ones; the shards differ by one frame at most."""
     shards = shard_count(frames)
     return range(frames * shard // shards, frames * (shard + 1) // shards)
 
 
 def sum_bytes(how: Combination) -> int:
-    """Bytes a point of a shard's sum."""
+    """Bytes per point of a shard's sum."""
     return {"none": 4, "min": 4, "max": 4, "avg": 8, "std": 16}[how]
 
 
-def passing_bytes(how: Combination) -> int:
-    """Bytes a point of what is alive while one frame's map is added: the map, the first frame's, differences."""
+def temporary_bytes(how: Combination) -> int:
+    """Bytes per point of the temporary arrays that add one frame's map: the map, the first frame's, differences."""
     return {"none": 0, "min": 4, "max": 4, "avg": 4, "std": 4 + 8 + 8}[how]
 
 
 def scratch_bytes(how: Combination, frames: int) -> int:
-    """Bytes a point that `combine` takes besides the result."""
+    """Bytes per point that `combine` takes besides the result."""
     if frames == 1:
         return 0
     sums = 0 if how in ("min", "max") else min(shard_count(frames).bit_length(), _DEPTH) * sum_bytes(how)
-    return passing_bytes(how) + sums
+    return temporary_bytes(how) + sums
 
 
 def reduction(how: Combination) -> Literal["sum", "min", "max"]:
-    """How the shards' sums are put together."""
+    """The operation that combines the shards' sums."""
     return "min" if how == "min" else "max" if how == "max" else "sum"
 
 
-def begun(how: Combination, found: Array, first: Array) -> Array:
-    """A shard's sum of one frame's map `found`; a new array.
+def add_map(how: Combination, total: Array | None, found: Array, first: Array) -> Array:
+    """A shard's sum with one more frame's map `found`: a new array if `total` is None, else `total`, changed in place.
 
-    first : the map of the very first frame, float64, which a deviation is taken about, so that few digits cancel
-            (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983); else not looked at
+    first : only for a deviation: the map of the very first frame, float64. Deviations are taken about it to limit
+            cancellation (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)
     """
+    if how == "avg":
+        return found.astype(np.float64) if total is None else np.add(total, found, out=total)
     if how != "std":
-        return found.astype(np.float64) if how == "avg" else found.copy()
+        return found.copy() if total is None else (np.minimum if how == "min" else np.maximum)(total, found, out=total)
     apart = found - first
-    total = np.empty_like(apart, shape=(2, *apart.shape))
-    total[0] = apart
-    np.multiply(apart, apart, out=total[1])
-    return total
-
-
-def add(how: Combination, total: Array, found: Array, first: Array) -> None:
-    """One more frame's map into a shard's sum."""
-    if how in ("min", "max"):
-        (np.minimum if how == "min" else np.maximum)(total, found, out=total)
-    elif how == "avg":
-        total += found
+    if total is None:
+        total = np.empty_like(apart, shape=(2, *apart.shape))
+        total[0] = apart
+        np.multiply(apart, apart, out=total[1])
     else:
-        apart = found - first
         total[0] += apart
         apart *= apart
         total[1] += apart
+    return total
 
 
-def finished(how: Combination, total: Array, frames: int) -> Array:
-    """The combined map, of float64 or float32, from the sum of all shards; may be the sum's own memory.
+def finish_sum(how: Combination, total: Array, frames: int) -> Array:
+    """The combined map, of float64 or float32, from the sum of all shards, whose memory it may share.
 
-    The deviation is that of the frames themselves: divided by their number, not by one less.
+    The standard deviation is that of the population: divided by the number of frames, not by one less.
     """
     if how in ("min", "max"):
         return total
@@ -99,10 +93,10 @@ def finished(how: Combination, total: Array, frames: int) -> Array:
 
 
 def combine(how: Combination, frames: int, compute: Callable[[int, Any], None], out: Array) -> None:
-    """The maps of all frames, one after another, into one.
+    """Combine the maps of all frames, computed one after another, in `out`.
 
     compute : fills an array like `out` with the map of a frame
-    out     : float32, NumPy or CuPy; a point's value does not depend on what else is in the array
+    out     : float32, NumPy or CuPy; a point's value does not depend on the other points in the array
     """
     compute(0, out)
     if frames == 1:
@@ -111,7 +105,7 @@ def combine(how: Combination, frames: int, compute: Callable[[int, Any], None], 
     if how in ("min", "max"):
         for number in range(1, frames):
             compute(number, found)
-            add(how, out, found, None)
+            add_map(how, out, found, None)
         return
     first = out.astype(np.float64) if how == "std" else None
 
@@ -120,18 +114,15 @@ def combine(how: Combination, frames: int, compute: Callable[[int, Any], None], 
         for number in frames_of(shard, frames):
             if number > 0:
                 compute(number, found)
-            if total is None:
-                total = begun(how, found, first)
-            else:
-                add(how, total, found, first)
+            total = add_map(how, total, found, first)
         return total
 
     def tree_sum(begin: int, count: int) -> Array:
         if count == 1:
             return shard_sum(begin)
-        half = 1 << (count - 1).bit_length() - 1  # as `fixed_tree_sum` cuts
+        half = 1 << (count - 1).bit_length() - 1  # splits as `fixed_tree_sum` does
         left = tree_sum(begin, half)
         left += tree_sum(begin + half, count - half)
         return left
 
-    out[...] = finished(how, tree_sum(0, shard_count(frames)), frames)
+    out[...] = finish_sum(how, tree_sum(0, shard_count(frames)), frames)

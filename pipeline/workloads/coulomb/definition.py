@@ -1,7 +1,7 @@
-"""What the definition says of a few points of a potential map, in float64: what audits compare the map with.
+"""The definition of a potential map at a few points, in float64, with which audits compare the map.
 
-By NumPy alone. It shares neither cells, tiles nor lattice images with the kernels, and a job on a GPU has no use for
-Numba, which takes longer to load than all of this takes for one frame. For many there is `coulomb_definition_compiled`.
+Plain NumPy: it shares no cells, tiles or lattice images with the kernels, and Numba takes longer to load than this
+takes for one frame. `lazy_definition` is for many frames.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from pipeline.formats.charges.base import Array
 
 # Positions are float32 within a tile: a term's relative error grows towards the atom, and doubles here.
 NEAR_ANGSTROM = 0.2
-# Rounding decides on which side of a sharp cutoff, or of the exclusion, a pair this close to it lies (relative).
+# Relative distance from a sharp cutoff or exclusion within which rounding decides on which side a pair lies.
 DOUBTFUL = 2e-6
-# Pairs of a point and an atom that are looked at together: steps that are long against what it costs to begin one, for
-# which threads wait for each other; and pairs that make another thread worth its while, 0.1 s or more. Where all pairs
-# count, every one goes through every step, in arrays that stay in the processor's cache; elsewhere few do.
+# Pairs of a point and an atom per step, so that steps are long compared with their overhead, which threads serialise;
+# and pairs that justify another thread (0.1 s or more). Without a cutoff every pair goes through every operation, in
+# arrays that fit the processor's cache; with one, few do.
 _TOGETHER, _A_THREAD = 1 << 20, 1 << 27
 _ALL_TOGETHER, _ALL_A_THREAD = 1 << 17, 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What the definition says of the audited points, one entry each.
+    """The definition at the audited points, one entry each.
 
-    sizes    : sum of the terms' sizes |q|/r, which the error is relative to, larger near atoms
-    doubtful : what rounding may add or leave out besides
-    counted  : how many atoms were added up
+    sizes    : sum of the terms' sizes |q|/r, to which the error is relative, larger near atoms
+    doubtful : sum of the terms that rounding may include or exclude
+    counted  : number of atoms in the sum
     """
 
     values: Array
@@ -46,11 +46,11 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pairs:
-    """Of some pairs of a point and an atom, its nearest image that is.
+    """Pairs of a point and an atom's nearest image.
 
-    squares : of their distances in Å²; any shape
-    charges : of their atoms, in e; of a shape that goes with it
-    add_up  : from an array of such a shape, the sum over each point's pairs
+    squares : squared distances in Å², of any shape
+    charges : of the atoms, in e; broadcasts to that shape
+    add_up  : sums an array of that shape over the pairs of each point
     """
 
     squares: Array
@@ -67,7 +67,7 @@ def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) 
     threads = min(len(os.sched_getaffinity(0)), 1 + len(atoms) * len(points) // a_thread)
     found = np.zeros((6, len(points)))
     with ThreadPoolExecutor(threads, thread_name_prefix="audit") as pool:
-        # Many frames are small, and starting a thread takes as long as such a one.
+        # Many frames are so small that starting a thread takes as long.
         for sums in (map if threads == 1 else pool.map)(lambda part: _sums(part, points, scheme, cell), parts):
             found += sums
     values, sizes, doubtful, counted, inside, at_edge = found
@@ -77,8 +77,8 @@ def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) 
 
 
 def _sums(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Array:
-    """(6, m): values, sizes, doubtful and counted of each point, the dielectric and the exclusion left out; then inside
-    how many atoms' excluded spheres it lies, and at the edge of how many."""
+    """(6, m): values, sizes, doubtful and counted of each point, without the dielectric and the exclusion; then the
+    number of excluded spheres that contain the point, and of those whose edge it is on."""
     cutoff, radius = scheme.cutoff_angstrom, scheme.exclude_radius_angstrom
     if scheme.name == "direct":
         pairs, counts = _every_pair(atoms, points), None
@@ -109,7 +109,7 @@ def _sums(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Arr
 
 
 def _term(scheme: Scheme, r: Array, inverse: Array) -> Array:
-    """A unit charge's potential at r, the dielectric left out; inverse: 1/r."""
+    """A unit charge's potential at r, without the dielectric; inverse: 1/r."""
     cutoff = scheme.cutoff_angstrom
     if scheme.name == "shift":
         return np.asarray((1 - (r / cutoff) ** 2) ** 2 * inverse)
@@ -125,11 +125,11 @@ def _every_pair(atoms: Array, points: Array) -> _Pairs:
 
 
 def _near_pairs(atoms: Array, points: Array, reach: float, cell: Cell | None) -> _Pairs:
-    """Those within reach, and some more. `reach`: at most half the cell's shortest width."""
+    """The pairs within reach, and some more. `reach`: at most half the cell's shortest width."""
     which, chosen = _candidates(atoms, points, reach, cell)
     x, y, z = (points[:, axis][which] - atoms[:, axis][chosen] for axis in range(3))
     if cell is not None:
-        # The image that can lie within half the cell's shortest width is that of the nearest fractions.
+        # Only the image at the nearest fractions can lie within half the cell's shortest width.
         steps = np.rint(_times(np.array([x, y, z]), np.linalg.inv(cell.matrix)))
         x, y, z = np.array([x, y, z]) - _times(steps, cell.matrix)
     return _Pairs(
@@ -142,9 +142,9 @@ def _near_pairs(atoms: Array, points: Array, reach: float, cell: Cell | None) ->
 def _candidates(
     atoms: Array, points: Array, reach: float, cell: Cell | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of points and atoms, a pair at a time, that a box around the point holds; each pair once at most."""
+    """Indices of points and atoms: the pairs whose atom is in a box around the point; each pair once at most."""
     placed, places, limits = atoms[:, :3].T, points.T, np.full(3, reach)
-    if cell is not None:  # fractions along its vectors, and the box as oblique as it is
+    if cell is not None:  # fractions along its vectors, and a box as oblique as the cell
         inverse = np.linalg.inv(cell.matrix)
         placed, places = _times(placed, inverse), _times(places, inverse)
         placed, places = placed - np.floor(placed), places - np.floor(places)
@@ -152,7 +152,7 @@ def _candidates(
     limits = limits * (1 + DOUBTFUL)
     order = np.argsort(placed[0])
     along = placed[0][order]
-    if cell is not None:  # what lies near one face has neighbours at the other
+    if cell is not None:  # atoms near one face have neighbours at the other
         along, order = np.concatenate([along - 1, along, along + 1]), np.tile(order, 3)
     first = np.searchsorted(along, places[0] - limits[0])
     last = np.minimum(np.searchsorted(along, places[0] + limits[0], side="right"), first + len(atoms))
@@ -168,6 +168,6 @@ def _candidates(
 
 
 def _times(vectors: Array, matrix: NDArray[Any]) -> Array:
-    """(3, n): of vectors (3, n), each as a row times the matrix; BLAS would start threads of its own."""
+    """(3, n): vectors (3, n), each as a row, times the matrix; without BLAS, which would start its own threads."""
     x, y, z = vectors
     return np.array([x * a + y * b + z * c for a, b, c in matrix.T])

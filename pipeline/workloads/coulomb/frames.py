@@ -25,15 +25,15 @@ from pipeline.workloads.gang_protocols import Rank, Room
 from pipeline.workloads.protocol import ArraySpec
 
 ATOM_BYTES = 4 * np.dtype(np.float64).itemsize
-# Some terms of larger ones leave the range of float32, as do all terms where every charge is far below the smaller.
+# Some terms of larger charges overflow float32; if all charges are smaller, all terms underflow.
 LARGEST_CHARGE, SMALLEST_CHARGE = 1e12, 1e-12
-# Rooms for frames: one is computed from, one on its way, one or two read ahead.
-_AHEAD = 4
+# One frame is in use, one on its way to the device, one or two are read ahead.
+_BUFFERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a look at every frame has told: the corners of the box around all atoms, in angstrom, and the cells."""
+    """What reading every frame has shown: the corners of the box around all atoms, in angstrom, and the cells."""
 
     lowest: Array
     highest: Array
@@ -41,10 +41,10 @@ class Survey:
 
 
 class ChosenFrames:
-    """Atoms and cells of the frames that count, numbered from 0 in the order in which they are combined.
+    """Atoms and cells of the frames that --frames chooses, numbered from 0 in the order of combination.
 
-    All frames are read once at the start: for the box of the atoms, the cells, and so that what is wrong with a file is
-    told before any work. Afterwards `atoms` reads each frame when it is asked for; `keep` lets some stay in memory.
+    All frames are read once at the start, for the box of the atoms, the cells, and to report a damaged file before any
+    work. Afterwards `atoms` reads a frame on demand; `cache_at_most` lets some stay in memory.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class ChosenFrames:
         parameters: CoulombParameters,
         survey: Survey | None = None,
         *,
-        unwanted: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
-        """`survey`: what another process has found, instead of reading every frame here; `unwanted`: ends the reading.
+        """`survey`: another process's, instead of reading every frame here; `cancelled`: ends the reading.
 
-        InputError or ParameterError, in one line that names the file or the option.
+        Raises InputError or ParameterError, which name the file or the option.
         """
         self._trajectory_file = parameters.trajectory
         self._source = parameters.trajectory or path
-        self._unwanted = unwanted or threading.Event()
+        self._cancelled = cancelled or threading.Event()
         self._version = self._version_now()
         self._trajectory = open_point_charges(path, trajectory=parameters.trajectory, select=parameters.select)
         try:
             self._frames = parameters.frame_range.of(self._trajectory.n_frames, "--frames", self._source)
             factor = per_e_per_angstrom(parameters.units, parameters.temperature_kelvin)
-            # As the files' units are to be: the kernels then need no constant.
+            # In the units of the output, so that the kernels need no constant.
             self._charges: Array = self._trajectory.charges * factor
             largest = np.abs(self._trajectory.charges).max()
             if largest > LARGEST_CHARGE:
@@ -81,8 +81,8 @@ class ChosenFrames:
         except BaseException:
             self._trajectory.close()
             raise
-        self._kept: dict[int, Array] = {}
-        self._keep_bytes = 0
+        self._cache: dict[int, Array] = {}
+        self._cache_bytes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -112,45 +112,45 @@ class ChosenFrames:
 
     @property
     def charges(self) -> Array:
-        """(n,) float64, times the units' factor."""
+        """(n,) float64, times the factor of the units."""
         return self._charges
 
-    def keep(self, budget_bytes: int) -> int:
-        """Let frames stay in memory once they are read, within this many bytes; returns what may be held in all."""
+    def cache_at_most(self, budget_bytes: int) -> int:
+        """Cache frames once they are read, within this many bytes; returns the bytes that all atoms may take."""
         molecule = 2 * self.nbytes
         room = max(budget_bytes - molecule, 0) // self.nbytes
-        self._keep_bytes = min(room, len(self)) * self.nbytes if len(self) > 1 else 0
-        return molecule + self._keep_bytes
+        self._cache_bytes = min(room, len(self)) * self.nbytes if len(self) > 1 else 0
+        return molecule + self._cache_bytes
 
     def atoms(self, number: int) -> Array:
-        """x, y, z in angstrom and the charge times the units' factor: (n, 4) float64, not to be changed."""
+        """x, y, z in angstrom and the charge times the factor of the units: (n, 4) float64; do not change it."""
         with self._lock:
-            found = self._kept.get(number)
+            found = self._cache.get(number)
         if found is None:
             found = np.empty((self.n_atoms, 4))
             self.fill(number, found)
             with self._lock:
-                if (len(self._kept) + 1) * self.nbytes <= self._keep_bytes:
-                    self._kept[number] = found
+                if (len(self._cache) + 1) * self.nbytes <= self._cache_bytes:
+                    self._cache[number] = found
         return found
 
     def fill(self, number: int, atoms: NDArray[np.float64], chosen: NDArray[np.int64] | slice = slice(None)) -> None:
-        """`atoms`, or the chosen ones of them, into an array that is there."""
-        atoms[:, :3] = self._frame(number).coordinates[chosen]
+        """Write `atoms`, or the chosen ones, to an array."""
+        atoms[:, :3] = self.frame(number).coordinates[chosen]
         atoms[:, 3] = self._charges[chosen]
 
     def frame(self, number: int) -> Frame:
-        """As it stands in the file."""
-        return self._frame(number)
+        """As it is in the file."""
+        return self._trajectory.frame(self._frames[number])
 
     @property
     def coordinates(self) -> ArraySpec:
-        """Of one frame, in as many digits as the file has."""
+        """Of one frame, in the precision of the file."""
         return ArraySpec((self.n_atoms, 3), self._trajectory.coordinate_dtype)
 
     def first_atoms(self) -> Array:
-        """Coordinates of the first frame and the charges in e, (n, 4): what some files show beside the map."""
-        return np.column_stack([self._frame(0).coordinates, self._trajectory.charges])
+        """Coordinates of the first frame and the charges in e, (n, 4), for the formats that list atoms."""
+        return np.column_stack([self.frame(0).coordinates, self._trajectory.charges])
 
     def refuse_changed(self) -> None:
         """InputError if the trajectory is not the file that was opened."""
@@ -164,26 +164,23 @@ class ChosenFrames:
         try:
             found = self._source.stat()
         except OSError:
-            return None  # who opens it says what is wrong
+            return None  # opening it raises the error
         return (found.st_ino, found.st_size, found.st_mtime_ns)
-
-    def _frame(self, number: int) -> Frame:
-        return self._trajectory.frame(self._frames[number])
 
     def _surveyed(self, parameters: CoulombParameters) -> Survey:
         lowest, highest = np.full(3, np.inf), np.full(3, -np.inf)
         cells = []
         for number in range(len(self._frames)):
-            if self._unwanted.is_set():
-                raise InputError(f"{self._source}: is not wanted any more")
-            frame = self._frame(number)
+            if self._cancelled.is_set():
+                raise InputError(f"{self._source}: reading was cancelled")
+            frame = self.frame(number)
             low, high = _corners(frame.coordinates)
             farthest = max(np.abs(low).max(), np.abs(high).max())
             if not farthest <= FARTHEST_ANGSTROM:
                 what = f"an atom lies {farthest:.3g} Å from the origin; check the file"
                 raise InputError(f"{self._where(number)}: {what}")
             lowest, highest = np.minimum(lowest, low), np.maximum(highest, high)
-            vectors = frame.cell if parameters.is_periodic_where_stated else parameters.given_cell
+            vectors = frame.cell if parameters.uses_frame_cells else parameters.given_cell
             cells.append(None if vectors is None else self._cell(number, vectors, parameters.formula))
         return Survey(lowest=lowest, highest=highest, cells=tuple(cells))
 
@@ -196,13 +193,13 @@ class ChosenFrames:
         if narrowest < 2 * LEAST_CUTOFF_ANGSTROM:
             raise ParameterError(
                 f"--cell: {self._where(number)}: a cell of {narrowest:.3g} Å between opposite faces is too narrow for "
-                "any --cutoff: lengths are in ångström; mend them, or --cell none"
+                "any --cutoff: check that lengths are in ångström, or pass --cell none"
             )
         try:
             check_cell(cell, scheme)
         except ValueError as error:
             option = "--exclude-radius" if str(error).startswith("exclude") else "--cutoff"
-            raise ParameterError(f"{option}: {self._where(number)}: {error}, or --cell none") from error
+            raise ParameterError(f"{option}: {self._where(number)}: {error}, or pass --cell none") from error
         return cell
 
     def _where(self, number: int) -> str:
@@ -210,7 +207,7 @@ class ChosenFrames:
 
 
 def _corners(points: Array) -> tuple[Array, Array]:
-    """Of the box around points (n, 3). 256 of them are looked at side by side: one is too short for the processor."""
+    """Of the box around points (n, 3). Rows of 256 points, since NumPy reduces rows of 3 numbers slowly."""
     whole = len(points) // 256 * 256
     sides, rest = points[:whole].reshape(-1, 3 * 256), points[whole:]
     if whole:
@@ -220,53 +217,53 @@ def _corners(points: Array) -> tuple[Array, Array]:
     return low.min(axis=0), high.max(axis=0)
 
 
-_begun: dict[tuple[Path, CoulombParameters], Future[ChosenFrames]] = {}
+_prefetches: dict[tuple[Path, CoulombParameters], Future[ChosenFrames]] = {}
 
 
 @contextmanager
-def opening_ahead(path: Path, parameters: CoulombParameters) -> Iterator[None]:
-    """Meanwhile a thread opens the frames, for the first who asks for them by `opened`."""
-    unwanted, opened_ = threading.Event(), Future[ChosenFrames]()
+def prefetched_frames(path: Path, parameters: CoulombParameters) -> Iterator[None]:
+    """Open the frames on a thread, for the first `open_frames` of the same arguments; cancel it if there is none."""
+    cancelled, found = threading.Event(), Future[ChosenFrames]()
 
     def work() -> None:
         try:
-            opened_.set_result(ChosenFrames(path, parameters, unwanted=unwanted))
+            found.set_result(ChosenFrames(path, parameters, cancelled=cancelled))
         except BaseException as error:
-            opened_.set_exception(error)
+            found.set_exception(error)
 
-    _begun[path, parameters] = opened_
-    opener = threading.Thread(target=work, name="opening-ahead", daemon=True)
+    _prefetches[path, parameters] = found
+    opener = threading.Thread(target=work, name="prefetch-frames", daemon=True)
     opener.start()
     try:
         yield
     finally:
-        if _begun.pop((path, parameters), None) is not None:
-            unwanted.set()
+        if _prefetches.pop((path, parameters), None) is not None:
+            cancelled.set()
             opener.join()
-            with suppress(Exception):  # nobody has asked for them, nor for what is wrong with them
-                opened_.result().close()
+            with suppress(Exception):  # the frames were not needed, nor are their errors
+                found.result().close()
 
 
-def opened(path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> ChosenFrames:
-    """`ChosenFrames`, or those of the same arguments that are being opened ahead."""
-    begun = None if survey is not None else _begun.get((path, parameters))
-    if begun is None:
+def open_frames(path: Path, parameters: CoulombParameters, survey: Survey | None = None) -> ChosenFrames:
+    """`ChosenFrames`, from `prefetched_frames` of the same arguments if there are any."""
+    prefetch = None if survey is not None else _prefetches.get((path, parameters))
+    if prefetch is None:
         return ChosenFrames(path, parameters, survey)
-    found = begun.result()
-    del _begun[path, parameters]  # not before: whoever is stopped while waiting leaves them to `opening_ahead`
+    found = prefetch.result()
+    del _prefetches[path, parameters]  # only now: if waiting is interrupted, `prefetched_frames` closes them
     return found
 
 
-def read_ahead(
-    frames: ChosenFrames, numbers: Sequence[int], rank: Rank, look: Callable[[int, Array], None]
+def stream_frames(
+    frames: ChosenFrames, numbers: Sequence[int], rank: Rank, on_read: Callable[[int, Array], None]
 ) -> Iterator[tuple[int, Room]]:
-    """Each frame's coordinates in turn, on their way to the device, while a thread reads the next ones.
+    """Yields each frame's coordinates, on their way to the device, while a thread reads the next frames.
 
-    A room may be used until the next is asked for. `look` sees each frame's coordinates on the reading thread.
+    A room is valid until the next one is requested. The reading thread calls `on_read` with each frame's coordinates.
     """
     free: queue.SimpleQueue[Room | None] = queue.SimpleQueue()
     filled: queue.SimpleQueue[tuple[int, Room] | BaseException] = queue.SimpleQueue()
-    rooms = [rank.room([frames.coordinates]) for _ in range(min(_AHEAD, len(numbers)))]
+    rooms = [rank.room([frames.coordinates]) for _ in range(min(_BUFFERS, len(numbers)))]
     for room in rooms:
         free.put(room)
 
@@ -282,7 +279,7 @@ def read_ahead(
                 frame = frames.frame(number)
                 room.host[0][...] = frame.coordinates
                 rank.note_read(time.perf_counter() - began, room.host[0].nbytes)
-                look(number, frame.coordinates)
+                on_read(number, frame.coordinates)
                 filled.put((number, room))
         except BaseException as error:
             filled.put(error)
@@ -303,4 +300,4 @@ def read_ahead(
         free.put(None)
         reader.join()
         for room in rooms:
-            room.wait()  # before its memory goes
+            room.wait()  # before its memory is freed

@@ -1,4 +1,4 @@
-"""The grid of a potential map, and how it is cut into chunks."""
+"""The grid of a potential map and its chunks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pipeline.workloads.protocol import JobSpec
 
 # Whole tiles of the kernels and whole blocks of the formats, along x, y and z.
 GRAIN = (16, 128, 256)
-# What makes a chunk worth its launch, and fine enough to share: 0.4 s on one core (AMD EPYC 7003).
+# Pairs that justify a launch and leave enough chunks to share: 0.4 s on one core (AMD EPYC 7003).
 GOOD_PAIRS = 1 << 30
 
 
 def grid_header(spec: JobSpec, parameters: CoulombParameters, box: tuple[Array, Array]) -> GridHeader:
-    """The grid that the parameters name, or the one around a box. ParameterError where no file can count its points."""
+    """The grid of the parameters, or the one around a box. ParameterError if it has too many points for any file."""
     units = in_words(parameters.units, parameters.temperature_kelvin)
     title = f"Coulomb potential of {spec.input.name}, {parameters.scheme}"
     if parameters.origin is not None and parameters.shape is not None:
@@ -46,14 +46,14 @@ def grid_header(spec: JobSpec, parameters: CoulombParameters, box: tuple[Array, 
 
 
 def part_of(header: GridHeader, region: Region) -> Grid:
-    """A box of the grid for the kernels: it knows its place in the whole, so that it gets the same bits."""
+    """A box of the grid for the kernels, with its place in the whole, so that it gets the same bits."""
     x, y, z = region.start
     nx, ny, nz = region.shape
     return Grid(origin=header.origin, spacing=header.spacing, shape=(nx, ny, nz), first=(x, y, z))
 
 
 def refuse_too_many_cells(spec: JobSpec, header: GridHeader, scheme: Scheme, cells: Sequence[Cell | None]) -> None:
-    """ParameterError where the kernels would not go through as many periodic images as the grid's box takes."""
+    """ParameterError if the grid covers more periodic images than the kernels allow."""
     known = [cell for cell in cells if cell is not None]
     if not known:
         return
@@ -67,17 +67,16 @@ def refuse_too_many_cells(spec: JobSpec, header: GridHeader, scheme: Scheme, cel
 
 
 def refuse_too_large(spec: JobSpec, header: GridHeader, form: GridFormat) -> None:
-    """StorageError where the disk has no room for the map, ParameterError where it would have none if it were empty;
-    says what the map would take."""
+    """Raises StorageError if the disk has no room for the map, ParameterError if an empty one would not either."""
     folder = spec.output.parent
     try:
         disk = shutil.disk_usage(folder)
-        # What an interrupted run has left is replaced or gone on with, and so is what this very job has reserved.
+        # The partial output, of this job or an interrupted run, is continued or replaced.
         free = disk.free + _occupied_bytes(spec.output)
-    except OSError:  # no such folder: the writer says so
+    except OSError:  # no such folder: the writer reports it
         return
     needed, what = form.file_bytes(header), f"as {form.name}"
-    if spec.output.suffix == ".gz":  # how far the text can be compressed is not known: its samples lie beside it
+    if spec.output.suffix == ".gz":  # compressed size unknown; the samples are stored beside it
         needed, what = header.nbytes, "even before it is compressed"
     if needed > free:
         points = " × ".join(f"{count:,}" for count in header.shape)
@@ -96,10 +95,10 @@ def _occupied_bytes(output: Path) -> int:
 
 
 def cut_extents(shape: tuple[int, ...], *, most: int, wanted: int, pairs_per_point: float) -> tuple[int, ...]:
-    """Points of a chunk along each axis: slabs along x where they fit, of whole grains where there is a choice.
+    """Points of a chunk along each axis: slabs along x if they fit, in whole grains if possible.
 
-    most, wanted    : points that a chunk can and should hold at most
-    pairs_per_point : atoms that a point adds up, more or less; slabs are made thinner where that makes much work
+    most, wanted    : maximum and preferred number of points of a chunk
+    pairs_per_point : mean number of atoms that a point sums over; much work makes thinner slabs
     """
     limit = max(1, min(most, wanted))
     extents = list(shape)
@@ -124,7 +123,7 @@ def regions(shape: tuple[int, ...], extents: tuple[int, ...]) -> Iterator[Region
 
 
 def _evened(length: int, extent: int, grain: int) -> int:
-    """No longer than `extent`, with the last piece about as long as the others."""
+    """At most `extent`, with the last piece about as long as the others."""
     even = math.ceil(length / math.ceil(length / extent))
     rounded = math.ceil(even / grain) * grain
     return rounded if rounded <= extent else even

@@ -1,6 +1,7 @@
-"""What the definition says of a few points of each of many frames: `coulomb_definition` compiled by Numba.
+"""The definition of a potential map at a few points of many frames: `definition`, compiled by Numba.
 
-Its threads run beside each other and beside those that bring frames to a GPU, which those of NumPy do not.
+It releases the GIL, so that its threads run in parallel with each other and with those that load frames to a GPU.
+Import it lazily: loading Numba takes longer than NumPy takes for one frame.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kernels.runtime.compiled import compiled
 from pipeline.formats.charges.base import Array
 from pipeline.workloads.coulomb.definition import DOUBTFUL, NEAR_ANGSTROM, Expectation
 
-# What makes another thread worth its while: 0.05 s.
+# Pairs of a point and an atom that justify another thread: 0.05 s.
 _A_THREAD = 1 << 24
 
 
 def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Expectation:
-    """As `coulomb_definition.expectation`."""
+    """As `definition.expectation`."""
     cutoff = math.inf if scheme.name == "direct" else scheme.cutoff_angstrom
     matrix = np.zeros((3, 3)) if cell is None else cell.matrix
     inverse = np.zeros((3, 3)) if cell is None else np.linalg.inv(cell.matrix)
@@ -49,7 +50,7 @@ def _add_up(
     atoms: Any, points: Any, kind: int, cutoff: float, by_distance: bool, radius: float,
     matrix: Any, inverse: Any, found: Any,
 ) -> None:  # fmt: skip
-    """found: (4, m) values, sizes, doubtful and counted of each point, to be divided by the dielectric."""
+    """found: (4, m) values, sizes, doubtful and counted of each point, before division by the dielectric."""
     for point in range(len(points)):
         value, size, doubtful, counted, nearest = 0.0, 0.0, 0.0, 0.0, np.inf
         for atom in range(len(atoms)):
@@ -79,7 +80,7 @@ def _add_up(
 
 @compiled
 def _term(kind: int, r: float, cutoff: float) -> float:
-    """A unit charge's potential; kind: place of the scheme in SCHEMES."""
+    """A unit charge's potential; kind: index of the scheme in SCHEMES."""
     rho = r / cutoff
     if kind == 0:
         return (1 - rho * rho) ** 2 / r
@@ -90,8 +91,10 @@ def _term(kind: int, r: float, cutoff: float) -> float:
 
 @compiled
 def _square_distance(point: Any, atom: Any, matrix: Any, inverse: Any) -> Any:
-    """To the image that can lie within half the cell's shortest width: that of the nearest fractions. A matrix of
-    zeros stands for no cell."""
+    """To the image at the nearest fractions, the only one that can lie within half the cell's shortest width.
+
+    A matrix of zeros means no cell.
+    """
     apart = (point[0] - atom[0], point[1] - atom[1], point[2] - atom[2])
     if matrix[0, 0] == 0 and matrix[0, 1] == 0 and matrix[0, 2] == 0:
         return apart[0] * apart[0] + apart[1] * apart[1] + apart[2] * apart[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
-from pipeline.config import NamedPath
+from pipeline.config import AbsolutePath
 from pipeline.formats.charges.base import Array, cell_from
 from pipeline.workloads.common.index_range import IndexRange
 from pipeline.workloads.coulomb.units import DEFAULT_TEMPERATURE_KELVIN, Units
@@ -23,7 +22,7 @@ Combination = Literal["avg", "min", "max", "std", "none"]
 DEFAULT_CUTOFF_ANGSTROM = 12.0
 DEFAULT_PADDING_ANGSTROM = 5.0
 DEFAULT_SPACING_ANGSTROM = 0.5
-# In angstrom. Beyond this, positions leave the range in which float32 sums can be trusted.
+# In angstrom. Beyond this, float32 sums are no longer accurate.
 FARTHEST_ANGSTROM = 1e6
 LEAST_CUTOFF_ANGSTROM = 1e-2
 LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
@@ -32,17 +31,18 @@ LEAST_PERMITTIVITY, LARGEST_PERMITTIVITY = 1e-3, 1e12
 class CoulombParameters(Parameters):
     """Lengths in angstrom, charges in elementary charges, temperatures in kelvin."""
 
-    trajectory: NamedPath | None = Field(
+    trajectory: AbsolutePath | None = Field(
         None, description="coordinates for the charges of INPUT, a topology: .dcd, .xtc, .trr, or one .gro, .pdb …"
     )
     select: str | None = Field(
-        None, description="the atoms that count, as MDAnalysis has it: 'protein and not name H*' [default: all]"
+        None,
+        description="atoms to include, in MDAnalysis' selection language: 'protein and not name H*' [default: all]",
     )
     frames: str = Field(
         "::", description="frames from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
     )
     combine: Combination = Field(
-        "avg", description="what the map holds of several frames at each point: mean, least, greatest, deviation"
+        "avg", description="how several frames are combined at each point: mean, minimum, maximum, standard deviation"
     )
     scheme: Literal["shift", "taylor2", "truncate", "direct"] = Field(
         "shift",
@@ -54,7 +54,7 @@ class CoulombParameters(Parameters):
         ge=LEAST_CUTOFF_ANGSTROM,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
-        description=f"no atom counts beyond it, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]",
+        description=f"ignore atoms beyond this, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]",
     )
     dielectric: str = Field("1", description="relative permittivity: 4, or 4r for 4 times the distance in angstrom")
     exclude_radius: float = Field(
@@ -62,11 +62,11 @@ class CoulombParameters(Parameters):
         ge=0,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
-        description="points closer than this to any atom are 0; 0: none are",
+        description="set points closer than this to any atom to 0, in angstrom; 0: none",
     )
     cell: str = Field(
         "file",
-        description="the periodic cell: file (each frame's own, where it states one; direct takes none), none, or "
+        description="the periodic cell: file (each frame's own, if it has one; direct ignores it), none, or "
         "A,B,C or A,B,C,ALPHA,BETA,GAMMA in angstrom and degrees, or 9 numbers: three vectors",
     )
     spacing: tuple[float, ...] | None = Field(
@@ -79,12 +79,14 @@ class CoulombParameters(Parameters):
         ge=0,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
-        description=f"the grid reaches this far beyond the atoms of all frames [default: {DEFAULT_PADDING_ANGSTROM:g}]",
+        description=f"angstrom of grid beyond the atoms of all frames [default: {DEFAULT_PADDING_ANGSTROM:g}]",
     )
     origin: tuple[float, ...] | None = Field(
-        None, description="the first grid point, X,Y,Z in angstrom, instead of --padding; with --shape"
+        None, description="the first grid point, X,Y,Z in angstrom; requires --shape, replaces --padding"
     )
-    shape: tuple[int, ...] | None = Field(None, description="grid points along x, y and z, as NX,NY,NZ; with --origin")
+    shape: tuple[int, ...] | None = Field(
+        None, description="grid points along x, y and z, as NX,NY,NZ; requires --origin"
+    )
     units: Units = Field("kT/e", description="of the map's values; e/A is charge over distance without a constant")
     temperature: float | None = Field(
         None,
@@ -156,12 +158,6 @@ class CoulombParameters(Parameters):
             _given_cell(value)
         return value
 
-    @field_validator("trajectory")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        # Workers may run in other folders. A symbolic link stays one.
-        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
-
     @model_validator(mode="after")
     def _fitting(self) -> CoulombParameters:
         if self.scheme == "direct" and self.cutoff is not None:
@@ -204,18 +200,17 @@ class CoulombParameters(Parameters):
         )
 
     @property
-    def is_periodic_where_stated(self) -> bool:
-        """Whether each frame's own cell counts."""
+    def uses_frame_cells(self) -> bool:
+        """Whether each frame's own cell is used."""
         return self.cell == "file" and self.scheme != "direct"
 
     @property
     def given_cell(self) -> Array | None:
-        """The cell that stands in the parameters, vectors as rows."""
+        """The cell given as a parameter, vectors as rows."""
         return None if self.cell in ("file", "none") else _given_cell(self.cell)
 
     @property
     def further_files(self) -> Iterator[Path]:
-        """Inputs besides the main one."""
         yield from (path for path in (self.trajectory,) if path is not None)
 
     def in_force(self) -> dict[str, Any]:
@@ -235,7 +230,7 @@ class CoulombParameters(Parameters):
 
 
 def _scheme_with(dielectric: str) -> tuple[float, bool]:
-    """The permittivity, or its factor, and whether it grows with the distance. ValueError where it is neither."""
+    """The permittivity, or its factor, and whether it grows with the distance. Raises ValueError."""
     by_distance = dielectric.endswith("r")
     factor = float(dielectric.removesuffix("r") or 1) if by_distance else float(dielectric)
     if not LEAST_PERMITTIVITY <= factor <= LARGEST_PERMITTIVITY:
@@ -252,7 +247,7 @@ def _given_cell(text: str) -> Array:
             f"file, none, or 3 lengths, 3 lengths and 3 angles, or 9 numbers, with commas; got {text!r} ({error})"
         ) from None
     if found is None:
-        raise ValueError(f"{text!r} stands for no cell in files: say none")
+        raise ValueError(f"{text!r} stands for no cell in files: pass none")
     return found
 
 

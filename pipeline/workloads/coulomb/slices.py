@@ -1,4 +1,4 @@
-"""Three slices through the middle of a map, for a preview: gathered while the chunks go by."""
+"""Three slices through the middle of a map, for a preview, gathered while chunks are written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.formats.image.base import Region
 LONGEST_SIDE = 512
 SMALLEST_SIDE = 192
 _GAP = 6
-_SHARE_SHOWN = 95  # percent of the points that the colours tell apart; near atoms values rise without limit
+_SHARE_SHOWN = 95  # percent of the points that the colours resolve; near atoms values grow without limit
 _WHITE, _RED, _BLUE = (np.array(colour, np.float64) for colour in ((255, 255, 255), (202, 0, 32), (5, 80, 200)))
 
 
 class MiddleSlices:
-    """Of the map [x, y, z], the planes at the middle of z, of y and of x; every so many points of large ones."""
+    """The planes of the map [x, y, z] at the middle of z, of y and of x; large planes are subsampled by `step`."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         self._shape = shape
@@ -45,7 +45,7 @@ class MiddleSlices:
         return found
 
     def note(self, region: Region, values: NDArray[Any]) -> None:
-        """Take over what a chunk of the map holds of the planes; each part of the map once."""
+        """Copy a chunk's part of the planes; each chunk once."""
         for across, plane in enumerate(self.regions()):
             start = np.maximum(region.start, plane.start)
             stop = np.minimum(region.stop, plane.stop)

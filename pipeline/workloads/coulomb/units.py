@@ -28,7 +28,7 @@ VOLT_PER_E_PER_ANGSTROM = ELEMENTARY_CHARGE_COULOMB / (
 
 
 def per_e_per_angstrom(units: Units, temperature_kelvin: float = DEFAULT_TEMPERATURE_KELVIN) -> float:
-    """How many of `units` one e/Å is. The temperature matters to kT/e alone, and must be finite and positive."""
+    """How many of `units` one e/Å is. The temperature is used by kT/e alone, and must be finite and positive."""
     if not (math.isfinite(temperature_kelvin) and temperature_kelvin > 0):
         raise ValueError(f"a temperature of {temperature_kelvin} K; it must be finite and above 0")
     joule_per_charge = VOLT_PER_E_PER_ANGSTROM * ELEMENTARY_CHARGE_COULOMB
@@ -42,5 +42,5 @@ def per_e_per_angstrom(units: Units, temperature_kelvin: float = DEFAULT_TEMPERA
 
 
 def in_words(units: Units, temperature_kelvin: float = DEFAULT_TEMPERATURE_KELVIN) -> str:
-    """The units as they stand in a map's header: with the temperature where it matters."""
+    """The units as written in a map's header, with the temperature if they depend on it."""
     return f"{units} at {temperature_kelvin:g} K" if units == "kT/e" else units

@@ -1,9 +1,8 @@
 """Images from raw MRI data: `millrace run mri RAW OUT`.
 
-A chunk is one image: a slice or a volume, of one contrast, repetition and frame. Its input is its samples; what its
-trajectory and its coils decide is worked out by the first chunk that needs it and kept for those after it. The samples
-of a large volume go through no slot of the ring: they are read as they are needed, a few coils at a time, and several
-ranks may share the coils.
+A chunk is one image: a slice or a volume, of one contrast, repetition and frame. Its input is its samples. The first
+chunk that needs a trajectory's or a slice's operators computes and caches them. The samples of a large volume bypass
+the ring's slots: `compute` reads them, a few coils at a time, and several ranks may share the coils.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSu
 
 NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
-# Of a volume's samples: from here on they go through no slot, and its coils may be shared.
+# Samples of a volume from which they bypass the slots and ranks may share its coils.
 LARGE_BYTES = 64 << 20
 # Of the largest pixel: iterations may differ by this much with threads, devices, and how coils are split.
 TOLERANCE = 1e-3
@@ -61,12 +60,12 @@ class Mri:
 
 
 class MriJob:
-    """Each image is reconstructed on its own; or ranks share the coils of each."""
+    """Reconstructs each image on its own; or ranks share the coils of each."""
 
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
         self.parameters = spec.parameters
-        if spec.input.suffix.lower() == ".hdr":  # the samples are the input, however their pair is named
+        if spec.input.suffix.lower() == ".hdr":  # the input is the pair's file of samples
             spec = replace(spec, input=pair_of(spec.input)[0])
         self.spec = spec
         self._form = series_format_for_output(spec.output)
@@ -86,14 +85,14 @@ class MriJob:
         self._reconstruction = Reconstruction(self._source, self.parameters)
         self._audit = MriAudit(self.parameters.eps, self._refuse_changed)
         self._images = self._source.images
-        # Of chunks between two stages, by number: what travels in no slot.
+        # By chunk, between two stages: data that no slot holds.
         self._trajectories: dict[int, Trajectory] = {}
         self._checked: dict[int, dict[str, Any]] = {}
         self._shown: NDArray[np.uint8] | None = None
         self._latest = ""
-        self._host_bytes = 0  # for maps that a GPU has no room for
+        self._host_bytes = 0  # for maps that do not fit the GPU
         self._lock = threading.Lock()
-        self._one_volume = threading.Lock()  # each has the whole device
+        self._one_volume = threading.Lock()  # each takes the whole device
 
     def _inputs(self) -> Iterator[Path]:
         """Every file that is read."""
@@ -111,13 +110,13 @@ class MriJob:
         if largest > budget.budget_bytes:
             raise ParameterError(
                 f"--memory is too small: an image of {self.spec.input} takes {format_bytes(largest)} with its samples, "
-                f"and {format_bytes(budget.budget_bytes)} are there for each; raise it"
+                f"and {format_bytes(budget.budget_bytes)} are available for each; raise it"
             )
         return Plan(chunks=chunks, read_bytes=sum(samples_bytes(self._source, image) for image in self._images))
 
     @cached_property
     def _in_parts(self) -> bool:
-        """Whether samples are read by the computing itself, and not into the slots."""
+        """Whether `compute` reads the samples, a few coils at a time, instead of `read`."""
         largest = max(samples_bytes(self._source, image) for image in self._images)
         return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
 
@@ -173,7 +172,7 @@ class MriJob:
         image = self._images[chunk.index]
         with self._lock:
             trajectory = self._trajectories.pop(chunk.index)
-        # Without a tolerance nothing else of the iterations waits for a GPU.
+        # On a GPU, reporting residuals would synchronise; with a tolerance the iterations do anyway.
         followed = self._follower(chunk.index) if stream is None or self.parameters.tolerance > 0 else None
         try:
             found = self._reconstruction.image(image, inputs[0], trajectory, followed)
@@ -189,7 +188,7 @@ class MriJob:
         outputs: Sequence[Any] | None,
         note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
     ) -> None:
-        """An image by this rank and its peers, into the outputs where there are any."""
+        """Reconstruct an image with the peers, and fill the outputs if there are any."""
         image = self._images[chunk.index]
         trajectory = self._source.trajectory(image.readouts)
         volume = VolumeReconstruction(
@@ -234,7 +233,7 @@ class MriJob:
 
     def joint_parts(self, chunks: Sequence[Chunk], ranks: int) -> int:
         asked, channels = self.parameters.split, self._source.channels
-        # With as many images as ranks each has work of its own, and nothing need go round.
+        # With as many images as ranks, each has its own work and needs no communication.
         worthwhile = self._in_parts and len(chunks) < ranks < channels
         return channels if asked == "coils" or (asked == "auto" and worthwhile) else 0
 
@@ -260,9 +259,10 @@ class MriJob:
         note = self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
         if chunk.index == self._preview_chunk():
             self._shown = shades(np.abs(pixels[0, pixels.shape[1] // 2]))
-            if self._in_parts:  # it takes too long to be made again
+            if self._in_parts:  # recomputing it takes too long
                 note = {**note, "preview": packed(self._shown)}
-        self._follow(chunk.index, residuals[np.isfinite(residuals)])
+        if note["residual"] is not None:
+            self._report(chunk.index, note["iterations"], note["residual"])
         return lambda: note
 
     def add_note(self, chunk: int, note: Any) -> None:
@@ -270,15 +270,14 @@ class MriJob:
         if "preview" in note:
             self._shown = unpacked(note["preview"])
         if note["residual"] is not None:
-            self._told(chunk, note["iterations"], note["residual"])
+            self._report(chunk, note["iterations"], note["residual"])
 
     def _where(self, image: Image) -> str:
         return f"{self.spec.input}, slice {image.readouts.slice}, time {image.readouts.time}"
 
-    # Convergence, as it goes
+    # Convergence
 
     def progress_note(self) -> str:
-        """What is worth knowing while the job runs: how far the iterations have come."""
         return self._latest
 
     def take_progress(self, note: str) -> None:
@@ -290,11 +289,7 @@ class MriJob:
 
         return follow
 
-    def _follow(self, number: int, residuals: NDArray[Any]) -> None:
-        if residuals.size:
-            self._told(number, residuals.size - 1, float(residuals[-1]))
-
-    def _told(self, number: int, iterations: int, residual: float) -> None:
+    def _report(self, number: int, iterations: int, residual: float) -> None:
         self._latest = f"image {number + 1}, {counted(iterations, 'iteration')}: residual {residual:.2g}"
 
     # The end
@@ -360,8 +355,8 @@ class MriJob:
         write_pixels(preview, self._shown if self._shown is not None else self._computed_plane())
 
     def _computed_plane(self) -> NDArray[np.uint8]:
-        """Made again, on the CPU: another process wrote it, or an earlier run did."""
-        self._source = ImageSource(self.spec.input, self.parameters)  # it was closed
+        """Recomputed on the CPU, if another process or an earlier run wrote it."""
+        self._source = ImageSource(self.spec.input, self.parameters)  # `close` has closed it
         try:
             self._reconstruction = Reconstruction(self._source, self.parameters)
             chunk = self._chunk(self._preview_chunk(), self._images[self._preview_chunk()])

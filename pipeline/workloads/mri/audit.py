@@ -1,7 +1,7 @@
-"""A reconstruction checks itself: k-space samples of each image by the float64 definition of the forward model.
+"""Audits a reconstruction: k-space samples of each image by the float64 definition of the forward model.
 
 For a few random samples m of each image the definition Σ_r ρ(r) e^{−2πi f(r) t_m} e^{−2πi k_m·r/N} is summed in float64
-and compared with what the transform that the reconstruction used makes of the image.
+and compared with the image's transform, as the reconstruction computes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.workloads.protocol import Audit
 
 SAMPLES = 6  # of each image
 _AROUND = 1 / 16  # of the matrix
-# What the transform promises of a single sample, whatever the image: 4 eps × its 1-norm; complex64 is good to 1e-6.
+# The transform's bound on a single sample's error is 4 eps × the image's 1-norm; complex64 is accurate to 1e-6.
 _TIMES_EPS = 4.0
 _FLOOR = 1e-6
 # The segments' error is a root mean square over the field map.
@@ -29,7 +29,7 @@ MOST_CURVES = 16
 class MriAudit:
     """The `Reference` of a reconstruction: worst error, residual and curve of each image, by number.
 
-    The samples are of k-space, and are compared when an image is written; no place of the output is compared later.
+    `note` compares k-space samples before an image is written, so the audit needs no places of the output.
     `note` may be called from several threads.
     """
 
@@ -44,8 +44,8 @@ class MriAudit:
 
     @staticmethod
     def chosen(number: int, points: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-        """The samples of image `number` that are checked: that nearest to the centre of k-space, some around it, where
-        most of the signal is, and some anywhere. `points`: (m, dimensions), cycles per field of view of `shape`."""
+        """Indices of the audited samples of image `number`: the one nearest to the centre of k-space, some around it
+        where most of the signal is, some anywhere. `points`: (m, dimensions), cycles per field of view of `shape`."""
         rng = np.random.default_rng(number)
         away = np.abs(points / np.array(shape)).max(axis=1)
         around = np.flatnonzero(away <= max(_AROUND, float(away.min())))
@@ -67,7 +67,7 @@ class MriAudit:
         times_s: NDArray[np.float64] | None = None,
     ) -> dict[str, Any]:
         """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,);
-        notes: what else the receipt says of it."""
+        notes: further remarks for the receipt."""
         expected = definition(image, points, field_hz, times_s)
         size = np.abs(image).sum(dtype=np.float64)
         apart = np.abs(transformed - expected)
@@ -89,7 +89,7 @@ class MriAudit:
             return self._images[number]
 
     def add_note(self, number: int, note: Mapping[str, Any]) -> None:
-        """What `note` returned in another process."""
+        """Take over what `note` returned in another process."""
         with self._lock:
             self._images[number] = {name: value for name, value in note.items() if name != "preview"}
 
@@ -101,9 +101,9 @@ class MriAudit:
             return {}
         found: dict[str, Any] = {"transform": ", ".join(sorted({note["method"] for note in images.values()}))}
         for name in ("split", "coil_maps"):
-            told = sorted({note["notes"][name] for note in images.values() if name in note.get("notes", {})})
-            if told:
-                found[name] = "; ".join(told)
+            values = sorted({note["notes"][name] for note in images.values() if name in note.get("notes", {})})
+            if values:
+                found[name] = "; ".join(values)
         residuals = [note["residual"] for note in images.values() if note["residual"] is not None]
         curves = {number: note["curve"] for number, note in images.items() if "curve" in note}
         if residuals:
@@ -117,7 +117,7 @@ class MriAudit:
         return found
 
     def audit(self, which: Sequence[int], written: NDArray[np.float64]) -> Audit:
-        """AuditError if a k-space sample is off by more than is tolerated, or not finite."""
+        """AuditError if the error of a k-space sample exceeds the tolerance or is not finite."""
         self._refuse_changed()
         with self._lock:
             images = dict(sorted(self._images.items()))

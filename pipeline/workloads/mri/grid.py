@@ -1,4 +1,4 @@
-"""The image's grid: pixels, and the trajectory in cycles per its field of view, whatever units the file has."""
+"""The image's grid, and its trajectory converted to cycles per field of view."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pipeline.errors import InputError, ParameterError
 from pipeline.formats.kspace.base import KSpaceHeader, TrajectoryUnits
 from pipeline.workloads.mri.parameters import MriParameters
 
-# A gradient that runs a little late still belongs to the matrix.
+# Gradient delays may shift samples slightly beyond the matrix.
 _BEYOND = 1.02
-# A trajectory that fills less of the matrix is in other units, or the matrix is not meant.
+# A trajectory that fills less of the matrix suggests other units or another matrix.
 _FILLED = 0.25
 _OPTION = "--traj-units"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageGrid:
-    """The pixels along x, y (and z), the units of the file's trajectory, and what turns them into cycles per field of
-    view, a factor an axis."""
+    """The pixels along x, y (and z), the units of the file's trajectory, and the factor along each axis that converts
+    them to cycles per field of view."""
 
     shape: tuple[int, ...]
     units: TrajectoryUnits
     factors: tuple[float, ...]
 
     def scaled(self, points: NDArray[np.float64], where: str) -> NDArray[np.float64]:
-        """The trajectory (…, dimensions) in cycles per field of view; InputError where it leaves the matrix."""
+        """The trajectory (…, dimensions) in cycles per field of view. InputError if it leaves the matrix."""
         scaled = points * np.array(self.factors)
         reach = np.abs(scaled).reshape(-1, len(self.shape)).max(axis=0, initial=0)
         for axis, (far, n) in enumerate(zip(reach, self.shape, strict=True)):
@@ -43,7 +43,7 @@ class ImageGrid:
 
 
 def image_grid(parameters: MriParameters, header: KSpaceHeader, points: NDArray[np.float64], path: Path) -> ImageGrid:
-    """The grid that parameters and file agree on. ParameterError, with what the range of the trajectory suggests, where
+    """The grid of the parameters and the file. ParameterError, with the units that the trajectory's range suggests, if
     units are missing or do not fit the matrix.
 
     points : (…, dimensions), the first image's trajectory in the file's units
@@ -59,7 +59,7 @@ def image_grid(parameters: MriParameters, header: KSpaceHeader, points: NDArray[
 
 
 def _free(header: KSpaceHeader, reach: NDArray[np.float64]) -> float:
-    """How far the trajectory reaches along the axes whose units are in question."""
+    """How far the trajectory reaches along the axes whose units are unknown."""
     return float(reach[:2].max() if header.plane_steps else reach.max())
 
 
@@ -103,7 +103,7 @@ def _shape(
     if header.matrix is not None:
         return header.matrix
     if units == "cycles/fov":
-        # What the range needs, as BART has it; rounding shall not add pixels.
+        # The pixels that the range needs, as in BART; rounding must not add any.
         return tuple(max(2 * math.ceil(far - 1e-3), 1) for far in reach)
     raise ParameterError(f"--matrix: {path} states none, and {units} tell none: give the pixels, such as --matrix 256")
 
@@ -132,7 +132,7 @@ def _refuse_misfit(
     far, n = reach[worst] * grid.factors[worst], grid.shape[worst]
     pixels = " × ".join(map(str, grid.shape))
     needed = (max(2 * math.ceil(axis - 1e-3), 1) for axis in reach * np.array(grid.factors))
-    # Axes that fit stay; where even the widest is nearly empty, none does.
+    # Axes that fit stay, unless even the widest is nearly empty.
     fits = [filled[worst] > _BEYOND >= share for share in filled]
     fitting = [own if fit else least for own, least, fit in zip(grid.shape, needed, fits, strict=True)]
     said = f"the trajectory of {path} reaches {far:.4g} cycles per field of view along {'xyz'[worst]}"

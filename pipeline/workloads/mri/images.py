@@ -1,10 +1,9 @@
-"""Which images a job makes of a file of raw data, and what each of them needs, read when it is asked for."""
+"""The images that a job reconstructs from a file of raw data, and their inputs, read on demand."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -15,23 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
-from pipeline.errors import InputError, MillraceError, ParameterError, counted
+from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
-from pipeline.storage.positional import first_bytes, reading
+from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.grid import ImageGrid, image_grid
 from pipeline.workloads.mri.parameters import DENSITIES, SENSITIVITIES, MriParameters
 
 T = TypeVar("T")
 
-# Off resonance beyond all scanners' (1 MHz is 0.3 % of 7 T's 300 MHz), and its phase still has digits in float64.
+# Beyond any scanner's off resonance (1 MHz is 0.3 % of 7 T's 300 MHz); the phase is still accurate in float64.
 FARTHEST_HERTZ = 1e6
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image of the result: its place there, and the readouts that it is made of."""
+    """One image of the result: its place there, and its readouts."""
 
     time: int
     slice: int
@@ -45,12 +44,12 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trajectory:
-    """Where samples lie.
+    """The k-space positions of an image's samples.
 
     points : (m, dimensions) float64, cycles per field of view
-    digest : of what it decides: equal where two images share everything but their samples
+    digest : equal if two images differ in their samples alone
     spokes : readouts and samples of each; their product is m
-    given  : (m,) float32 density weights of the file or of a file of their own, as --density says
+    given  : (m,) float32 density weights, if --density takes them from a file
     """
 
     points: NDArray[np.float64]
@@ -60,10 +59,10 @@ class Trajectory:
 
 
 class ImageSource:
-    """The file of raw data, and the images that the parameters choose of it. Safe from any thread."""
+    """A file of raw data and the images that the parameters select. Thread-safe."""
 
     def __init__(self, path: Path, parameters: MriParameters) -> None:
-        """InputError or ParameterError, in one line that names the file or the option."""
+        """Raises InputError or ParameterError, which name the file or the option."""
         self.path = path
         self._parameters = parameters
         self._reader = open_kspace(path, trajectory=parameters.trajectory)
@@ -75,7 +74,7 @@ class ImageSource:
             self._cut_frames()
             self._check_coils()
             self.white = self._whitening()
-            self.trajectory(self.images[0].readouts)  # and its density weights: are they there?
+            self.trajectory(self.images[0].readouts)  # also checks the density weights
         except BaseException:
             self._reader.close()
             raise
@@ -98,7 +97,7 @@ class ImageSource:
         return Readouts(time, slice_, 0, self._reader.extent(time, slice_)[0])
 
     def trajectory(self, readouts: Readouts) -> Trajectory:
-        """InputError where it is damaged or leaves the matrix."""
+        """Raises InputError if it is damaged or leaves the matrix."""
         where = f"{self.path}, slice {readouts.slice}, time {readouts.time}"
         points = self.grid.scaled(self._reader.trajectory(readouts), where)
         given = self._given_density(readouts)
@@ -116,14 +115,14 @@ class ImageSource:
             self._refuse_faint_noise(self.white, out)
 
     def samples(self, readouts: Readouts) -> NDArray[np.complex64]:
-        """The same in an array of its own."""
+        """As `read`, in a new array."""
         _, samples = self._reader.extent(readouts.time, readouts.slice)
         out = np.empty((self.coils, readouts.count, samples), np.complex64)
         self.read(readouts, out)
         return out
 
     def sensitivities(self, slice_: int) -> NDArray[np.complex64] | None:
-        """(coils, *matrix) of a file, where --sensitivities names one."""
+        """(coils, *matrix) of a file, if --sensitivities names one."""
         if self._parameters.sensitivities in SENSITIVITIES:
             return None
         planes = self.grid.shape[::-1]
@@ -140,7 +139,7 @@ class ImageSource:
         return maps
 
     def field_map(self, slice_: int) -> NDArray[np.float64] | None:
-        """(*matrix) in hertz, where --field-map names a file."""
+        """(*matrix) in hertz, if --field-map names a file."""
         name = self._parameters.field_map
         if name is None:
             return None
@@ -149,16 +148,14 @@ class ImageSource:
         if np.iscomplexobj(array):
             array = array.real
         if not np.isfinite(array).all():
-            raise InputError(
-                f"--field-map {name}: holds values that are not finite; set them to 0 where nothing is known"
-            )
+            raise InputError(f"--field-map {name}: holds values that are not finite; set unknown ones to 0")
         farthest = float(np.abs(array).max(initial=0))
         if farthest > FARTHEST_HERTZ:
             raise InputError(f"--field-map {name}: reaches {farthest:.3g} Hz; it must be in hertz: convert it")
         return np.ascontiguousarray(array.T, np.float64)
 
     def sample_times_s(self, samples: int) -> NDArray[np.float64]:
-        """Seconds after the first sample of a readout. ParameterError where nobody says how long one takes."""
+        """Seconds after the first sample of a readout. ParameterError if the dwell time is unknown."""
         dwell = self._parameters.dwell or self.header.dwell_us
         if dwell is None:
             raise ParameterError(
@@ -174,11 +171,10 @@ class ImageSource:
         self._reader.close()
 
     def _cut_frames(self) -> None:
-        """All images, slice after slice, so that what a slice's frames share is needed in one go."""
+        """All images, slice by slice, so that the frames of a slice can share its calibration."""
         asked = self._parameters.frames
         self.frames = 1
         self.images: list[Image] = []
-        found: list[Image] = []
         if asked is not None:
             step = self._parameters.frame_step or asked
             extents = {self._reader.extent(t, s)[0] for t in range(self.header.times) for s in self.slices}
@@ -193,8 +189,7 @@ class ImageSource:
                 for frame in range(self.frames):
                     first = 0 if asked is None else frame * step
                     readouts = Readouts(time, slice_, first, first + asked if asked is not None else count)
-                    found.append(Image(time * self.frames + frame, place, readouts, samples))
-        self.images = found
+                    self.images.append(Image(time * self.frames + frame, place, readouts, samples))
 
     def _check_coils(self) -> None:
         asked = self._parameters.compress
@@ -213,16 +208,16 @@ class ImageSource:
         try:
             return whitening(covariance(noise))
         except ValueError as error:
-            raise InputError(f"{self.path}: {error}; --prewhiten no does without") from error
+            raise InputError(f"{self.path}: {error}; pass --prewhiten no to skip it") from error
 
     def _refuse_faint_noise(self, white: NDArray[np.complex128], samples: NDArray[Any]) -> None:
-        """InputError where whitening may put samples out of the range that those of a file must keep to."""
+        """InputError if whitened samples may exceed the range that a file's samples must keep to."""
         parts = np.ascontiguousarray(samples, np.complex64).view(np.float32)
         reach = float(np.abs(white).sum(axis=1).max()) * max(float(parts.max()), -float(parts.min()))
         if reach > LARGEST_SAMPLE:
             raise InputError(
                 f"{self.path}: its noise is so faint that whitened samples may reach {reach:.2g}; single precision has "
-                f"no squares beyond {LARGEST_SAMPLE:g}: is it of this scan? --prewhiten no does without"
+                f"no squares beyond {LARGEST_SAMPLE:g}: is it of this scan? Pass --prewhiten no to skip it"
             )
 
     def _given_density(self, readouts: Readouts) -> NDArray[np.float32] | None:
@@ -244,7 +239,7 @@ class ImageSource:
 
 
 def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:
-    """(m,) of (readouts, samples). InputError, which says what holds them and where, unless they are weights."""
+    """(readouts, samples) as (m,). InputError unless they are weights; `what`: names their source."""
     with np.errstate(over="ignore"):
         weights = np.ascontiguousarray(given, np.float32).reshape(-1)
     if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
@@ -255,8 +250,8 @@ def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:
     return weights
 
 
-class Kept(Generic[T]):
-    """The values last asked for, each made once, whoever asks at the same time; the oldest go first."""
+class LruCache(Generic[T]):
+    """The most recently used values. Threads that need the same value at the same time make it once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -277,29 +272,17 @@ class Kept(Generic[T]):
 
 
 def read_array(path: Path, shape: tuple[int, ...], what: str, axes: str) -> NDArray[Any]:
-    """An array of `shape`, mapped from the file; axes of one may be missing or stand anywhere.
+    """An array of `shape`, mapped from the file; axes of length one may be missing or anywhere.
 
     path : .npy, or .cfl, whose dimensions count backwards: x is the last axis
-    what : the option that named it, for messages; axes: of the shape, in words
+    what : the option that names it, for messages; axes: their names, for messages
 
-    InputError where the file is damaged or has another shape.
+    Raises InputError if the file is damaged or has another shape.
     """
-    array = Cfl(path).array if path.suffix.lower() == ".cfl" else _npy(path)
+    array = Cfl(path).array if path.suffix.lower() == ".cfl" else mapped_array(path)
     if array.dtype.kind not in "iufc":
         raise InputError(f"{what} {path}: holds {array.dtype}; numbers are needed")
     found = tuple(n for n in array.shape if n > 1)
     if found != tuple(n for n in shape if n > 1):
         raise InputError(f"{what} {path}: has the shape {array.shape}; {axes} = {shape} is needed for this data")
     return np.asarray(array).reshape(shape)
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    first_bytes(path)  # says what is wrong with a path
-    try:
-        with reading(path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy evaluates a header's text, damaged or old as it may be
-            return np.lib.format.open_memmap(path, mode="r")
-    except MillraceError:
-        raise
-    except Exception as exc:  # whatever evaluating a damaged header comes to
-        raise InputError(f"{path}: is no .npy file of plain numbers, or is damaged; save it again") from exc

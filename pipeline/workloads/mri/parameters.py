@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from pipeline.config import NamedPath
+from pipeline.config import AbsolutePath
 from pipeline.formats.cfl import files_of
 from pipeline.formats.kspace.base import TrajectoryUnits
 from pipeline.workloads.common.index_range import IndexRange
@@ -29,30 +29,36 @@ class MriParameters(Parameters):
     method: Literal["cg-sense", "gridding"] = Field(
         "cg-sense", description="iterative SENSE, or one weighted adjoint transform, coils combined"
     )
-    iterations: int = Field(10, ge=1, le=1000, description="cg-sense: at most so many")
-    lamda: float = Field(
+    iterations: int = Field(10, ge=1, le=1000, description="cg-sense: maximum number of iterations")
+    damping: float = Field(
         0.01,
+        alias="lambda",
+        validation_alias=AliasChoices("lambda", "lamda"),  # Python's keyword arguments cannot say lambda
         ge=0,
         le=1e6,
         allow_inf_nan=False,
         description="cg-sense: Tikhonov damping, relative to the normal diagonal",
     )
     tolerance: float = Field(
-        1e-4, ge=0, lt=1, allow_inf_nan=False, description="cg-sense: stop at this relative residual; 0: never sooner"
+        1e-4,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="cg-sense: stop at this relative residual; 0 disables early stopping",
     )
     matrix: tuple[int, ...] | None = Field(
         None,
-        description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: what the file states]",
+        description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]",
     )
     traj_units: TrajectoryUnits | None = Field(
-        None, description="of the trajectory, where neither the format nor the file defines them"
+        None, description="units of the trajectory, if neither the format nor the file defines them"
     )
-    trajectory: NamedPath | None = Field(None, description="BART's second pair of files, beside the k-space")
+    trajectory: AbsolutePath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
     slices: str = Field(
         "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
     )
     frames: int | None = Field(
-        None, ge=1, description="readouts a frame: a dynamic series of each image [default: all readouts, one image]"
+        None, ge=1, description="readouts per frame of a dynamic series [default: all readouts, one image]"
     )
     frame_step: int | None = Field(
         None,
@@ -61,17 +67,23 @@ class MriParameters(Parameters):
     )
     density: str = Field(
         "pipe-menon",
-        description="compensation: pipe-menon, ramp (radial), none, file (the input's own), or a file .npy or .cfl",
+        description="density compensation: pipe-menon, ramp (radial), none, file (the input's), or a file .npy or .cfl",
     )
     sensitivities: str = Field(
-        "walsh", description="of the coils: walsh or espirit from the k-space centre, or a file .npy or .cfl"
+        "walsh", description="coil sensitivities: walsh or espirit from the k-space centre, or a file .npy or .cfl"
     )
-    calibration: int = Field(24, ge=4, le=256, description="width of that centre in cycles per field of view")
-    compress: int | None = Field(None, ge=1, description="virtual coils that all are compressed to [default: all stay]")
+    calibration: int = Field(
+        24, ge=4, le=256, description="width of the k-space centre for sensitivities, in cycles per field of view"
+    )
+    compress: int | None = Field(
+        None, ge=1, description="compress to this many virtual coils [default: no compression]"
+    )
     prewhiten: Literal["auto", "no"] = Field(
-        "auto", description="decorrelate the coils by the file's noise, if it has any"
+        "auto", description="decorrelate the coils by the file's noise scan, if it has one"
     )
-    field_map: NamedPath | None = Field(None, description="off resonance in hertz, .npy or .cfl as large as the image")
+    field_map: AbsolutePath | None = Field(
+        None, description="off resonance in hertz, .npy or .cfl as large as the image"
+    )
     segments: int | None = Field(
         None, ge=1, le=64, description="time segments of the off-resonance correction [default: as the field map needs]"
     )
@@ -80,18 +92,18 @@ class MriParameters(Parameters):
         gt=0,
         le=1e6,
         allow_inf_nan=False,
-        description="microseconds between samples, where the file does not state it",
+        description="microseconds between samples, if the file does not state them",
     )
     transform: Literal["auto", "gridding", "exact"] = Field(
-        "auto", description="the non-uniform transform; auto: the faster"
+        "auto", description="non-uniform transform; auto: the faster one"
     )
-    eps: float = Field(1e-4, ge=1e-6, le=1e-1, allow_inf_nan=False, description="its relative error")
+    eps: float = Field(1e-4, ge=1e-6, le=1e-1, allow_inf_nan=False, description="relative error of the transform")
     split: Literal["auto", "coils", "images"] = Field(
         "auto",
         description="over several workers: the coils of each image, or whole images; auto: the coils of volumes, "
-        "where there are fewer of them than workers",
+        "if there are fewer volumes than workers",
     )
-    output_values: Literal["magnitude", "complex"] = Field("magnitude", description="what the output holds")
+    output_values: Literal["magnitude", "complex"] = Field("magnitude", description="values of the output")
 
     @field_validator("matrix", mode="before")
     @classmethod
@@ -120,13 +132,7 @@ class MriParameters(Parameters):
             return value
         if Path(value).suffix.lower() not in ARRAY_SUFFIXES:
             raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
-        return os.path.abspath(value)  # noqa: PTH100 - a symbolic link stays one
-
-    @field_validator("trajectory", "field_map")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        # Workers may run in other folders. A symbolic link stays one.
-        return None if value is None else Path(os.path.abspath(value))  # noqa: PTH100
+        return os.path.abspath(value)  # noqa: PTH100 - symbolic links are not resolved
 
     @field_validator("field_map")
     @classmethod
@@ -143,16 +149,17 @@ class MriParameters(Parameters):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
         if self.method == "gridding":
-            self._refuse(("iterations", "lamda", "tolerance"), "--method cg-sense")
+            self._refuse(("iterations", "damping", "tolerance"), "--method cg-sense")
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
         return self
 
     def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
-        """What was asked for and would change nothing; a form may state defaults."""
+        """Refuses values that would have no effect; a form may state the defaults."""
         for name in names:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"--{name} belongs to {belongs_to}: leave it out")
+            field = type(self).model_fields[name]
+            if getattr(self, name) != field.default:
+                raise ValueError(f"--{field.alias or name} belongs to {belongs_to}: leave it out")
 
     @property
     def slice_range(self) -> IndexRange:
@@ -160,14 +167,13 @@ class MriParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        """Inputs besides the main one."""
         yield from (path for path in (self.trajectory, self.field_map) if path is not None)
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
-        found = self.model_dump(mode="json", exclude_none=True) | {"slices": str(self.slice_range)}
+        found = self.model_dump(mode="json", exclude_none=True, by_alias=True) | {"slices": str(self.slice_range)}
         if self.method == "gridding":
-            for name in ("iterations", "lamda", "tolerance"):
+            for name in ("iterations", "lambda", "tolerance"):
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")

@@ -1,4 +1,4 @@
-"""From one image's samples to the image, on the device of the samples: what trajectories and slices share is kept."""
+"""Reconstructs one image from its samples, on their device; caches what images of a trajectory or slice share."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from kernels.sense import (
     density,
     gridded,
     mixed,
+    namespace,
     sense_normal,
     sensitivities,
     toeplitz_normal,
 )
 from kernels.sense.reconstruction import Transform
 from pipeline.errors import InputError, ParameterError
-from pipeline.workloads.mri.images import Image, ImageSource, Kept, Trajectory
+from pipeline.workloads.mri.images import Image, ImageSource, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
 
-# Geometries kept at once: a few of two dimensions; of three, whose kernels take eight times the image, the last.
-_KEPT_2D, _KEPT_3D = 16, 2
-# Of all coils together, from which on threads gain more than waiting for each other costs.
+# Cached geometries. In three dimensions each kernel takes eight times the image.
+_CACHED_2D, _CACHED_3D = 16, 2
+# Pixels of all coils together from which several threads per image are faster.
 _SHARED_PIXELS = 1 << 18
-# Of the off-resonance phase: past it the image is none, and the audit, which allows for it, would let anything pass.
+# Error of the off-resonance phase: a larger one spoils the image, and the audit's tolerance, which includes it.
 _WORST_SEGMENTS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    """What a trajectory decides: the transform, the density weights (m,) float32, and with CG the normal operator."""
+    """What a trajectory determines: transform, density weights (m,) float32, and with CG the normal operator."""
 
     transform: Nufft
     weights: Any
@@ -49,9 +50,9 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """What a slice's coils are.
+    """The coils of a slice.
 
-    mixing : (channels, coils), prewhitening and compression in one; None: the coils as they are
+    mixing : (channels, coils), prewhitening and compression in one; None: neither
     maps   : complex64 (channels, *matrix), on the device
     """
 
@@ -61,7 +62,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstructed:
-    """image : complex64 (*matrix); curve: float64 relative residuals, both on the device; transform: audited;
+    """image : complex64 (*matrix); curve: float64 relative residuals, both on the device; transform: for the audit;
     segment_error: of the off-resonance correction, 0 without; notes: for the receipt."""
 
     image: Any
@@ -73,21 +74,21 @@ class Reconstructed:
 
 
 class Reconstruction:
-    """Makes images one after another, from several threads at once, all on one device."""
+    """Reconstructs images on one device; may be called from several threads."""
 
     def __init__(self, source: ImageSource, parameters: MriParameters) -> None:
         self._source = source
         self._parameters = parameters
-        most = _KEPT_2D if len(source.grid.shape) == 2 else _KEPT_3D
-        self._geometries: Kept[Geometry] = Kept(most)
-        self._calibrations: Kept[Calibration] = Kept(most)
-        self._segments: Kept[tuple[OffResonance, float]] = Kept(most)
+        most = _CACHED_2D if len(source.grid.shape) == 2 else _CACHED_3D
+        self._geometries: LruCache[Geometry] = LruCache(most)
+        self._calibrations: LruCache[Calibration] = LruCache(most)
+        self._segments: LruCache[tuple[OffResonance, float]] = LruCache(most)
         self.workers = threads_for(source, len(source.images))
 
     def image(
         self, image: Image, samples: Any, trajectory: Trajectory, on_iteration: Callable[[int, Any], None] | None = None
     ) -> Reconstructed:
-        """samples : complex64 (coils, readouts, samples), NumPy or CuPy: that decides the device."""
+        """samples : complex64 (coils, readouts, samples), NumPy or CuPy, which selects the device."""
         asked = self._parameters
         geometry = self.geometry(trajectory, samples)
         calibration = self._calibration(image, samples, trajectory, geometry)
@@ -105,7 +106,7 @@ class Reconstruction:
                 normal,
                 right,
                 iterations=asked.iterations,
-                damping=asked.lamda,
+                damping=asked.damping,
                 tolerance=asked.tolerance,
                 on_iteration=on_iteration,
             )
@@ -114,7 +115,7 @@ class Reconstruction:
         )
 
     def geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
-        """What the trajectory decides, where `like` lives; kept for the next image."""
+        """The geometry of a trajectory, on the device of `like`; cached for the next image."""
         return self._geometries.get(trajectory.digest, lambda: self._make_geometry(trajectory, like))
 
     def _make_geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
@@ -131,14 +132,25 @@ class Reconstruction:
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
     def _weights(self, trajectory: Trajectory, points: Any) -> Any:
-        return weights_of(self._parameters, self._source, trajectory, points, workers=self.workers)
+        """The density weights (m,) that the parameters name, on the device of the points."""
+        asked = self._parameters.density
+        if trajectory.given is not None:
+            return density.given(_beside(trajectory.given, points))
+        if asked == "none":
+            return density.even(len(trajectory.points), points)
+        if asked == "ramp":
+            try:
+                return density.ramp(points.reshape(*trajectory.spokes, -1)).reshape(-1)
+            except ValueError as error:
+                raise ParameterError(f"--density ramp: {self._source.path}: {error}") from error
+        return density.pipe_menon(points, self._source.grid.shape, workers=self.workers)
 
     def _calibration(self, image: Image, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
-        """By all readouts of the image's time and slice, of which a frame has only some."""
+        """From all readouts of the image's time and slice, of which a frame has only some."""
         time, slice_ = image.readouts.time, image.readouts.slice
         readouts = self._source.whole(time, slice_)
         if image.readouts == readouts:
-            return self._make_calibration(slice_, samples, trajectory, geometry)
+            return self._maps_of(slice_, samples, _beside(trajectory.points, samples), geometry.weights)
 
         def make() -> Calibration:
             whole = self._source.trajectory(readouts)
@@ -147,9 +159,6 @@ class Reconstruction:
             return self._maps_of(slice_, _beside(self._source.samples(readouts), samples), points, weights)
 
         return self._calibrations.get((time, slice_), make)
-
-    def _make_calibration(self, slice_: int, samples: Any, trajectory: Trajectory, geometry: Geometry) -> Calibration:
-        return self._maps_of(slice_, samples, _beside(trajectory.points, samples), geometry.weights)
 
     def _maps_of(self, slice_: int, samples: Any, points: Any, weights: Any) -> Calibration:
         asked, shape = self._parameters, self._source.grid.shape
@@ -177,7 +186,7 @@ class Reconstruction:
         return Calibration(mixing=mixing, maps=maps)
 
     def corrected(self, image: Image, trajectory: Trajectory, geometry: Geometry, like: Any) -> tuple[Transform, float]:
-        """The transform with the slice's field map, where there is one."""
+        """The transform, with the slice's field map if there is one, and the segments' error."""
         if self._parameters.field_map is None:
             return geometry.transform, 0.0
         slice_ = image.readouts.slice
@@ -192,7 +201,7 @@ class Reconstruction:
             if segments.error > _WORST_SEGMENTS:
                 raise ParameterError(
                     f"--segments {self._parameters.segments}: so few leave an error of {segments.error:.2g} in slice "
-                    f"{slice_} (tolerated: {_WORST_SEGMENTS:g}); give more, or leave it out for as many as are needed"
+                    f"{slice_} (tolerated: {_WORST_SEGMENTS:g}); give more, or leave it out to use as many as needed"
                 )
             return OffResonance(geometry.transform, _beside(field, like), segments), segments.error
 
@@ -200,8 +209,10 @@ class Reconstruction:
 
 
 def threads_for(source: ImageSource, side_by_side: int) -> int:
-    """CPU threads for each of so many images at once: where there are fewer than cores, several cores share each, but
-    not where images are small. OMP_NUM_THREADS limits them, as it does those of FINUFFT."""
+    """CPU threads per image if `side_by_side` images are computed at once; one if images are small.
+
+    OMP_NUM_THREADS limits them, as it does those of FINUFFT.
+    """
     if source.channels * math.prod(source.grid.shape) < _SHARED_PIXELS:
         return 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
@@ -209,30 +220,12 @@ def threads_for(source: ImageSource, side_by_side: int) -> int:
     return max(1, min(cores // side_by_side, int(limit) if limit.isdecimal() and int(limit) > 0 else cores))
 
 
-def weights_of(
-    asked: MriParameters, source: ImageSource, trajectory: Trajectory, points: Any, workers: int | None = None
-) -> Any:
-    """The density weights (m,) that the parameters name, where the points are."""
-    if trajectory.given is not None:
-        return density.given(_beside(trajectory.given, points))
-    if asked.density == "none":
-        return density.even(len(trajectory.points), points)
-    if asked.density == "ramp":
-        try:
-            return density.ramp(points.reshape(*trajectory.spokes, -1)).reshape(-1)
-        except ValueError as error:
-            raise ParameterError(f"--density ramp: {source.path}: {error}") from error
-    return density.pipe_menon(points, source.grid.shape, workers=workers)
-
-
 def sample_times(source: ImageSource, trajectory: Trajectory) -> NDArray[np.float64]:
-    """Seconds of each sample (m,) after the first of its readout."""
+    """Seconds from the first sample of its readout to each sample, (m,)."""
     spokes, samples = trajectory.spokes
     return np.tile(source.sample_times_s(samples), spokes)
 
 
 def _beside(array: NDArray[Any], like: Any) -> Any:
-    """A host array where `like` lives."""
-    from kernels.sense import namespace
-
+    """A host array on the device of `like`."""
     return namespace(like).asarray(array)

@@ -1,4 +1,4 @@
-"""The header of a reconstructed series: its shape, and where its voxels lie in the patient."""
+"""The header of a reconstructed series: its shape, and the positions of its voxels in the patient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNEVEN_MM = 1e-2
 
 
 def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeader:
-    """What the output is; the affine as far as the file states one."""
+    """The header of the output, with an affine if the file states a field of view."""
     shape = source.grid.shape
     planes = shape[2] if len(shape) == 3 else len(source.slices)
     voxel = voxel_mm(source.header, shape)
@@ -44,7 +44,7 @@ def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeade
 
 
 def voxel_mm(header: KSpaceHeader, shape: tuple[int, ...]) -> tuple[float, float, float] | None:
-    """Along x, y and z; of slices z is their thickness."""
+    """Along x, y and z; z of slices is their thickness."""
     if header.fov_mm is None:
         return None
     x, y, z = header.fov_mm
@@ -57,9 +57,8 @@ def affine_of(
     """(4, 4), from voxel indices to mm, axes right, anterior, superior. Pixel n // 2 is the middle of the
     field of view.
 
-    placements : of each slice, or of the volume; none: the axes are the patient's, around the middle of the scanner.
-                 Slices that end in the plane where they began lie a thickness apart along z: an affine needs a third
-                 direction
+    placements : of each slice, or of the volume; none: the patient's axes, centred on the scanner. If the first and
+                 last slice are in one plane, slices are a thickness apart along z: an affine needs a third direction
     """
     directions, position = np.eye(3), np.zeros(3)
     if placements:
@@ -77,7 +76,7 @@ def affine_of(
 
 
 def misplaced(source: ImageSource) -> str:
-    """For the receipt: why no affine fits all slices; empty where one does."""
+    """Why no affine fits all slices, for the receipt; empty if one does."""
     found = [source.header.placements[slice_] for slice_ in source.slices if source.header.placements]
     positions = np.array([each.position for each in found])
     directions = np.array([each.directions for each in found])
@@ -93,25 +92,25 @@ def misplaced(source: ImageSource) -> str:
     return ""
 
 
-_BRIGHTEST = 99.7  # percent of the pixels that a preview tells apart
-_WIDEST = 512  # pixels of a plane that travels from process to process
+_BRIGHTEST = 99.7  # percent of the pixels that a preview resolves
+_WIDEST = 512  # pixels of a plane that is sent between processes
 
 
 def shades(plane: NDArray[Any]) -> NDArray[np.uint8]:
-    """Magnitudes (y, x) as grey values, the brightest few alike."""
+    """Magnitudes (y, x) as grey values; the brightest few saturate."""
     brightest = float(np.percentile(plane, _BRIGHTEST)) or float(plane.max()) or 1.0
     return np.rint(np.clip(plane / brightest, 0, 1) * 255).astype(np.uint8)
 
 
 def packed(pixels: NDArray[np.uint8]) -> dict[str, Any]:
-    """Ready for JSON; wide planes with fewer pixels."""
+    """Ready for JSON; wide planes are subsampled."""
     step = -(-max(pixels.shape) // _WIDEST)
     thinned = np.ascontiguousarray(pixels[::step, ::step])
     return {"shape": list(thinned.shape), "zlib": base64.b64encode(zlib.compress(thinned.tobytes())).decode()}
 
 
 def unpacked(found: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """StorageError where it is damaged."""
+    """Raises StorageError if it is damaged."""
     try:
         return np.frombuffer(zlib.decompress(base64.b64decode(found["zlib"])), np.uint8).reshape(found["shape"])
     except (KeyError, TypeError, ValueError, zlib.error) as error:

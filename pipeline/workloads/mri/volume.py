@@ -1,12 +1,12 @@
-"""One large image, its coils a few at a time, and shared by several ranks where there are any.
+"""Reconstructs one large image, a few coils at a time; several ranks may share its coils.
 
-Every rank reads the file, keeps its own channels, and works out weights and kernel itself. What needs all coils goes
-round once: the compression's correlations, the coarse images that the sensitivities come from, and the sum of the maps'
-squares. In each iteration a rank applies its coils' part of the normal operator, and one all-reduce of the image gives
-the whole; all ranks then take the same step. Where a rank is lost, those that are left go on with the iteration that
-any of them has come to: they keep it, and the coarse images, and take over the lost coils.
+Every rank reads the file, keeps its own channels, and computes weights and kernel itself. Three results need all coils
+and are communicated once: the correlations for compression, the coarse images for the sensitivities, and the sum of the
+maps' squares. In each iteration a rank applies its coils' part of the normal operator, an all-reduce of the image
+completes it, and all ranks take the same step. If a rank is lost, the others continue from the latest iteration that
+any of them has: each keeps a checkpoint, with the coarse images, and they take over the lost coils.
 
-On one rank there is nothing to go round. Maps that the device has no room for come to it from the host.
+A single rank communicates nothing. Maps that do not fit the device are streamed from the host.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
 
-# Samples of all coils that are on the host at a time, besides those that are kept.
+# Samples of all coils that are read at a time, besides those that are kept.
 _BLOCK_BYTES = 64 << 20
-# Images on the device besides the maps: those of conjugate gradients, and what is between two of their steps.
+# Images on the device besides the maps: those of conjugate gradients and their temporaries.
 _IMAGES = 8
-# Of the device's free memory: the rest is for what cannot be told before, such as the FFTs' work space.
+# Share of the device's free memory: the rest is for unpredictable needs, such as the FFTs' work space.
 _USED = 0.9
-_GRID_CELLS = 1 << 29  # of the finer grids that samples are spread to, of all coils that go together
+_GRID_CELLS = 1 << 29  # of the oversampled grids of all coils of a group
 ITEM = np.dtype(np.complex64).itemsize
 
 
 @dataclass(kw_only=True, eq=False)
-class _Kept:
-    """What a rank keeps for another try."""
+class _Checkpoint:
+    """What a rank keeps for a retry."""
 
     mixing: NDArray[np.complex128] | None = None
     centre: CentreImages | None = None
@@ -67,13 +67,13 @@ class _Kept:
 
     @property
     def state(self) -> NDArray[np.int64]:
-        """What there is: mixing, coarse images, iterations (−1: not begun)."""
+        """Whether there are mixing and coarse images, and the iteration (−1: not started)."""
         number = -1 if self.progress is None else self.progress.number
         return np.array([self.mixing is not None, self.centre is not None, number], np.int64)
 
 
 def device_room(xp: Any) -> int | None:
-    """Bytes that are free on the current device; None on a CPU, where the maps are the host's own."""
+    """Free bytes on the current device; None on a CPU, where maps are in host memory anyway."""
     if xp is np:
         return None
     free, _ = xp.cuda.runtime.memGetInfo()
@@ -81,7 +81,7 @@ def device_room(xp: Any) -> int | None:
 
 
 class VolumeReconstruction:
-    """One image's way through a rank."""
+    """One rank's part in the reconstruction of an image."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class VolumeReconstruction:
         follow: Callable[[int, Any], None] | None,
         note_read: Callable[[float, int], None],
     ) -> None:
-        """like: any array of the rank's device. host_bytes: what maps may take on the host, where a GPU is too small
-        for them. note_read: told the seconds and bytes of each read."""
+        """like: any array of the rank's device. host_bytes: what maps may take on the host if they do not fit
+        the GPU. note_read: called with the seconds and bytes of each read."""
         self._source = source
         self._asked = parameters
         self._reconstruction = reconstruction
@@ -111,14 +111,14 @@ class VolumeReconstruction:
         self._made_again = False
         self._own = list(peers.shards)
         known = [peers.partials[shard] for shard in self._own if shard in peers.partials]
-        self._kept: _Kept = known[0] if known else _Kept()
-        peers.partials.update(dict.fromkeys(self._own, self._kept))
+        self._checkpoint: _Checkpoint = known[0] if known else _Checkpoint()
+        peers.partials.update(dict.fromkeys(self._own, self._checkpoint))
 
     def reconstructed(self, trajectory: Trajectory) -> Reconstructed:
-        """The image and its curve, alike on all ranks. Raises what a collective does where a rank is lost."""
+        """The image and its curve, the same on all ranks. Raises the errors of a collective if a rank is lost."""
         geometry = self._reconstruction.geometry(trajectory, self._like)
         transform, error = self._reconstruction.corrected(self._image, trajectory, geometry, self._like)
-        leader, states = self._agree()
+        leader, states = self._states()
         mixing = self._mixing(bool(states[:, 0].all()))
         begun_before = states[leader, 2] >= 0
         estimated = self._asked.sensitivities in ("walsh", "espirit")
@@ -140,17 +140,17 @@ class VolumeReconstruction:
             notes=self._notes(maps.placed),
         )
 
-    def _agree(self) -> tuple[int, NDArray[np.int64]]:
-        """Which rank has come farthest, and what each has kept."""
-        states = self._peers.control.allgather(self._kept.state)
+    def _states(self) -> tuple[int, NDArray[np.int64]]:
+        """The rank with the latest iteration, and the state of every rank's checkpoint."""
+        states = self._peers.control.allgather(self._checkpoint.state)
         return int(np.argmax(states[:, 2])), states
 
     # Channels, samples and maps
 
     def _mixing(self, known: bool) -> NDArray[np.complex128]:
-        """(channels, coils): prewhitening and compression; the compression's correlations are shared work."""
-        if known and self._kept.mixing is not None:
-            return self._kept.mixing
+        """(channels, coils): prewhitening and compression; the ranks share the work of compression."""
+        if known and self._checkpoint.mixing is not None:
+            return self._checkpoint.mixing
         white = self._source.white
         whole = np.eye(self._source.coils, dtype=np.complex128) if white is None else white
         if self._asked.compress is not None:
@@ -160,7 +160,7 @@ class VolumeReconstruction:
                     samples = mixed(self._read(block), whole).reshape(len(whole), -1)
                     gram += samples @ samples.conj().T
             whole = strongest_channels(self._peers.control.allreduce(gram), self._asked.compress)[0] @ whole
-        self._kept.mixing = whole
+        self._checkpoint.mixing = whole
         return whole
 
     def _blocks(self) -> Sequence[Readouts]:
@@ -178,9 +178,9 @@ class VolumeReconstruction:
         return samples
 
     def _own_samples(self, mixing: NDArray[np.complex128], parts: Sequence[slice]) -> list[NDArray[Any]]:
-        """Of each group of own channels (channels, m), on the host: all coils come by in blocks of readouts."""
+        """Of each group of own channels (channels, m), on the host: blocks of readouts are read with all coils."""
         readouts, length = self._image.readouts, self._image.samples
-        # Not pinned: they go to the device once, and pinning takes longer than that.
+        # Not pinned: pinning takes longer than copying them to the device once.
         kept = [np.empty((part.stop - part.start, self._image.points), np.complex64) for part in parts]
         rows = [mixing[self._own[part]] for part in parts]
         plain = self._source.white is None and self._asked.compress is None
@@ -201,13 +201,13 @@ class VolumeReconstruction:
         geometry: Geometry,
         known: bool,
     ) -> sensitivities.CoarseMaps:
-        """What the k-space centre of all channels tells of their sensitivities."""
+        """Coarse sensitivities from the k-space centre of all channels."""
         asked = self._asked
         find = sensitivities.coarse_walsh if asked.sensitivities == "walsh" else sensitivities.coarse_espirit
         try:
-            if not known or self._kept.centre is None:
-                self._kept.centre = self._centre(len(mixing), samples, trajectory, geometry)
-            return find(self._kept.centre)
+            if not known or self._checkpoint.centre is None:
+                self._checkpoint.centre = self._centre(len(mixing), samples, trajectory, geometry)
+            return find(self._checkpoint.centre)
         except ValueError as error:
             raise ParameterError(
                 f"--calibration {asked.calibration}: {self._source.path}: {error}; choose another, or --sensitivities"
@@ -216,7 +216,7 @@ class VolumeReconstruction:
     def _centre(
         self, channels: int, samples: Sequence[NDArray[Any]], trajectory: Trajectory, geometry: Geometry
     ) -> CentreImages:
-        """The coarse images of all channels, each made by the rank that has the channel."""
+        """The coarse images of all channels; each rank computes those of its own."""
         asked, shape, xp = self._asked, self._source.grid.shape, self._xp
         where = in_centre(trajectory.points, shape, asked.calibration)
         central = np.concatenate([group[:, where] for group in samples])
@@ -241,24 +241,24 @@ class VolumeReconstruction:
         toeplitz: Toeplitz | None,
         samples: Sequence[NDArray[Any]],
     ) -> GroupedMaps:
-        """Those of the rank's channels, where there is room for them."""
+        """The maps of the rank's channels, placed on the device or the host."""
         shape = self._source.grid.shape
         placed = self._placing(toeplitz, samples)
         self._made_again = self._refuse_or_make_again(placed, coarse is not None)
         maps = GroupedMaps(self._like, len(self._own), shape, placed, made_again=self._made_again)
         if coarse is not None:
-            maps.make(lambda part: coarse.fine(self._own[part], shape), self._added, coarse.mask(shape))
+            maps.make(lambda part: coarse.fine(self._own[part], shape), self._squares_sum, coarse.mask(shape))
             return maps
         given = self._source.sensitivities(self._image.readouts.slice)
         assert given is not None, "a file's"
         plain = self._source.white is None and self._asked.compress is None
         maps.make(
             lambda part: self._xp.asarray(given[self._own[part]] if plain else mixed(given, mixing[self._own[part]])),
-            self._added,
+            self._squares_sum,
         )
         return maps
 
-    def _added(self, squares: Any) -> Any:
+    def _squares_sum(self, squares: Any) -> Any:
         return self._peers.communicator.allreduce(squares)
 
     def _placing(self, toeplitz: Toeplitz | None, samples: Sequence[NDArray[Any]]) -> Placing:
@@ -276,14 +276,14 @@ class VolumeReconstruction:
         except ValueError as error:
             raise OutOfDeviceMemory(
                 f"{self._source.path}: an image of {pixels} pixels takes {format_bytes(taken)} of the GPU besides its "
-                f"coils, and {format_bytes(free)} are free: split the coils over more GPUs, or take --device cpu"
+                f"coils, and {format_bytes(free)} are free: split the coils over more GPUs, or use --device cpu"
             ) from error
         return found
 
     def _refuse_or_make_again(self, placed: Placing, estimated: bool) -> bool:
-        """Whether maps that the device has no room for are made again in each pass: the host has no room either.
+        """Whether maps that fit neither the device nor the host are recomputed in each pass.
 
-        ParameterError where they are a file's, which the host must then hold.
+        ParameterError if they come from a file: the host must hold those.
         """
         if placed.streamed <= self._host_bytes:
             return False
@@ -305,14 +305,14 @@ class VolumeReconstruction:
         geometry: Geometry,
         leader: int | None,
     ) -> tuple[Any, Any]:
-        """leader: the rank whose iteration all go on with; None: there is none."""
-        asked, kept = self._asked, self._kept
+        """leader: the rank from whose iteration all continue; None: from the start."""
+        asked, checkpoint = self._asked, self._checkpoint
         if leader is None:
             right = self._confirmed_sum(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
             samples.clear()
             if asked.method == "gridding":
                 return right, None
-            kept.progress = begun(right, asked.iterations)
+            checkpoint.progress = begun(right, asked.iterations)
             del right
         else:
             self._follow_leader(leader)
@@ -330,24 +330,24 @@ class VolumeReconstruction:
             normal,
             None,
             iterations=asked.iterations,
-            damping=asked.lamda,
+            damping=asked.damping,
             tolerance=asked.tolerance,
             on_iteration=self._follow,
-            progress=kept.progress,
+            progress=checkpoint.progress,
             agreed=self._agreed,
         )
 
     def _confirmed_sum(self, part: Any) -> Any:
-        """Of all ranks' parts: each iteration is kept for another try."""
+        """The sum of all ranks' parts, confirmed by all: the checkpoint must not keep an incomplete one."""
         whole = self._peers.communicator.allreduce(part)
         self._peers.communicator.confirm()
         return whole
 
     def _follow_leader(self, leader: int) -> None:
-        """The iteration that one rank has come to, on all of them. Who has got half of it has nothing to go on with."""
-        mine, xp, shape = self._kept.progress, self._xp, self._source.grid.shape
+        """Copy the leader's iteration to all ranks. A rank that receives only part of it loses its checkpoint."""
+        mine, xp, shape = self._checkpoint.progress, self._xp, self._source.grid.shape
         if self._peers.rank != leader:
-            self._kept.progress = None
+            self._checkpoint.progress = None
         if mine is None:
             mine = begun(xp.zeros(shape, np.complex64), self._asked.iterations)
         for name in ("solution", "residual", "direction"):
@@ -360,10 +360,10 @@ class VolumeReconstruction:
         mine.number = int(scalars[2])
         mine.squares = xp.asarray(scalars[3:])
         self._peers.communicator.confirm()
-        self._kept.progress = mine
+        self._checkpoint.progress = mine
 
     def _agreed(self, residual: float) -> float:
-        """Rank 0's: processors may round differently, and all ranks must stop at the same iteration."""
+        """Rank 0's residual: processors may round differently, and all ranks must stop at the same iteration."""
         return float(self._peers.control.broadcast(np.array([residual]))[0])
 
     def _notes(self, placed: Placing) -> Mapping[str, str]:
@@ -383,10 +383,10 @@ class VolumeReconstruction:
 
 
 def samples_bytes(source: ImageSource, image: Image) -> int:
-    """Of all coils of an image."""
+    """Bytes of the samples of all coils of an image."""
     return source.coils * image.points * ITEM
 
 
 def maps_bytes(source: ImageSource) -> int:
-    """Of all channels of an image."""
+    """Bytes of the maps of all channels of an image."""
     return source.channels * math.prod(source.grid.shape) * ITEM

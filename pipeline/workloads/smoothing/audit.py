@@ -1,4 +1,4 @@
-"""A smoothing job checks itself: random outputs, computed again in float64 by the plain definition."""
+"""Audits a smoothing job: recomputes random outputs in float64 by the plain definition."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipeline.workloads.protocol import Audit, random_places
 from pipeline.workloads.smoothing.parameters import SmoothingParameters
 
 SAMPLES = 100
-# Integers are rounded to nearest in the end. The Gaussian's fixed-point weights add up to 0.29 (16 bits, the widest
-# kernel) and its float32 sums a little: one step is what is promised, 0.573 the worst that a search for bad images has
-# found. Of uint8, sums are exact, but rounded to quarters between axes: off by at most 0.81 along two axes, and by 0.23
-# more along each further one.
+# Integers are rounded to nearest at the end. The Gaussian's fixed-point weights err by up to 0.29 (16 bits, the widest
+# kernel), its float32 sums by a little: the promise is one step, and the worst error of a search for bad images 0.573.
+# Sums of uint8 are exact, but rounded to quarters between axes: off by at most 0.81 along two axes, and by 0.23 more
+# along each further one.
 INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 FURTHER_AXIS = 0.25
 # Relative to the largest magnitude in the window: 3 axes × 8 doublings (box) or 127 fused steps (Gaussian).

@@ -27,7 +27,7 @@ class SmoothingParameters(Parameters):
     truncate: float = Field(4.0, description="gaussian: cut the kernel at this many standard deviations", gt=0)
     radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
-        "reflect", description="what lies beyond the edge"
+        "reflect", description="samples beyond the edge"
     )
     cval: float = Field(0.0, description="the value beyond the edge with mode constant")
     axes: tuple[str, ...] | None = Field(
@@ -49,7 +49,7 @@ class SmoothingParameters(Parameters):
     @classmethod
     def _box(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
         for size in sizes or ():
-            box_window(0, size, "reflect")  # refuses what is none, before any image is there
+            box_window(0, size, "reflect")  # raises ValueError before any image is opened
         return sizes
 
     @field_validator("axes", mode="before")
@@ -77,7 +77,7 @@ class SmoothingParameters(Parameters):
             sigmas, radii = self.sigma or (), self.radius or (None,)
             count = max(len(sigmas), len(radii))
             try:
-                # Refuses what is none, before any image is there; how many values fit, the image's axes say.
+                # Raises ValueError before any image is opened; the image's axes limit the number of values later.
                 for sigma, radius in zip(_each(sigmas, count), _each(radii, count), strict=False):
                     gaussian_radius(sigma, truncate=self.truncate, radius=radius)
             except ValueError as error:
@@ -89,14 +89,14 @@ class SmoothingParameters(Parameters):
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
         if math.isnan(self.cval) and self.nan_policy != "propagate":
-            # Where an image is cut its borders are samples among others, and would be left out or refused like them.
+            # In a chunk the border's samples are like any others: they would be omitted or refused too.
             raise ValueError(
                 f"--cval nan does not go with --nan-policy {self.nan_policy}: give a number, or --nan-policy propagate"
             )
         return self
 
     def named(self, fault: str) -> str:
-        """The parameter that a fault is about: the one it begins with, else the one that says how far windows reach."""
+        """The parameter of an error message: the one it starts with, else the one that sets the window's extent."""
         if self.filter == "box":
             return "size"
         stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
@@ -105,7 +105,7 @@ class SmoothingParameters(Parameters):
         return stated or "sigma"
 
     def _differs(self, name: str) -> bool:
-        """From the default: what would be ignored is refused, but who spells out every default is not."""
+        """Whether it differs from the default; options without effect are refused only then."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     def in_force(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class SmoothingParameters(Parameters):
 
 
 def _each(values: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """One value stands for all."""
+    """One value applies to all."""
     return values * count if len(values) == 1 else values
 
 

@@ -111,6 +111,22 @@ def test_files_among_the_parameters_lie_under_the_roots_too(world, workload, par
     assert_problem(refused, 422, "/x/y.npy: is outside the service's data roots")
 
 
+def test_lambda_is_the_name_and_lamda_an_alias(world):
+    client = world.http()
+    schema = next(each for each in client.get("/v1/workloads").json() if each["name"] == "mri")["parameters"]
+    assert "lambda" in schema["properties"]
+    assert not {"lamda", "damping"} & schema["properties"].keys()
+    for name in ("lambda", "lamda"):
+        assert submit(client, workload="mri", output=f"{name}.npy", parameters={name: 0}).status_code == 201
+        refused = submit(client, workload="mri", output="out.npy", parameters={name: -1})
+        assert_problem(refused, 422, f"parameters.{name}: ")
+    assert_problem(
+        submit(client, workload="mri", output="out.npy", parameters={"lambda": 1, "lamda": 2}),
+        422,
+        "parameters.lamda: there is no such parameter",
+    )
+
+
 @pytest.mark.parametrize("workload", ["smooth", "coulomb", "mri"])
 @pytest.mark.parametrize("output", ["out.docx", "out"])
 def test_an_output_that_no_format_can_hold_is_refused_as_a_run_refuses_it(world, millrace, workload, output):

@@ -135,9 +135,18 @@ def test_the_form_asks_for_every_parameter(world):
     client = world.http()
     for name, workload in workloads().items():
         text = page(client, f"/submit?workload={name}")
-        for field in workload.Parameters.model_fields:
-            assert f'data-parameter="{field}"' in text
+        for field, info in workload.Parameters.model_fields.items():
+            assert f'data-parameter="{info.alias or field}"' in text
     assert client.get("/submit?workload=mining").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["lambda", "lamda"])
+def test_the_form_shows_an_earlier_job_s_lambda_by_either_spelling(world, name):
+    client = world.http()
+    job = accepted(client, workload="mri", output="out.npy", parameters={name: 0.25})
+    text = page(client, f"/submit?like={job}")
+    assert re.search(r'data-parameter="lambda" placeholder="0.01" value="0.25"', text)
+    assert "lamda" not in text
 
 
 def test_workers_and_static_files(world):

@@ -110,13 +110,13 @@ def test_frames_are_the_same_from_memory_and_from_the_file(tmp_path, kept):
     frames = write_trajectory(tmp_path, 5)
     planned, _ = job(tmp_path, "a.pqr", "out.npy", trajectory=str(tmp_path / "a.dcd"), units="e/A", cell="none")
     chosen = planned.job._frames
-    held = chosen.keep((2 + kept) * chosen.nbytes)
+    held = chosen.cache_at_most((2 + kept) * chosen.nbytes)
     assert held == (2 + min(kept, 5)) * chosen.nbytes
     for _ in range(2):
         for number, expected in enumerate(frames):
             np.testing.assert_array_equal(chosen.atoms(number)[:, :3], expected[:, :3])
             np.testing.assert_allclose(chosen.atoms(number)[:, 3], expected[:, 3], rtol=1e-7)  # float32 on the way
-    assert len(chosen._kept) <= kept
+    assert len(chosen._cache) <= kept
     planned.output.discard()
 
 
@@ -247,19 +247,19 @@ def test_a_wrong_map_is_never_published(folder, monkeypatch, change, is_found, o
 
 # Of one frame, and of many.
 def test_one_map_is_audited_by_what_was_worked_out_while_it_was_computed(folder, monkeypatch):
-    looked, look = [], CoulombAudit.look
+    prepared, prepare = [], CoulombAudit.prepare
 
     def counted(audit, number, coordinates):
-        looked.append(number)
-        look(audit, number, coordinates)
+        prepared.append(number)
+        prepare(audit, number, coordinates)
 
     def read_again(_frames, number):
         raise AssertionError(f"frame {number} was read again for the audit")
 
-    monkeypatch.setattr(CoulombAudit, "look", counted)
+    monkeypatch.setattr(CoulombAudit, "prepare", counted)
     monkeypatch.setattr(ChosenFrames, "atoms", read_again)
     _got, receipt = make_map(folder, **GRID, cutoff=5)
-    assert looked == [0]
+    assert prepared == [0]
     assert receipt["audit"]["samples"] > 290
 
 

@@ -59,7 +59,7 @@ def test_frames_that_nobody_asked_for_are_closed(tmp_path, opened_frames):
     write_trajectory(tmp_path, 3)
     with Coulomb().prefetch(spec_of(tmp_path)):
         pass
-    assert not [thread for thread in threading.enumerate() if thread.name == "opening-ahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch-frames"]
     CoulombJob(spec_of(tmp_path)).close()
     assert opened_frames == {"opened": 2, "closed": 2}
 
@@ -76,7 +76,7 @@ def test_who_is_stopped_while_waiting_leaves_nothing_open(tmp_path, monkeypatch,
     surveyed = coulomb_frames.ChosenFrames._surveyed
 
     def slowly(self, parameters):
-        self._unwanted.wait(30)
+        self._cancelled.wait(30)
         return surveyed(self, parameters)
 
     def stop(*_):

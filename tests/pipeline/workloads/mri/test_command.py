@@ -70,6 +70,15 @@ def test_complex_values(folder, mri):
     np.testing.assert_allclose(np.abs(np.load("complex.npy")), np.load("magnitude.npy"), rtol=1e-6)
 
 
+def test_either_spelling_of_lambda_is_lambda_in_the_receipt(folder, mri):
+    for option in ("--lambda", "--lamda"):
+        name = f"{option[2:]}.npy"
+        assert mri("in.h5", name, *UNITS, option, "0.5", "--iterations", "1", "--quiet") == (0, "", "")
+        found = json.loads((folder / f"{name}.receipt.json").read_text())["parameters"]
+        assert found["lambda"] == 0.5
+        assert not {"lamda", "damping"} & found.keys()
+
+
 def test_dry_run(folder, mri):
     code, out, _ = mri("in.h5", "out.nii", *UNITS, "--dry-run", "--device", "cpu", "--frames", "10")
     assert code == 0
@@ -81,8 +90,8 @@ def test_dry_run(folder, mri):
 def test_help_names_every_option(folder, mri):
     code, out, _ = mri("--help")
     assert code == 0
-    for name in MriParameters.model_fields:
-        assert f"--{name.replace('_', '-')} " in out
+    for name, field in MriParameters.model_fields.items():
+        assert f"--{(field.alias or name).replace('_', '-')} " in out.replace(",", " ")
     assert "--traj-units [cycles/pixel|cycles/fov|radians/pixel]" in out
 
 
@@ -124,10 +133,11 @@ MISTAKES = [
         ("in.h5", "out.nii", *UNITS, "--method", "gridding", "--tolerance", "0"),
         "--tolerance belongs to --method cg-sense",
     ),
+    (("in.h5", "out.nii", *UNITS, "--method", "gridding", "--lambda", "1"), "--lambda belongs to --method cg-sense"),
     (("in.h5", "out.nii", *UNITS, "--method", "fft"), "'fft' is not one of"),
     (("in.h5", "out.nii", *UNITS, "--iterations", "0"), "--iterations"),
-    (("in.h5", "out.nii", *UNITS, "--lamda", "-1"), "--lamda"),
-    (("in.h5", "out.nii", *UNITS, "--lamda", "nan"), "--lamda"),
+    (("in.h5", "out.nii", *UNITS, "--lambda", "-1"), "--lambda: "),
+    (("in.h5", "out.nii", *UNITS, "--lamda", "nan"), "--lambda: "),
     (("in.h5", "out.nii", *UNITS, "--tolerance", "1"), "--tolerance"),
     (("in.h5", "out.nii", *UNITS, "--eps", "1"), "--eps"),
     (("in.h5", "out.nii", *UNITS, "--transform", "fast"), "'fast' is not one of"),
@@ -154,7 +164,7 @@ MISTAKES = [
     ),
     (("faint.npz", "out.nii"), "faint.npz: its noise is so faint that whitened samples may reach"),
     (("silent.npz", "out.nii"), "silent.npz: its noise is so faint that whitened samples may reach"),
-    (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: is no .npy file of plain numbers"),
+    (("one.npz", "out.nii", "--sensitivities", "text.npy"), "text.npy: not an .npy file of plain numbers"),
     (("one.npz", "out.nii", "--calibration", "3"), "--calibration"),
     (
         ("one.npz", "out.nii", "--sensitivities", "maps.npy", "--calibration", "16"),

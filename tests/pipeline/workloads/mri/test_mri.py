@@ -14,7 +14,7 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads.mri import audit as mri_audit
-from pipeline.workloads.mri.images import Kept
+from pipeline.workloads.mri.images import LruCache
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.series import affine_of
 from tests.images import read_image
@@ -477,7 +477,7 @@ def test_progress_tells_how_far_the_iterations_have_come(tmp_path):
 
 
 def test_what_is_kept_is_made_once_and_the_oldest_goes():
-    kept, made = Kept(2), []
+    kept, made = LruCache(2), []
 
     def make(key):
         made.append(key)
