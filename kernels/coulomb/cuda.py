@@ -25,7 +25,7 @@ from kernels.coulomb.structs import (
 )
 from kernels.coulomb.tuning import CUBES, OVERFLOW_BLOCKS, SLICES, THREADS
 from kernels.runtime.ladder import Variant
-from kernels.runtime.launch import kernel, on_stream
+from kernels.runtime.launch import blocks_of, kernel, on_stream
 
 # Every kernel must assign an atom to the same cell, so the compiler may not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
@@ -117,10 +117,6 @@ def _points(task: Task, unit: float) -> PointsStruct:
 
 def _cells(task: Task, cells: Cells) -> CellsStruct:
     return cells_struct(task.grid, task.scheme, task.cell, len(task.atoms), *cells.box(), cells.images, cells)
-
-
-def blocks_of(count: int, each: int) -> int:
-    return -(-count // each)
 
 
 def tiles_of(grid: Grid, tile: tuple[int, ...]) -> int:

@@ -320,7 +320,7 @@ class _Comparison(Output):
         half_unit = self._result.half_unit
         with np.errstate(all="ignore"):
             off = computed - held.astype(np.promote_types(held.dtype, np.float64))
-            rounded: NDArray[np.float64] = np.zeros(held.shape) if half_unit is None else half_unit(held) * (1 + 1e-9)
+            rounded: NDArray[np.float64] = np.zeros(held.shape) if half_unit is None else half_unit(held) * 1.001
             apart: NDArray[np.float64] = np.maximum(np.abs(off) - rounded, 0.0)
             apart[(held == computed) | (np.isnan(held) & np.isnan(computed))] = 0.0
         apart[np.isnan(apart)] = np.inf

@@ -26,11 +26,10 @@ from kernels.nufft.exact.structs import (
     AdjointStruct,
     ForwardStruct,
     ShapeStruct,
-    blocks_of,
 )
 from kernels.nufft.tuning import SLOT_BYTES, TABLE_BYTES
 from kernels.runtime.ladder import Variant
-from kernels.runtime.launch import kernel, multiprocessors, on_stream, shared_bytes_a_block
+from kernels.runtime.launch import blocks_of, kernel, multiprocessors, on_stream, shared_bytes_a_block
 
 Terms = Literal[1, 3]
 

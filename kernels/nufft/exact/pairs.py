@@ -18,9 +18,9 @@ from kernels.nufft.exact.structs import (
     STAGED_SAMPLES,
     ArraysStruct,
     StructuresStruct,
-    blocks_of,
 )
 from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import blocks_of
 
 
 def _spread(task: Any) -> str:

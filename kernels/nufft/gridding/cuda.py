@@ -15,13 +15,13 @@ from kernels.nufft.gridding.plan import (
     TILE,
     TILES_A_BLOCK,
     SortedTrajectory,
-    blocks_of,
     launch,
     rows_grid,
 )
 from kernels.nufft.gridding.spreading import KERNELS, lanes_for
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, REGION_PART
 from kernels.runtime.ladder import Variant
+from kernels.runtime.launch import blocks_of
 
 NARROW = 5  # cells of the widest kernel that reaches into one more bin, not two
 ORDERED_VALUES = 1024  # values, of all coils of a chunk, that a block reorders

@@ -11,7 +11,7 @@ import numpy as np
 
 from kernels.nufft.gridding.spreading import Spreading, deapodisation, grid_shape, kernel_for, lanes_for
 from kernels.nufft.tuning import MEAN_PARTS, REGION_PART, SPREAD_PART
-from kernels.runtime.launch import kernel, shared_bytes_a_block
+from kernels.runtime.launch import blocks_of, kernel, shared_bytes_a_block
 
 THREADS = 256
 TILE, TILES_A_BLOCK, PATCH = 4, 8, (2, 4)  # cells; tiles; a block's tiles along x and z
@@ -38,10 +38,6 @@ class GriddingStruct(ctypes.Structure):
         ("per_half", ctypes.c_float),
         ("coefficient", ctypes.c_float * COEFFICIENTS),
     ]
-
-
-def blocks_of(count: int, each: int) -> int:
-    return -(-count // each)
 
 
 def launch(entry: str, grid: tuple[int, ...], threads: int, *args: Any, stream: Any, shared_bytes: int = 0) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from kernels.nufft.exact.structs import NULL
 from kernels.nufft.gridding.cuda import Plan
-from kernels.nufft.gridding.plan import THREADS, blocks_of, launch, rows_grid, three
+from kernels.nufft.gridding.plan import THREADS, launch, rows_grid, three
 from kernels.nufft.toeplitz.kernel import LARGEST_LINE, SMALLEST_LINE, kernel_from_spread
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE, MAX_WORK
 from kernels.runtime.ladder import Variant
-from kernels.runtime.launch import on_stream, shared_bytes_a_block
+from kernels.runtime.launch import blocks_of, on_stream, shared_bytes_a_block
 
 LOGARITHMS = {1 << log: log for log in range(SMALLEST_LINE.bit_length() - 1, LARGEST_LINE.bit_length())}
 LINE_THREADS, INTERLEAVED = 256, 8
