@@ -24,28 +24,6 @@ from kernels.runtime import binaries, pdl
 from kernels.runtime.binaries import Binary
 from kernels.runtime.operations import cuda_module
 
-__all__ = [
-    "Kernel",
-    "KernelCompileError",
-    "KernelError",
-    "KernelLaunchError",
-    "Launch",
-    "Repeat",
-    "blocks_a_multiprocessor",
-    "blocks_of",
-    "cached_binary",
-    "compile_for",
-    "entries",
-    "kernel",
-    "multiprocessors",
-    "observe",
-    "on_stream",
-    "pointer",
-    "record",
-    "shared_bytes_a_block",
-    "shared_bytes_a_multiprocessor",
-]
-
 # Without the second option, NVRTC before 13.5 takes a lambda for a host function.
 LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 # A launch may always use this much shared memory; more must be granted to the kernel first.
