@@ -281,7 +281,7 @@ class Workload(Protocol):
     def Parameters(self) -> type[_Parameters]: ...  # noqa: N802 - a class
 
     def check_output(self, path: Path) -> None:
-        """Raises OutputError if no result of this kind can be stored under that name, whatever the input."""
+        """Raises OutputError if no result of this kind can have that name, for any input."""
 
     def open(self, spec: JobSpec) -> OpenJob:
         """Read headers only, and refuse what cannot be done. Raises UserError."""
@@ -300,7 +300,7 @@ class HoldsInput(Protocol):
 
 @runtime_checkable
 class Notes(Protocol):
-    """A job that remembers something of each written chunk, whichever process wrote it."""
+    """A job that keeps a note of each written chunk, from every process that writes."""
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         """Look at a chunk's outputs (host memory) before they are written. Called from several threads.

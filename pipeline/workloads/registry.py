@@ -1,7 +1,7 @@
 """The kinds of job there are, by name: those built in, and those of installed packages.
 
 A package offers workloads by entry points of the group `millrace.workloads`: a `Workload`, a class of such, or an
-operator. One that cannot be used is named in one line and leaves the others alone.
+operator. A workload that cannot be used is named in one line; the others still work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _smooth() -> Workload:
 
 # Each is imported when it is first asked for.
 _BUILT_IN: dict[str, Callable[[], Workload]] = {"coulomb": _coulomb, "mri": _mri, "smooth": _smooth}
-# Code of whoever runs the command: no service runs it.
+# Runs the code of the user who starts the command; a service refuses it.
 LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": _map}
 
 
@@ -71,7 +71,7 @@ def unusable() -> list[str]:
 
 
 def runs_own_code(name: str) -> bool:
-    """Whether a workload is not Millrace's: what kills its workers is then its author's to mend."""
+    """Whether a workload comes from outside Millrace, whose author must then fix what kills workers."""
     return name not in _BUILT_IN
 
 
@@ -110,7 +110,7 @@ def _installed(name: str) -> Workload | str:
 
 
 def _fault(name: str, workload: Any) -> str | None:
-    """Why an object is no workload of that name; None if it is one."""
+    """Why an object cannot be the workload of that name; None if it can."""
     from pipeline.workloads.operator.parameters import RESERVED
 
     lacking = [each for each in ("name", "summary", "unit", "Parameters", "check_output", "open")

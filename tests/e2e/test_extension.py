@@ -25,6 +25,8 @@ from tests.pipeline.service.soak import server
 from tests.pipeline.workloads.packages import install
 
 ROOT = Path(__file__).parents[2]
+# Where the packages are if they are not installed into the interpreter.
+THEIRS = [each for each in [os.environ.get("PYTHONPATH")] if each]
 TEMPLATE = ROOT / "docs" / "template"
 WAIT_S = 120.0
 
@@ -47,7 +49,7 @@ def folder(installed, tmp_path, monkeypatch):
     """A folder with images, whose commands see the package."""
     for name in [name for name in os.environ if name.startswith("MILLRACE_") and name != "MILLRACE_CACHE_DIR"]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), str(ROOT), *THEIRS]))
     write_image(tmp_path / "in.tif", samples_of((301, 203, 3)))
     return tmp_path
 
@@ -126,7 +128,7 @@ def failing(block):
 def test_a_service_runs_both(folder, installed, tmp_path, monkeypatch):
     install(tmp_path, "failing_package", FAILING, failing="failing_package:failing")
     install(tmp_path, "broken_package", "import absent_module", broken="broken_package:it")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(installed), str(ROOT)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(installed), str(ROOT), *THEIRS]))
     (tmp_path / "data").mkdir()
     samples, port = read_image(folder / "in.tif"), free_port()
     write_image(tmp_path / "data" / "in.npy", samples)

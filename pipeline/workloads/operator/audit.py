@@ -18,7 +18,7 @@ PLACES = 100
 INTEGER_TOLERANCE = 0.51
 # Times eps of the result's dtype, relative to the largest magnitude among the samples looked at and the result.
 FLOAT_TOLERANCE = 256
-# Without a reference: so many chunks, a box in each, with at most so many samples along an axis.
+# Without a reference: the number of chunks with a recomputed box, and the longest side of a box in samples.
 CHUNKS = 8
 BOX = 32
 
@@ -57,7 +57,7 @@ class _OperatorAudit:
         return None
 
     def add_note(self, chunk: int, note: Any) -> None:
-        """Nothing needs to be known of it."""
+        """Notes of other processes do not matter here."""
 
     def _error(self, written: Any, expected: NDArray[Any], samples: NDArray[Any]) -> float:
         """The largest difference, in sample values or relative to the largest magnitude; inf where one has a NaN."""

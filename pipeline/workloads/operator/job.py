@@ -219,7 +219,7 @@ def _fault(result: Any, shape: tuple[int, ...], dtype: np.dtype[Any], xp: Any) -
             f" returns an array of {result.shape} for a block of {shape}: return all of the block, halo included; "
             "the engine trims it"
         )
-    # Floats may be rounded to shorter ones; integers must fit whatever their values are.
+    # Floats may be rounded to shorter floats; every integer must fit.
     if not np.can_cast(result.dtype, dtype, "same_kind" if dtype.kind == "f" else "safe"):
         return f" returns {result.dtype}, which {dtype} does not hold: declare dtype=, or return the block's own dtype"
     return None

@@ -1,4 +1,4 @@
-"""`millrace run map IN OUT --function package.module:function`: somebody's plain function, on this machine alone."""
+"""`millrace run map IN OUT --function package.module:function`: a plain function, on this machine only."""
 
 from __future__ import annotations
 
