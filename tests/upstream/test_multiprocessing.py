@@ -11,7 +11,7 @@ from pathlib import Path
 CODE = """
 import multiprocessing, signal, os
 from pathlib import Path
-from pipeline.cluster.dask import fork_server
+from pipeline.cluster.dask import worker_start
 
 def masked(pid):
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
@@ -22,8 +22,8 @@ def show(pipe):
     pipe.send((os.getppid(), "kernels.runtime.compiled" in __import__("sys").modules))
 
 if __name__ == "__main__":
-    fork_server.begin()
-    context = multiprocessing.get_context(fork_server.METHOD)
+    worker_start.start_fork_server()
+    context = multiprocessing.get_context(worker_start.METHOD)
     ours, theirs = context.Pipe()
     process = context.Process(target=show, args=(theirs,))
     process.start()

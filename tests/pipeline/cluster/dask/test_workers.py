@@ -233,7 +233,7 @@ def test_a_damaged_input_is_the_users_error_on_any_worker(folder):
         (("--scheduler", "tcp://127.0.0.1:1"), "no Dask scheduler answers there"),
         (("--scheduler", "127.0.0.1:8786"), "must be an address like tcp://HOST:PORT"),
         (("--scheduler", "tcp://a:1", "--workers", "2"), "give one of them"),
-        (("--scheduler", "tcp://a:1", "--device", "cuda:1"), "with --scheduler: auto, cpu or cuda"),
+        (("--scheduler", "tcp://a:1", "--device", "cuda:1"), "with --scheduler, use auto, cpu or cuda"),
         (("--workers", "2", "--device", "cuda:0"), "--device all has a process for each GPU"),
         (("--workers", "2", "--device", "all"), "--device all means GPUs: give one of them"),
         (("--workers", "2", "--overlap", "1"), "--overlap is for one device"),

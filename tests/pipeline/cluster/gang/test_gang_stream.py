@@ -268,7 +268,7 @@ def test_a_frame_that_cannot_be_read_is_named(folder):
 
     def joining(spec, facts):
         found = original(spec, facts)
-        found._frames._frame = broken
+        found._frames.frame = broken
         return found
 
     stream = Streamed(ThreadWorkers(2), 2)
