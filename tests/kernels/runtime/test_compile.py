@@ -68,6 +68,7 @@ DEPENDENT = (
 MEMORY = re.compile(r"\b(?:ld|st|red|atom|prefetch|cp)\.[\w.:]*global")
 
 
+@pytest.mark.slow
 def test_dependent_launches_touch_no_memory_before_they_synchronize() -> None:
     compiled = compile_for("smoothing", "compute_90", DEPENDENT)
     bodies = re.split(r"\.entry ", compiled.code.decode())[1:]

@@ -80,6 +80,7 @@ def test_integers_are_identical_however_they_were_cut_and_computed(folder, millr
     assert found["chunks"] == 1
 
 
+@pytest.mark.slow
 def test_a_result_of_several_workers_is_identical(folder, millrace):
     image(folder / "in.tif")
     run = ("run", "smooth", "in.tif", "out.tif", "--filter", "gaussian", "--sigma", "2", "--chunk-bytes", "100KB")
@@ -227,6 +228,7 @@ def test_a_changed_byte_of_a_map_is_found(folder, millrace, name):
     assert "as the audit has it" in err
 
 
+@pytest.mark.slow
 def test_frames_of_a_trajectory(folder, millrace):
     write_trajectory(folder, 5)
     for combine in ("avg", "std"):
