@@ -3,6 +3,7 @@ can be written but state, cache and data, no capabilities, no sight of the repos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import pytest
 
 from kernels.smoothing import box
 from pipeline.client import Client
-from tests.deploy.waiting import WAIT_S
+from tests.deploy.waiting import WAIT_S, wait_until
 from tests.images import read_image, write_image
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,12 @@ def confined(installed, folder, socket_path):
     ]  # fmt: skip
 
 
+def received(told, messages):
+    with contextlib.suppress(TimeoutError):
+        messages.append(told.recv(4096))
+    return messages
+
+
 def test_the_wheel_serves_in_confinement(installed, tmp_path):
     for name in ("state", "cache", "data", "notify"):
         (tmp_path / name).mkdir()
@@ -100,15 +107,17 @@ def test_the_wheel_serves_in_confinement(installed, tmp_path):
     write_image(tmp_path / "data" / "in.npy", samples, "YX")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
         told.bind(str(tmp_path / "notify" / "socket"))
-        told.settimeout(WAIT_S)
+        told.settimeout(0.2)
         sandbox = confined(installed, tmp_path, tmp_path / "notify" / "socket")
         process = subprocess.Popen(
             [*sandbox, "--", "millrace", "serve", "--port", "0", "--device", "cpu", "--workers", "1", "--threads", "1"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            ready = told.recv(4096)
-            assert ready.startswith(b"READY=1\n")
+            ready = []
+            wait_until(lambda: process.poll() is not None or received(told, ready), "its start")
+            assert ready, process.communicate()[1]
+            assert ready[0].startswith(b"READY=1\n")
             address = re.fullmatch(r"Millrace serves at (\S+)\n", process.stdout.readline())[1]
             with Client(address) as client:
                 job = client.submit("smooth", "in.npy", "out.npy", size=7)

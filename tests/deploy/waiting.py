@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 # Long enough for a machine with much else to do: what is waited for is the start of several Python processes.
-WAIT_S = 300
+WAIT_S = 150
 
 
 def wait_until(condition, what, say=lambda: "", every_s=0.02):

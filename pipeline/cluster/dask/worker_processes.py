@@ -189,6 +189,9 @@ def _closed_or_killed(cluster: SpecCluster) -> Iterator[None]:
         for process in processes:
             with suppress(Exception):  # it has ended
                 os.kill(process.pid, signal.SIGKILL)
+        if cluster.scheduler.status != Status.closed:  # Dask ends it last, so not at all if a worker took too long
+            with suppress(Exception):
+                cluster.sync(cluster.scheduler.close, callback_timeout=END_SECONDS)
 
 
 @contextmanager

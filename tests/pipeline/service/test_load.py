@@ -17,7 +17,7 @@ from tests.images import write_image
 from tests.pipeline.service.calls import JOB
 from tests.pipeline.service.live import live_service
 
-WAIT_S = 300.0
+WAIT_S = 150.0
 JOBS, CLIENTS = 12, 6
 
 

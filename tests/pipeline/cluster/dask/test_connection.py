@@ -259,13 +259,15 @@ def test_a_worker_that_hangs_as_it_starts_holds_up_no_end(monkeypatch):
     """Dask would wait until it is there before it is ended."""
     monkeypatch.setattr(worker_processes, "END_SECONDS", 0.5)
     with local_workers(cpu_workers(1, 1)) as workers:
-        (nanny,) = workers._connection.client.cluster.workers.values()
+        cluster = workers._connection.client.cluster
+        (nanny,) = cluster.workers.values()
         first = nanny.pid
         kill_9(psutil.Process(first))
         wait_until(lambda: nanny.pid not in (None, first), "the start of another process")
         hanging = psutil.Process(nanny.pid)
         hanging.suspend()
     wait_until(lambda: not hanging.is_running(), "its end")
+    assert cluster.scheduler.status.name == "closed"
 
 
 @pytest.mark.parametrize("role", ["client", "scheduler", "worker"])

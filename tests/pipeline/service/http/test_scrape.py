@@ -36,7 +36,7 @@ from tests.images import write_image
 from tests.pipeline.scrapes import families, samples, scraped
 from tests.pipeline.service.conftest import LOCAL
 
-WAIT_S = 300.0
+WAIT_S = 150.0
 SHAPE = (900, 301)
 # Told by GPUs and by ranks that talk to each other, which this cluster has not.
 ELSEWHERE = ("millrace_gpu_", "millrace_collective_", "millrace_communicator_")
