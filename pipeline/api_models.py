@@ -10,6 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# A worker whose last heartbeat is older is shown as silent.
+SILENT_S = 5.0
+
 
 class State(StrEnum):
     QUEUED = "queued"
@@ -99,6 +102,7 @@ class WorkerView(BaseModel):
     name: str
     model: str | None = None
     host: str | None = None
+    heartbeat_age_s: float | None = Field(None, description="seconds since its last heartbeat, to about two seconds")
     load: float | None = Field(None, description="how busy it is, 0 to 1")
     memory_used_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the worker's process")
     memory_total_bytes: int | None = Field(None, description="of the GPU; on the CPU, of the host")

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from pipeline.api_models import SILENT_S
 from pipeline.cli.local import FILE_PATH, kept
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes
@@ -235,6 +236,8 @@ def _show(found: list[Any], as_json: bool, line: Callable[[Any], str], *, listed
 
 def _worker_line(worker: dict[str, Any]) -> str:
     said = [worker.get("host") or "", worker["name"], worker.get("model") or ""]
+    if (age_s := worker.get("heartbeat_age_s") or 0.0) > SILENT_S:
+        said.append(f"last heartbeat {age_s:.0f} s ago")
     if worker.get("load") is not None:
         said.append(f"{100 * worker['load']:.0f} % busy")
     if worker.get("memory_used_bytes") is not None and worker.get("memory_total_bytes"):

@@ -142,12 +142,50 @@ def run_segment(
             report(record.counts())
 
     with (
-        _using(job) as opened,
+        _noted(job, left[0]) as running,
+        _using(job, running) as opened,
         Checkpoints(ledger, opened.output, opened.device.name, joined=opened.saving) as checkpoints,
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
     return SegmentReceipt(segment=segment, notes=notes, stages=record.counts())
+
+
+@dataclass(kw_only=True, eq=False)
+class _Running:
+    """A running segment; times are of the monotonic clock."""
+
+    job: str
+    first: int  # of its chunks
+    began: float
+    pipeline: DevicePipeline | None = None  # once the job is open
+
+    def in_hand(self) -> tuple[int, float]:
+        chunk, since = self.pipeline.oldest_step if self.pipeline is not None else (None, 0.0)
+        return (self.first, max(since, self.began)) if chunk is None else (chunk, since)
+
+
+_running: set[_Running] = set()
+
+
+@contextmanager
+def _noted(job: ClusterJob, first: int) -> Iterator[_Running]:
+    segment = _Running(job=job.name, first=first, began=time.monotonic())
+    _running.add(segment)
+    try:
+        yield segment
+    finally:
+        _running.discard(segment)
+
+
+def in_hand() -> dict[str, tuple[int, float]]:
+    """By job with running segments: the chunk that has been in one stage longest, and for how many seconds.
+
+    While the job is opened, or chunks are made durable, it is the segment's first chunk.
+    """
+    now = time.monotonic()
+    found = {segment.job: segment.in_hand() for segment in list(_running)}
+    return {job: (chunk, now - since) for job, (chunk, since) in found.items()}
 
 
 # Set when this process is about to end.
@@ -254,7 +292,7 @@ _opening = threading.Lock()
 
 
 @contextmanager
-def _using(job: ClusterJob) -> Iterator[_OpenJob]:
+def _using(job: ClusterJob, running: _Running) -> Iterator[_OpenJob]:
     """The job as this process has it open; it stays open while it is in use. MillraceError if it has ended."""
     with _opening:
         _ended.refuse(job.name)
@@ -263,6 +301,7 @@ def _using(job: ClusterJob) -> Iterator[_OpenJob]:
             _close_idle()
             opened = _jobs[job.name] = _OpenJob(job, own_device(job.worker_device))
         opened.users += 1
+    running.pipeline = opened.pipeline
     failed = True
     try:
         yield opened

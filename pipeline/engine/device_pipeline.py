@@ -120,6 +120,8 @@ class DevicePipeline:
         self._failed = threading.Event()
         self._is_ending = False
         self._passages: set[_Passage] = set()
+        self._steps: dict[int, tuple[int, float]] = {}  # by thread: the chunk in its hands, and since when
+        self._stepped_at = time.monotonic()
         self._lock = threading.Lock()
         for _ in range(slots):
             self._free.put(device.allocate(*slot_bytes))
@@ -146,6 +148,12 @@ class DevicePipeline:
         for thread in self._threads:
             thread.join()
         self._device.drain()
+
+    @property
+    def oldest_step(self) -> tuple[int | None, float]:
+        """The chunk that has been in one stage longest, and since when, on the monotonic clock; None if none is in a
+        stage, and when the last one left its stage."""
+        return min(list(self._steps.values()), key=lambda step: step[1], default=(None, self._stepped_at))
 
     def end(self, error: BaseException, within_s: float | None = None) -> None:
         """End the pipeline from another thread, instead of leaving the context: chunks that have been or are being read
@@ -227,7 +235,10 @@ class DevicePipeline:
         self._free.end()
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _step(self, chunk: Chunk) -> Iterator[None]:
+        """A thread works on a chunk; an error ends the pipeline."""
+        thread = threading.get_ident()
+        self._steps[thread] = chunk.index, time.monotonic()
         try:
             yield
         except Interrupted:
@@ -235,6 +246,9 @@ class DevicePipeline:
         except BaseException as error:
             self._counted.failed()
             self._fail(error)
+        finally:
+            self._stepped_at = time.monotonic()
+            del self._steps[thread]
 
     def _going(self, line: SimpleQueue[T | None]) -> Iterator[T]:
         """The items of a queue until its end; after a failure no more."""
@@ -250,7 +264,7 @@ class DevicePipeline:
             slot = None if self._is_ending else self._free.get()
             if slot is None:
                 continue
-            with self._failing():
+            with self._step(chunk):
                 began = time.perf_counter()
                 self._job.read(chunk, slot.inputs(chunk))
                 passage.record.add("read", chunk.index, began, time.perf_counter(), chunk.input_bytes)
@@ -265,7 +279,7 @@ class DevicePipeline:
         self._device.enter()
         with interruptible(self._failed):
             for item in self._going(self._filled):
-                with self._failing():
+                with self._step(item.chunk):
                     self._device.process(self._job, item.chunk, item.slot, item.passage.record)
                     self._started.put(item)
 
@@ -273,7 +287,7 @@ class DevicePipeline:
         self._device.enter()
         batch: list[_Item] = []
         for item in self._going(self._started):
-            with self._failing():
+            with self._step(item.chunk):
                 self._device.finish(item.chunk, item.slot, item.passage.record)
                 batch.append(item)
                 with self._lock:

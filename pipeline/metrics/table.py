@@ -148,6 +148,10 @@ TABLE = (
     # Workers and the program
     Metric("millrace_workers", "gauge", "workers", (), "Worker processes that are alive.", "service"),
     Metric(
+        "millrace_worker_heartbeat_age_seconds", "gauge", "seconds", ("worker",),
+        "Time since a worker's last heartbeat, which it sends twice a second, to about two seconds.", "service",
+    ),
+    Metric(
         "millrace_worker_restarts_total", "counter", "restarts", (),
         "Worker processes that ended and were started anew: by the service those of its own, by a worker of "
         "`millrace worker` itself.",

@@ -30,6 +30,7 @@ from pipeline.service.http.app_state import Service
 from pipeline.service.http.connections import TimedRequests
 from pipeline.service.http.scrape import begin_job_counts
 from pipeline.service.http.tokens import TokensFile
+from pipeline.service.http.views import no_worker
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
@@ -228,7 +229,7 @@ def _missing(
     if stopping.is_set():
         return "the service is stopping"
     try:
-        return store_fault() or (None if workers() else "there is no worker")
+        return store_fault() or no_worker(workers())
     except MillraceError as error:
         return str(error)
 

@@ -128,6 +128,11 @@ def _health() -> list[Panel]:
             thresholds=Steps(GOOD, ((3, BAD),)),
         ),
         graph(
+            "Age of heartbeats", "Time since each worker's last one. Above a minute an alert comes.", "s",
+            [Query("max by (worker) (millrace_worker_heartbeat_age_seconds)", "{{worker}}")],
+            thresholds=Steps(GOOD, ((60, BAD),)),
+        ),
+        graph(
             "Chunks", "How many each second: written, kept from an earlier run of the job, or failed.",
             "suffix: chunks/s",
             [Query("sum by (outcome) (rate(millrace_chunks_total[$__rate_interval]))", "{{outcome}}")],

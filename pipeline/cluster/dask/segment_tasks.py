@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -93,7 +94,7 @@ class SegmentTasks:
         """The receipt; None where the segment shall run again because its worker died."""
         if self._client.status != "running":
             raise scheduler_lost(self._where)
-        chunks = f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
+        chunks = _named(segment)
         try:
             error = future.exception()
             if error is None:
@@ -114,17 +115,27 @@ class SegmentTasks:
                 f"a worker of {self._where} failed at {chunks}: {type(error).__name__}: {error}"
             ) from error
         if isinstance(error, KilledWorker) and runs_own_code(self._job.spec.workload):
-            spec = self._job.spec
-            name = getattr(spec.parameters, "function", "") if spec.workload in LOCAL_ONLY else spec.workload
-            raise OperatorError(
-                f"{name}: {chunks} took down {error.allowed_failures + 1} workers of {self._where}, one after another: "
-                "see their logs"
+            suspects = " or ".join(sorted((chunks, *self._killed_too()), key=len))
+            raise chunks_failed(
+                self._job,
+                f"{suspects} took down {error.allowed_failures + 1} workers of {self._where}, one after another: "
+                "see their logs",
             ) from error
         if self._attempts[segment] == MOST_ATTEMPTS:
-            raise ClusterError(
-                f"{chunks} took down one worker after another of {self._where}: see their logs"
+            raise chunks_failed(
+                self._job, f"{chunks} took down one worker after another of {self._where}: see their logs"
             ) from error
         return None
+
+    def _killed_too(self) -> list[str]:
+        """The chunks of other segments that ran on the same workers and are given up at the same moment."""
+        found, until = [], time.monotonic() + LIVENESS_SECONDS
+        with suppress(queue.Empty):
+            while True:
+                future = self._finished.get(timeout=max(until - time.monotonic(), 0.0))
+                if future in self._running and isinstance(future.exception(), KilledWorker):
+                    found.append(_named(self._running[future]))
+        return found
 
     def _end(self) -> None:
         """Cancel the remaining tasks, and have the workers close the job.
@@ -143,6 +154,19 @@ class SegmentTasks:
         closing.start()
         if stopped:
             closing.join(CLOSE_SECONDS)
+
+
+def chunks_failed(job: ClusterJob, what: str) -> MillraceError:
+    """The error of chunks that end or hang one worker after another: an OperatorError if they run a user's function."""
+    spec = job.spec
+    if not runs_own_code(spec.workload):
+        return ClusterError(what)
+    name = getattr(spec.parameters, "function", "") if spec.workload in LOCAL_ONLY else spec.workload
+    return OperatorError(f"{name}: {what}")
+
+
+def _named(segment: Segment) -> str:
+    return f"chunks {segment.chunks[0]} to {segment.chunks[-1]}"
 
 
 async def _close_job(name: str, wait: bool) -> None:

@@ -27,6 +27,7 @@ from pipeline import metrics
 from pipeline.cluster.dask import scheduler as scheduler_setup
 from pipeline.cluster.dask import worker_start, worker_states
 from pipeline.cluster.dask.connection import Connection
+from pipeline.cluster.dask.hung_workers import LocalWorkers, silent_replaced
 from pipeline.cluster.dask.worker_start import WorkerSpec
 from pipeline.cluster.dask.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
 from pipeline.cluster.segments import WorkerDevice, leave
@@ -110,7 +111,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
         "preload": [worker_states.__name__],
         "silence_logs": logging.CRITICAL,
     }
-    workers = {
+    nannies = {
         number: {"cls": _Nanny, "options": common | {"env": spec.environment, "name": f"millrace-{number}"}}
         for number, spec in enumerate(specs)
     }
@@ -124,7 +125,7 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
     with dask.config.set(_CONFIG):
         worker_start.start_fork_server()
         try:
-            cluster = SpecCluster(workers, scheduler, security=security, silence_logs=logging.CRITICAL)
+            cluster = SpecCluster(nannies, scheduler, security=security, silence_logs=logging.CRITICAL)
         except Exception as error:
             raise ClusterError(f"the local workers do not start: {_reason(error)}") from error
         where = "the local cluster"
@@ -134,7 +135,10 @@ def local_workers(specs: Sequence[WorkerSpec]) -> Iterator[DaskWorkers]:
                 connection.client.wait_for_workers(len(specs), timeout=START_SECONDS)
             except TimeoutError as error:
                 raise ClusterError(f"the local workers do not start: {error}") from error
-            yield DaskWorkers(connection, specs[0].device, where)
+            local = LocalWorkers(lambda: list(cluster.workers.values()))
+            workers = DaskWorkers(connection, specs[0].device, where, local.end)
+            with silent_replaced(workers.last_heard, local):
+                yield workers
 
 
 def _security() -> Security:

@@ -19,13 +19,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from pipeline import metrics
 from pipeline.cluster import segments
+from pipeline.cluster.silence import Silence
 from pipeline.engine.planned import PlannedDevice
 from pipeline.workloads import workloads
 
 # The environment variable with which a nanny passes on how often its worker was restarted.
 RESTARTS = "MILLRACE_WORKER_RESTARTS"
 LOOK_S = 1.0
-_REPORT = "millrace"  # the key of our report in a worker's heartbeats
+REPORT = "millrace"  # the key of our report in a worker's heartbeats
 _HOST_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -55,7 +56,7 @@ def dask_setup(worker: Any) -> None:
         metrics.gpus.watch(device)  # the worker has not opened it yet
     metrics.worker_restarts.inc(int(os.environ.get(RESTARTS, "0")))
     zero_counters()
-    worker.metrics[_REPORT] = _heartbeat
+    worker.metrics[REPORT] = _heartbeat
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
@@ -78,6 +79,7 @@ def _heartbeat(worker: Any) -> dict[str, Any]:
         "gpus": metrics.gpus.states(),
         "host": socket.gethostname(),
         "host_memory_bytes": _HOST_MEMORY_BYTES,
+        "in_hand": segments.in_hand(),
     }
 
 
@@ -85,21 +87,22 @@ def _heartbeat(worker: Any) -> dict[str, Any]:
 
 
 def worker_states(
-    workers: Mapping[str, Mapping[str, Any]], devices: dict[str, Mapping[str, Any]]
+    workers: Mapping[str, Mapping[str, Any]], devices: dict[str, Mapping[str, Any]], silent_s: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """Each worker as a plain dict, from what the scheduler knows.
 
-    devices : descriptions by worker's name; updated, and used until a restarted worker reports again
+    devices  : descriptions by worker's name; updated, and used until a restarted worker reports again
+    silent_s : the age of each worker's last heartbeat, by address
 
     Every dict has `name` (of the device; of the worker until the device is known), `worker` (its name), `host`,
-    `metrics_address` (HOST:PORT, or None), `cores_busy` (1.0 is one core), `load` (0 to 1: of the GPU, or of the cores
-    that the worker computes with), `memory_used_bytes` and `memory_total_bytes` (of the GPU; on the CPU the process's
-    and the host's), and the further facts of the receipt's description of the device and of NVML.
+    `heartbeat_age_s`, `metrics_address` (HOST:PORT, or None), `cores_busy` (1.0 is one core), `load` (0 to 1: of the
+    GPU, or of the cores that the worker computes with), `memory_used_bytes` and `memory_total_bytes` (of the GPU; on
+    the CPU the process's and the host's), and the further facts of the receipt's description of the device and of NVML.
     """
     states = []
-    for found in workers.values():
+    for address, found in workers.items():
         heard = found["metrics"]
-        report = heard.get(_REPORT, {})
+        report = heard.get(REPORT, {})
         name = str(found["name"])
         if report.get("device"):
             devices[name] = report["device"]
@@ -109,6 +112,7 @@ def worker_states(
             **devices.get(name, {}),
             "worker": name,
             "host": report.get("host", host),
+            "heartbeat_age_s": round(silent_s[address], 1),
             "metrics_address": None if port is None else f"{f'[{host}]' if ':' in host else host}:{port}",
         }
         used, total = heard.get("memory"), report.get("host_memory_bytes")
@@ -158,10 +162,13 @@ class _Remote:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
+        self._silence = Silence()
 
     def __call__(self) -> list[dict[str, Any]]:
         try:
-            return worker_states(self._workers.identities(), self._workers.devices)
+            found = self._workers.identities()
+            silent_s = self._silence.seconds({address: worker["last_seen"] for address, worker in found.items()})
+            return worker_states(found, self._workers.devices, silent_s)
         except Exception:  # a client that is being closed raises anything
             return []
 

@@ -25,9 +25,11 @@ from distributed import Client, Future, KilledWorker, Semaphore, get_worker
 from pipeline import __version__, metrics
 from pipeline.cluster.communicators.base import Deadline
 from pipeline.cluster.dask.connection import Connection, listen, scheduler_lost, submit
+from pipeline.cluster.dask.hung_workers import ChunkWatch
 from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
 from pipeline.cluster.gang.gang_lock import one_at_a_time
 from pipeline.cluster.gang.gang_stream import GangStream
+from pipeline.cluster.gang.member import STUCK_EXIT_CODE
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.engine.devices.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
@@ -45,8 +47,19 @@ START_SECONDS = 60.0
 class DaskWorkers:
     """The workers of a Dask cluster as one device: what planning asks of it, and `stream` for the engine."""
 
-    def __init__(self, connection: Connection, worker_device: WorkerDevice, where: str) -> None:
-        """ClusterError or DeviceUnavailable if a worker is unfit; `where` names the cluster in messages."""
+    def __init__(
+        self,
+        connection: Connection,
+        worker_device: WorkerDevice,
+        where: str,
+        end_worker: Callable[[str], None] | None = None,
+    ) -> None:
+        """where   : names the cluster in messages
+        end_worker : ends the process of the worker at an address; default: the process is told to end
+
+        ClusterError or DeviceUnavailable if a worker is unfit.
+        """
+        self._end_worker = end_worker or (lambda address: self.tell([address], _end_process))
         self._connection = connection
         self._address = str(connection.client.scheduler.address)
         self._worker_device = worker_device
@@ -111,7 +124,13 @@ class DaskWorkers:
             gang.stream(plan, ledger, events, record)
             return record
         listen(client, self._where, STAGES_TOPIC, self._hear)  # a restarted scheduler has no subscriptions
-        run = SegmentTasks(client, cluster_job, self._where, events.check)
+        watch = ChunkWatch(self.identities, self._end_worker, cluster_job, record, self._where)
+
+        def check() -> None:
+            events.check()
+            watch()
+
+        run = SegmentTasks(client, cluster_job, self._where, check)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
         self._records[cluster_job.name] = record
         with record.timed():
@@ -302,6 +321,10 @@ def _counting(workload: Workload, events: RunEvents) -> RunEvents:
         events.on_written(chunk)
 
     return replace(events, on_written=written)
+
+
+def _end_process(address: str) -> None:
+    os._exit(STUCK_EXIT_CODE)
 
 
 def _version() -> str:

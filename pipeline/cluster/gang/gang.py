@@ -34,6 +34,7 @@ from pipeline.cluster.gang.member import (
     leave_gang,
     run_rank,
 )
+from pipeline.cluster.silence import Silence
 from pipeline.errors import Aborted, ClusterError, RankLost
 
 LEAVE_SECONDS = 2.0
@@ -155,7 +156,7 @@ class _Gang:
         self._met: set[str] = set()
         self._lost: list[str] = []
         self._overdue = 0
-        self._heard = _Heard()
+        self._silence = Silence()
 
     def run(self) -> GangResult:
         started = time.perf_counter()
@@ -270,25 +271,8 @@ class _Gang:
 
     def _missing(self, addresses: set[str]) -> set[str]:
         """Those that the scheduler has lost, or has not heard from for too long."""
-        silence = self._heard.silence_s(self._workers.last_heard())
+        silence = self._silence.seconds(self._workers.last_heard())
         return {address for address in addresses if silence.get(address, float("inf")) > self._limits.silent_s}
-
-
-class _Heard:
-    """How long workers have been silent, by this process's clock: the scheduler may be on another host."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, float]] = {}
-
-    def silence_s(self, heard: Mapping[str, float]) -> dict[str, float]:
-        now = time.monotonic()
-        self._last = {
-            address: self._last[address]
-            if address in self._last and self._last[address][0] == moment
-            else (moment, now)
-            for address, moment in heard.items()
-        }
-        return {address: now - since for address, (_, since) in self._last.items()}
 
 
 class _Round:

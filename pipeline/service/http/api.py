@@ -27,7 +27,7 @@ from pipeline.errors import OutputError
 from pipeline.service.http.access import Owner, is_let_in, owner_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
-from pipeline.service.http.views import Submission, event_view, job_view, progress_view
+from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
 from pipeline.service.jobs import ACTIVE, CancelRequested
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
@@ -197,11 +197,11 @@ async def livez() -> str:
 
 @probes.get("/readyz", response_class=PlainTextResponse)
 def readyz(service: ThisService) -> str:
-    """Jobs can be accepted and run: the store is writable, and there is a worker."""
+    """Jobs can be accepted and run: the store is writable, and a worker sends heartbeats. Names silent workers."""
     missing = service.ready()
     if missing is not None:
         raise HTTPException(503, missing)
-    return "ok\n"
+    return "\n".join(["ok", *silent_workers(service.workers()), ""])
 
 
 @probes.get("/metrics", response_class=PlainTextResponse)

@@ -75,9 +75,14 @@ class _OfService(Collector):
         self._workers = workers
 
     def collect(self) -> Iterable[Metric]:
-        workers = gauge_family("millrace_workers")
-        workers.add_metric([], len(self._workers()))
+        found = self._workers()
+        workers, heartbeats = gauge_family("millrace_workers"), gauge_family("millrace_worker_heartbeat_age_seconds")
+        workers.add_metric([], len(found))
+        for worker in found:
+            if worker.get("heartbeat_age_s") is not None:
+                heartbeats.add_metric([worker["worker"]], worker["heartbeat_age_s"])
         yield workers
+        yield heartbeats
         try:
             counts, oldest = self._store.counts(), self._store.oldest_queued()
         except MillraceError as error:

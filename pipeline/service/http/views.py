@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.api_models import EventView, JobView, ProgressView, StageView
+from pipeline.api_models import SILENT_S, EventView, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.run import UnderWay
@@ -18,6 +18,8 @@ from pipeline.service.store import NewJob, StoredEvent, StoredJob
 MOST_OF_AN_ARRAY = 10_000
 # Of all jobs of one request: storing them takes a second, in which no other job can be stored.
 MOST_DEPENDENCIES = 100_000
+# Jobs cannot run if every worker's last heartbeat is older.
+LOST_S = 20.0
 INDEX = "{index}"
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
@@ -98,6 +100,23 @@ class Submission(BaseModel):
             parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
             after=frozenset(self.after), array_id=array_id, array_index=number,
         )  # fmt: skip
+
+
+def silent_workers(states: Sequence[Mapping[str, Any]], than_s: float = SILENT_S) -> list[str]:
+    """One line for each worker whose last heartbeat is older."""
+    return [
+        f"{state['worker']}: last heartbeat {age_s:.0f} s ago"
+        for state in states
+        if (age_s := state.get("heartbeat_age_s") or 0.0) > than_s
+    ]
+
+
+def no_worker(states: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no job can run; None if a worker can run one."""
+    lost = silent_workers(states, LOST_S)
+    if len(lost) < len(states):
+        return None
+    return "; ".join(("no worker sends heartbeats", *lost)) if lost else "there is no worker"
 
 
 def job_view(stored: StoredJob) -> JobView:

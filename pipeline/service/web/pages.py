@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from pipeline import __version__
-from pipeline.api_models import TERMINAL, State, WorkerView
+from pipeline.api_models import SILENT_S, TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
@@ -139,7 +139,10 @@ def submit(service: ThisService, viewer: _Viewer, workload: str = "smooth", like
 @_pages.get("/workers")
 def workers(service: ThisService, viewer: _Viewer) -> Response:
     found = [WorkerView.model_validate(each) for each in service.workers()]
-    return _page(service, "workers.html", workers=found, missing=service.ready(), viewer=viewer, here="/workers")
+    return _page(
+        service, "workers.html", workers=found, silent_s=SILENT_S, missing=service.ready(), viewer=viewer,
+        here="/workers",
+    )  # fmt: skip
 
 
 @_pages.get("/login")

@@ -65,7 +65,10 @@ def test_what_this_process_serves_stands_in_the_table():
     served = families(generate_latest(REGISTRY).decode())
     rows = {row.name.removesuffix("_total"): row for row in TABLE}
     assert served.keys() <= rows.keys()
-    only_of_a_service = {"millrace_jobs", "millrace_queue_oldest_age_seconds", "millrace_workers"}
+    only_of_a_service = {
+        "millrace_jobs", "millrace_queue_oldest_age_seconds", "millrace_workers",
+        "millrace_worker_heartbeat_age_seconds",
+    }  # fmt: skip
     assert rows.keys() - served.keys() == only_of_a_service
     for name, family in served.items():
         row = rows[name]

@@ -220,18 +220,20 @@ def test_the_state_of_a_worker_is_what_its_heartbeat_tells():
         "tls://[::1]:5": {"name": "w-1", "host": "::1", "services": {"dashboard": 81}, "metrics": heard},
         "tcp://b:5": {"name": "tcp://b:5", "host": "b", "services": {}, "metrics": {}},  # somebody else's Dask worker
     }
-    told, other = worker_states(workers, known)
+    silent_s = {"tls://[::1]:5": 0.0, "tcp://b:5": 34.21}
+    told, other = worker_states(workers, known, silent_s)
     assert told == {
         **device, "worker": "w-1", "host": "h", "metrics_address": "[::1]:81", "cores_busy": 2.5, "load": 0.75,
         "memory_used_bytes": 5, "memory_total_bytes": 80, "power_watts": 300.0, "temperature_celsius": 51.0,
-        "process_memory_bytes": 7,
+        "process_memory_bytes": 7, "heartbeat_age_s": 0.0,
     }  # fmt: skip
     assert (other["name"], other["metrics_address"], other["load"]) == ("tcp://b:5", None, None)
+    assert other["heartbeat_age_s"] == 34.2
     [group] = target_groups([told, other])
     assert group.model_dump() == {"targets": ["[::1]:81"], "labels": {"worker": "w-1", "device": "GPU-1"}}
     # Back after its death, before it has opened its device.
     workers["tls://[::1]:5"]["metrics"] = {"cpu": 0.0, "memory": 3, "millrace": {"device": {}, "gpus": [], "host": "h"}}
-    assert worker_states(workers, known)[0]["uuid"] == "GPU-1"
+    assert worker_states(workers, known, silent_s)[0]["uuid"] == "GPU-1"
 
 
 def test_where_jobs_run_in_the_service_it_is_the_worker():
