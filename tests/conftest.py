@@ -100,6 +100,13 @@ def _needs_a_gpu(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("gpu", "multi_gpu"))
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not named after the test, as pytest's own is: else a message that holds the path would contain the test's words,
+    and every look for one of them would succeed."""
+    return tmp_path_factory.mktemp("t")
+
+
 @pytest.fixture(autouse=True)
 def _place_on_the_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     """One marked `alone` waits until no other has a GPU, one marked `large` until no other such has; each gives back

@@ -548,6 +548,22 @@ def test_a_tag_that_lies_is_named(tmp_path: Path, tag: str, value: int) -> None:
     one_line(caught.value, "a.tif", "page 0, tag ")
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (1 << 26, "has 1 value, but 67,108,864 are needed"),
+        ((1 << 26) + 1, "67,108,865 strips or tiles, more than 67,108,864; write larger tiles"),
+    ],
+)
+def test_as_many_strips_as_allowed_and_one_more(tmp_path: Path, rows: int, words: str) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, pixels(1, 21), rowsperstrip=1, metadata=None)
+    with tifffile.TiffFile(path, mode="r+b") as tiff:
+        tiff.pages[0].tags["ImageLength"].overwrite(rows)
+    with input_error(path, f"page 0, tag StripOffsets: {words}"):
+        FORMAT.open(path)
+
+
 @pytest.mark.parametrize("compression", [None, "lzw", "zlib", "zstd", "packbits", "jpeg"])
 @pytest.mark.parametrize("big", [False, True])
 def test_damaged_files_are_input_errors_or_images(tmp_path: Path, compression: Any, big: bool) -> None:
