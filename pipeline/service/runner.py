@@ -30,6 +30,8 @@ LEASE_S = 30.0
 # How often the queue is checked without being woken.
 POLL_S = 1.0
 PRUNE_S = 600.0
+# How far the clock may be from where the newest event puts it, and for how long one that is further off is doubted.
+CLOCK_OFF_S, DOUBT_S = 7 * 86_400.0, 86_400.0
 # Partial outputs of jobs cancelled so shortly before a kill may remain.
 LATELY_S = 600.0
 # Pause in claiming after one failure that is not a job's fault, and after many in a row.
@@ -72,6 +74,32 @@ class Backoff:
         return time.monotonic() >= self._until
 
 
+class ClockCheck:
+    """Whether the wall clock can be believed enough to delete by it: it may be months off as a machine starts."""
+
+    def __init__(self, newest: float, tick: float) -> None:
+        """newest : when the newest event happened, by the wall clock of then
+        tick : the monotonic clock now
+        """
+        self._known = newest, tick
+        self._doubted_at: float | None = None
+
+    def is_believed(self, now: float, tick: float) -> bool:
+        """The wall clock is as expected, or has been otherwise for long enough: the machine may have been off."""
+        was, at = self._known
+        if abs(now - was - (tick - at)) > CLOCK_OFF_S:
+            if self._doubted_at is None:
+                self._doubted_at = tick
+                LOG.warning(
+                    "the clock is %.0f days from the newest event: no finished job is forgotten for %.0f hours",
+                    (now - was) / 86_400, DOUBT_S / 3600,
+                )  # fmt: skip
+            if tick - self._doubted_at < DOUBT_S:
+                return False
+        self._known, self._doubted_at = (now, tick), None
+        return True
+
+
 class Runner:
     """Runs jobs, several at a time, between `start` and `drain`."""
 
@@ -105,6 +133,8 @@ class Runner:
 
     def start(self) -> None:
         """Starts, taking over the jobs of a killed server. No other runner may use this store."""
+        newest = self._store.newest_event()  # before others are written by this clock
+        self._clock = ClockCheck(time.time() if newest is None else newest, time.monotonic())
         cancelled = self._store.lately_cancelled(LATELY_S)
         for job, epoch in self._store.lost(self.name, now=time.time(), lease_s=LEASE_S, others_too=True):
             self._take_over(job, epoch)
@@ -186,7 +216,7 @@ class Runner:
                         self._tell(job, LeaseLost(epoch))
                 while self._may_claim() and self._claim():
                     pass
-                if tick - pruned > PRUNE_S and not self._prune(now):
+                if tick - pruned > PRUNE_S and not (self._clock.is_believed(now, tick) and self._prune(now)):
                     pruned = tick
             except MillraceError as error:
                 LOG.error("%s", error)  # the disk may recover; accepted jobs stay in the store

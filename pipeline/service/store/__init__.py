@@ -201,6 +201,12 @@ class Store:
         with self._read() as reading:
             return [row["id"] for row in reading.execute("lately_cancelled", within=within_s)]
 
+    def newest_event(self) -> float | None:
+        """When the last event was written, by the clock of then; None before the first."""
+        with self._read() as reading:
+            row = reading.execute("newest_event").fetchone()
+            return None if row is None else float(row["at"])
+
     def log(self, job: str, message: str, *, now: float) -> None:
         """Adds a line to the job's log."""
         with self._write(now) as transaction:

@@ -174,6 +174,9 @@ SELECT MIN(changed_at) FROM (
 -- name: add_event
 INSERT INTO events (job, at, kind, message) VALUES (:job, :at, :kind, :message);
 
+-- name: newest_event
+SELECT at FROM events ORDER BY number DESC LIMIT 1;
+
 -- name: events_of_job
 SELECT number, at, kind, message FROM events WHERE job = :job AND number > :after ORDER BY number LIMIT :limit;
 

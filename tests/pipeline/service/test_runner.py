@@ -28,6 +28,7 @@ from pipeline.service.store import NewJob, Store
 from tests.images import names_in, read_image, version, write_image
 
 WAIT_S = 60.0
+DAY_S = 86_400.0
 
 
 class Streams:
@@ -607,6 +608,43 @@ def test_jobs_that_were_over_long_ago_are_forgotten_and_their_outputs_stay(servi
         started.wake()
         time.sleep(0.05)
     np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+
+
+def test_a_clock_far_off_at_start_makes_no_job_forgotten(service, monkeypatch, caplog):
+    job = service.submit()
+    first = service.runner()
+    service.wait(job)
+    assert first.drain(WAIT_S)
+    monkeypatch.setattr(runner_module, "PRUNE_S", 0.0)
+    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
+    wall, looked, believes = time.time, threading.Semaphore(0), runner_module.ClockCheck.is_believed
+    monkeypatch.setattr(runner_module.time, "time", lambda: wall() + 200 * DAY_S)
+
+    def is_believed(*clocks):
+        looked.release()
+        return believes(*clocks)
+
+    monkeypatch.setattr(runner_module.ClockCheck, "is_believed", is_believed)
+    service.runner(keep_s=90 * DAY_S)
+    second = service.submit(output="second.npy")
+    assert service.wait(second).job.state is State.SUCCEEDED
+    for _ in range(3):  # also after events of this clock
+        assert looked.acquire(timeout=WAIT_S)
+    assert {each.job.id for each in service.store.list_jobs()} == {job, second}
+    assert "the clock is 200 days from the newest event" in caplog.text
+
+
+def test_a_clock_is_doubted_for_a_day(caplog):
+    off, at_start = 200 * DAY_S, 1_700_000_000.0
+    clock = runner_module.ClockCheck(at_start, tick=50.0)
+    assert clock.is_believed(at_start + 7 * DAY_S, 50.0)
+    assert not clock.is_believed(at_start + off, 60.0)
+    assert clock.is_believed(at_start + 7 * DAY_S + 20.0, 70.0)  # it was set right
+    assert not clock.is_believed(at_start - off, 80.0)
+    assert not clock.is_believed(at_start - off + DAY_S - 1.0, 80.0 + DAY_S - 1.0)
+    assert clock.is_believed(at_start - off + DAY_S, 80.0 + DAY_S)
+    assert clock.is_believed(at_start - off + 2 * DAY_S, 80.0 + 2 * DAY_S)  # it is what is expected now
+    assert len(caplog.records) == 2
 
 
 def test_no_more_at_once_than_allowed(service, streams):
