@@ -44,7 +44,13 @@ def wait_options() -> list[click.Option]:
 def submit_options() -> list[click.Option]:
     """Options of every `millrace submit WORKLOAD`, besides the workload's parameters."""
     return [
-        click.Option(["--priority"], type=click.IntRange(-100, 100), default=0, show_default=True, help="higher first"),
+        click.Option(
+            ["--priority"],
+            type=click.IntRange(-100, 100),
+            default=0,
+            show_default=True,
+            help="higher first; above 0 for operators only",
+        ),
         click.Option(
             ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"
         ),

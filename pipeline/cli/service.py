@@ -60,12 +60,19 @@ def check(config: Path | None, **flags: Any) -> None:
 
 @click.command()
 @click.argument("name")
-def token(name: str) -> None:
+@click.option(
+    "--role",
+    type=click.Choice(["user", "operator"]),
+    default="user",
+    show_default=True,
+    help="operators may raise priorities",
+)
+def token(name: str, role: str) -> None:
     """Create a token for NAME: prints the line for the tokens_file on stdout and the token, once, on stderr."""
     from pipeline.service.http.tokens import new_token, token_line
 
     made = new_token()
-    say(token_line(name, made))
+    say(token_line(name, made, role))
     click.echo(f"token of {name}, not shown again: {made}", err=True)
 
 

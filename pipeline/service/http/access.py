@@ -14,11 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.errors import printable
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.problems import problem
+from pipeline.service.http.tokens import User
 from pipeline.service.settings import LOOPBACKS
 
 LOG = logging.getLogger("millrace.service")
 MOST_BODY_BYTES = 1 << 20
-LOCAL_OWNER = "local"
+LOCAL_USER = User("local", is_operator=True)
 COOKIE = "millrace_token"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
@@ -113,19 +114,27 @@ _BEARER = HTTPBearer(
 )  # fmt: skip
 
 
-async def owner_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> str:
-    """The owner who makes a request; 401 without a valid token. Does not block."""
+async def user_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> User:
+    """Who makes a request; 401 without a valid token. Does not block."""
     service: Service = request.app.state.service
     known = service.tokens()
     if known is None:
-        return LOCAL_OWNER
+        return LOCAL_USER
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-    found = known.owner(token) if token else None
+    found = known.user(token) if token else None
     if found is None:
         detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
         raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
     return found
+
+
+CurrentUser = Annotated[User, Depends(user_of)]
+
+
+async def owner_of(user: CurrentUser) -> str:
+    """The name of who makes a request."""
+    return user.name
 
 
 Owner = Annotated[str, Depends(owner_of)]
@@ -134,7 +143,7 @@ Owner = Annotated[str, Depends(owner_of)]
 async def is_let_in(request: Request) -> bool:
     """Whether the token of a request is still valid: a stream may outlive it."""
     try:
-        await owner_of(request)
+        await user_of(request)
     except HTTPException:
         return False
     return True

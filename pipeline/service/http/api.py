@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
 from pipeline.errors import OutputError
-from pipeline.service.http.access import Owner, is_let_in, owner_of
+from pipeline.service.http.access import CurrentUser, Owner, is_let_in, user_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
@@ -44,14 +44,14 @@ MOST_LISTED = 10_000
 MOST_EVENTS = 1000
 
 
-v1 = APIRouter(dependencies=[Depends(owner_of)])
+v1 = APIRouter(dependencies=[Depends(user_of)])
 probes = APIRouter(tags=["probes"])
 
 
 @v1.post("/v1/jobs", status_code=201, tags=["jobs"], response_model=Accepted)
 def submit(
     service: ThisService,
-    owner: Owner,
+    user: CurrentUser,
     request: Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
@@ -61,7 +61,9 @@ def submit(
     """
     if service.stopping.is_set():
         raise HTTPException(503, "the service is stopping; submit the job again when it is back")
-    new = [_checked(each, service.roots) for each in request.jobs(owner, secrets.token_hex(6))]
+    if request.priority > 0 and not user.is_operator:
+        raise HTTPException(403, "priority: only operators may raise it above 0; choose 0 or less")
+    new = [_checked(each, service.roots) for each in request.jobs(user.name, secrets.token_hex(6))]
     body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
     ids = service.store.accept(
         new, now=time.time(), key=idempotency_key, body_sha256=body,

@@ -1,4 +1,4 @@
-"""The users of a service: a file with lines `NAME sha256:HEX`, the hash of a token."""
+"""The users of a service: a file with lines `NAME sha256:HEX [role=ROLE]`, the hash of a token and what it allows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import logging
 import re
 import secrets
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ParameterError
 
 LOG = logging.getLogger("millrace.service")
+# The first is that of lines without one.
+ROLES = ("user", "operator")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-_LINE = re.compile(rf"(?P<name>{_NAME.pattern})\s+sha256:(?P<digest>[0-9a-f]{{64}})")
+_LINE = re.compile(
+    rf"(?P<name>{_NAME.pattern})\s+sha256:(?P<digest>[0-9a-f]{{64}})(?:\s+role=(?P<role>{'|'.join(ROLES)}))?"
+)
+
+
+@dataclass(frozen=True)
+class User:
+    """Who makes a request."""
+
+    name: str
+    is_operator: bool = False  # may raise priorities
 
 
 def new_token() -> str:
@@ -22,11 +35,11 @@ def new_token() -> str:
     return f"mr_{secrets.token_urlsafe(32)}"
 
 
-def token_line(name: str, token: str) -> str:
-    """The line in the file for a token. ParameterError for an invalid name."""
+def token_line(name: str, token: str, role: str = ROLES[0]) -> str:
+    """The line in the file for a token with one of `ROLES`. ParameterError for an invalid name."""
     if not _NAME.fullmatch(name):
         raise ParameterError(f"{name!r}: a name has up to 64 letters, digits and . _ @ -")
-    return f"{name} sha256:{_digest(token)}"
+    return f"{name} sha256:{_digest(token)}" + (f" role={role}" if role != ROLES[0] else "")
 
 
 class Tokens:
@@ -40,26 +53,26 @@ class Tokens:
             raise ParameterError(f"tokens_file {path}: {error.strerror}; choose one that this user may read") from error
         except UnicodeDecodeError as error:
             raise ParameterError(f"tokens_file {path}: is not a text of lines that `millrace token` prints") from error
-        self._owners: dict[str, str] = {}
+        self._users: dict[str, User] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             found = _LINE.fullmatch(line.strip())
             if found is None:
                 raise ParameterError(
-                    f"tokens_file {path}, line {number}: is not NAME sha256:HEX, as `millrace token` prints"
+                    f"tokens_file {path}, line {number}: is not NAME sha256:HEX [role=…], as `millrace token` prints"
                 )
-            self._owners[found["digest"]] = found["name"]
-        if not self._owners and not none_allowed:
+            self._users[found["digest"]] = User(found["name"], is_operator=found["role"] == "operator")
+        if not self._users and not none_allowed:
             raise ParameterError(f"tokens_file {path}: holds no token; add a line that `millrace token NAME` prints")
 
-    def owner(self, token: str) -> str | None:
+    def user(self, token: str) -> User | None:
         """Whose token it is. Compares every line in constant time, so that timing reveals nothing."""
-        digest, owner = _digest(token), None
-        for held, name in self._owners.items():
+        digest, user = _digest(token), None
+        for held, found in self._users.items():
             if hmac.compare_digest(held, digest):
-                owner = name
-        return owner
+                user = found
+        return user
 
 
 class TokensFile:

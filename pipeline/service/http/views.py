@@ -59,7 +59,9 @@ class Submission(BaseModel):
     parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"
     )
-    priority: Annotated[int, BeforeValidator(_reject_bool)] = Field(0, ge=-100, le=100, description="higher runs first")
+    priority: Annotated[int, BeforeValidator(_reject_bool)] = Field(
+        0, ge=-100, le=100, description="higher runs first; above 0 for operators only"
+    )
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
     array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
 

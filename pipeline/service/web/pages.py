@@ -24,7 +24,7 @@ from pipeline.api_models import SILENT_S, TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
-from pipeline.service.http.access import COOKIE, LOCAL_OWNER, owner_of
+from pipeline.service.http.access import COOKIE, LOCAL_USER, user_of
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
@@ -67,7 +67,7 @@ _pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 async def _viewer(request: Request) -> str:
     """The signed-in user; redirects to the sign-in page without one."""
     try:
-        return await owner_of(request)
+        return (await user_of(request)).name
     except HTTPException as error:
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         raise HTTPException(307, "sign in", {"Location": f"/login?next={quote(asked)}"}) from error
@@ -153,7 +153,7 @@ def login_page(service: ThisService, next: str = "/") -> Response:  # noqa: A002
 @_pages.post("/login")
 def login(service: ThisService, given: Login, request: Request) -> Response:
     tokens = service.tokens()
-    if tokens is None or tokens.owner(given.token) is None:
+    if tokens is None or tokens.user(given.token) is None:
         raise HTTPException(401, "the token is not known here")
     response = Response(status_code=204)
     response.set_cookie(
@@ -187,7 +187,12 @@ def _environment() -> Environment:
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals |= {"version": __version__, "ACTIVE": ACTIVE, "TERMINAL": TERMINAL, "LOCAL_OWNER": LOCAL_OWNER}
+    environment.globals |= {
+        "version": __version__,
+        "ACTIVE": ACTIVE,
+        "TERMINAL": TERMINAL,
+        "LOCAL_OWNER": LOCAL_USER.name,
+    }
     environment.filters |= FILTERS
     return environment
 

@@ -126,19 +126,19 @@ def test_tokens_are_those_of_the_file_as_it_is_now(tmp_path, caplog):
     path = tmp_path / "tokens"
     path.write_text(token_line("ada", "a"))
     tokens = TokensFile(path).now
-    assert tokens().owner("a") == "ada"
+    assert tokens().user("a").name == "ada"
     path.write_text("ada sha256:")
     for _ in range(3):
-        assert tokens().owner("a") == "ada"
+        assert tokens().user("a").name == "ada"
     (record,) = caplog.records
     assert record.getMessage().startswith(f"tokens_file {path}, line 1: is not NAME sha256:HEX")
     assert record.getMessage().endswith("; the tokens read before stay valid")
     path.write_text("")  # the last line was removed: its owner is out at once
-    assert tokens().owner("a") is None
+    assert tokens().user("a") is None
     path.write_text(token_line("bob", "b"))
-    assert tokens().owner("b") == "bob"
+    assert tokens().user("b").name == "bob"
     path.unlink()
-    assert tokens().owner("b") == "bob"
+    assert tokens().user("b").name == "bob"
     assert "No such file" in caplog.records[-1].getMessage()
 
 

@@ -16,7 +16,7 @@ from pipeline.api_models import State
 from pipeline.errors import ParameterError, StorageError
 from pipeline.service.http import api
 from pipeline.service.http.access import MOST_BODY_BYTES
-from pipeline.service.http.tokens import Tokens, new_token, token_line
+from pipeline.service.http.tokens import Tokens, User, new_token, token_line
 from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published
 from pipeline.service.store.transaction import Reading
 from tests.pipeline.service.calls import JOB, accepted, assert_problem, submit, succeed
@@ -366,8 +366,8 @@ class TestTokens:
         assert client.post(f"/v1/jobs/{job}/cancel", headers=self.as_owner(tokens, "ada")).status_code == 200
 
     def test_events_end_once_the_token_is_known_no_more(self, world, monkeypatch):
-        owners = {"t": "ada"}
-        client, headers = world.http(SimpleNamespace(owner=owners.get)), {"Authorization": "Bearer t"}
+        owners = {"t": User("ada")}
+        client, headers = world.http(SimpleNamespace(user=owners.get)), {"Authorization": "Bearer t"}
         job, events = accepted_as(client, headers), world.store.events
 
         def shut_out(*what, **how):
@@ -381,12 +381,29 @@ class TestTokens:
         assert not world.closing.is_set()
         assert_problem(client.get(f"/v1/jobs/{job}/events", headers=headers), 401, "not known here")
 
+    def test_only_operators_raise_priorities(self, world, tokens):
+        with tokens.path.open("a") as file:
+            file.write(token_line("root", "t", "operator") + "\n")
+        client, ada, root = world.http(Tokens(tokens.path)), self.as_owner(tokens, "ada"), {"Authorization": "Bearer t"}
+        refused = client.post("/v1/jobs", json=JOB | {"priority": 1}, headers=ada)
+        assert_problem(refused, 403, "priority: only operators may raise it above 0; choose 0 or less")
+        assert client.get("/v1/jobs", headers=ada).json()["jobs"] == []
+        for priority, headers in ((-100, ada), (0, ada), (100, root)):
+            asked = JOB | {"priority": priority, "output": f"{priority}.npy"}
+            response = client.post("/v1/jobs", json=asked, headers=headers)
+            assert (response.status_code, response.json()["jobs"][0]["priority"]) == (201, priority)
+
     def test_the_file_holds_no_token(self, tokens):
         assert all(token not in tokens.path.read_text() for token in tokens.held.values())
 
     @pytest.mark.parametrize(
         ("text", "said"),
-        [("", "holds no token"), ("ada secret", "line 1: is not NAME"), ("# x\na b sha256:00", "line 2: is not NAME")],
+        [
+            ("", "holds no token"),
+            ("ada secret", "line 1: is not NAME"),
+            ("# x\na b sha256:00", "line 2: is not NAME"),
+            (f"ada sha256:{'0' * 64} role=king", "line 1: is not NAME"),
+        ],
     )
     def test_a_wrong_file_is_named(self, tmp_path, text, said):
         (tmp_path / "t").write_text(text)
