@@ -10,6 +10,7 @@ import shutil
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,23 @@ def test_a_lost_partial_output_is_one_clear_error(folder):
         run_job(*job_in(folder, resume=True))
     run_job(*job_in(folder))
     assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+@pytest.mark.parametrize("start_over", [False, True])
+def test_a_disk_error_as_a_run_goes_on_loses_nothing(folder, monkeypatch, start_over):
+    """Not even if it may start over: the disk would fail again."""
+    kept = fail(folder, DeviceError("gone")).kept
+    told = []
+
+    def full(ledger):
+        raise StorageError("no space")
+
+    job, options = job_in(folder, resume=True)
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="no space"):
+        patched.setattr(Ledger, "go_on", full)
+        run_job(job, replace(options, start_over=start_over), events=RunEvents(on_kept=lambda *kept: told.append(kept)))
+    assert told == kept
+    assert run_job(*job_in(folder, resume=True))["resumed_chunks"] == kept[0][0]
 
 
 class Killed(BaseException):
