@@ -143,7 +143,7 @@ def run_segment(
 
     with (
         _using(job) as opened,
-        Checkpoints(ledger, opened.output, opened.device.name, joined=opened.saving) as checkpoints,
+        Checkpoints(ledger, opened.output, opened.device.name, joined=True) as checkpoints,
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
@@ -212,7 +212,6 @@ class _OpenJob:
         """Raises as `join_output`; MillraceError if this process cuts the job into other chunks."""
         self.device = device
         self.users = 0
-        self.saving = threading.Lock()
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
