@@ -144,7 +144,7 @@ def run_segment(
     with (
         _noted(job, left[0]) as running,
         _using(job, running) as opened,
-        Checkpoints(ledger, opened.output, opened.device.name, joined=opened.saving) as checkpoints,
+        Checkpoints(ledger, opened.output, opened.device.name, joined=True) as checkpoints,
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
@@ -250,7 +250,6 @@ class _OpenJob:
         """Raises as `join_output`; MillraceError if this process cuts the job into other chunks."""
         self.device = device
         self.users = 0
-        self.saving = threading.Lock()
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -27,11 +27,10 @@ class Checkpoints:
         device: str,
         interval_seconds: float | None = None,
         *,
-        joined: threading.Lock | None = None,
+        joined: bool = False,
     ) -> None:
-        """joined : given if the ledger belongs to another process, which relies on it: it is never created here, and
-        all written chunks are entered at the end, however short the run; an error of that is raised. The lock is the
-        output's and serializes the entries of all its segments in this process.
+        """joined : the ledger belongs to another process, which relies on it: it is never created here, and all written
+        chunks are entered at the end, however short the run; an error of that is raised.
         """
         self._ledger = ledger
         self._output = output
@@ -80,18 +79,17 @@ class Checkpoints:
 
     def _save(self) -> None:
         """Entries that cannot be added are kept for the next try: the output returns its notes only once."""
-        with self._joined or nullcontext():
-            with self._lock:
-                written = sorted(self._written)
-            if written:
-                self._output.flush()
-                entry = Entry(chunks=tuple(written), notes=self._output.take_notes(written), device=self._device)
-                self._unsaved.append(entry)
-                entered = set(written)
-                with self._lock:  # every writer waits for it
-                    self._written = [chunk for chunk in self._written if chunk not in entered]
-            while self._unsaved:
-                if not self._joined and not self._ledger.exists:
-                    self._ledger.create()
-                self._ledger.add(self._unsaved[0])
-                self.saved.append(self._unsaved.pop(0))
+        with self._lock:
+            written = sorted(self._written)
+        if written:
+            self._output.flush()
+            entry = Entry(chunks=tuple(written), notes=self._output.take_notes(written), device=self._device)
+            self._unsaved.append(entry)
+            entered = set(written)
+            with self._lock:  # every writer waits for it
+                self._written = [chunk for chunk in self._written if chunk not in entered]
+        while self._unsaved:
+            if not self._joined and not self._ledger.exists:
+                self._ledger.create()
+            self._ledger.add(self._unsaved[0])
+            self.saved.append(self._unsaved.pop(0))

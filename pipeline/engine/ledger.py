@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,7 +283,7 @@ def _entry(path: Path, chunk_count: int) -> Entry | None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write atomically and durably: first the content, then the name in the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()

@@ -209,15 +209,14 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
 
     After a failure, the ledger's chunks are kept, unless the next run would fail in the same way.
     """
-    ledger = Ledger(job.spec.output, job.identity)
-    found = _resumed(job, ledger, options) if options.resume and ledger.begun else None
+    new = Ledger(job.spec.output, job.identity)
+    found = _resumed(job, new, options) if options.resume and new.begun else None
     if found is None:
         job.output.open(Opening.NEW)
-        ledger.remove()  # an older one, now that the output is locked
-        found = ledger, []
-    ledger = found[0]
+    ledger, entries = found or (new, [])
     try:
-        yield found
+        ledger.go_on() if entries else ledger.remove()  # now that the output is locked
+        yield ledger, entries
     except BaseException as error:
         kept = sum(len(entry.chunks) for entry in ledger.entries())
         if kept and not isinstance(error, UserError | AuditError):
@@ -229,12 +228,11 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
 
 
 def _resumed(job: PlannedJob, ledger: Ledger, options: RunOptions) -> tuple[Ledger, list[Entry]] | None:
-    """Take over an interrupted run's ledger, with its entries; None to start over, if allowed."""
+    """An interrupted run's ledger and its entries, with the output open for them; None to start over, if allowed."""
     try:
         ledger = Ledger.resumed(job.spec.output, ledger.identity)
         entries = ledger.entries()
         job.output.open(Opening.RESUME if entries else Opening.NEW)
-        ledger.go_on() if entries else ledger.remove()
     except (ParameterError, OutputError, StorageError):
         if not options.start_over:
             raise

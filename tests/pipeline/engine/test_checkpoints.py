@@ -13,7 +13,7 @@ from pipeline.errors import StorageError
 
 
 class Notes:
-    """A workload that tells of each chunk once, whoever asks; `order` has each flush among the entries."""
+    """An output that returns its notes once; `order` has each flush among the entries."""
 
     def __init__(self):
         self.untold = []
@@ -55,7 +55,7 @@ def told(entries):
 
 def test_what_a_full_disk_refused_is_entered_later_with_its_notes():
     workload, ledger = Notes(), Entered(full=1)
-    with Checkpoints(ledger, workload, "cpu", joined=threading.Lock()) as checkpoints:
+    with Checkpoints(ledger, workload, "cpu", joined=True) as checkpoints:
         write(workload, checkpoints, 0, 1)
         with suppress(StorageError):
             checkpoints._save()
@@ -66,7 +66,7 @@ def test_what_a_full_disk_refused_is_entered_later_with_its_notes():
 def test_what_is_entered_is_durable_first():
     workload, ledger = Notes(), Entered()
     ledger.add = workload.order.append
-    with Checkpoints(ledger, workload, "cpu", joined=threading.Lock()) as checkpoints:
+    with Checkpoints(ledger, workload, "cpu", joined=True) as checkpoints:
         write(workload, checkpoints, 0)
         checkpoints._save()
         write(workload, checkpoints, 1)
@@ -88,7 +88,7 @@ class Compared(int):
 def test_entering_many_chunks_does_not_compare_each_with_each():
     """Every writer waits meanwhile."""
     chunks = [Compared(number) for number in range(1000)]
-    with Checkpoints(Entered(), Notes(), "cpu", joined=threading.Lock()) as checkpoints:
+    with Checkpoints(Entered(), Notes(), "cpu", joined=True) as checkpoints:
         for chunk in chunks:
             checkpoints.note(SimpleNamespace(index=chunk))
         Compared.count = 0
@@ -101,37 +101,9 @@ def test_leaving_says_that_the_disk_is_full():
     workload = Notes()
     with (
         pytest.raises(StorageError, match="full"),
-        Checkpoints(Entered(full=1), workload, "cpu", joined=threading.Lock()) as checkpoints,
+        Checkpoints(Entered(full=1), workload, "cpu", joined=True) as checkpoints,
     ):
         write(workload, checkpoints, 0)
-
-
-def test_no_chunk_is_entered_before_its_notes_are():
-    """Two segments of one workload: whoever asks first is told of both, and the other waits for it."""
-    workload, turns, order = Notes(), threading.Lock(), []
-    first, second = Entered(), Entered()
-    entering, go = threading.Event(), threading.Event()
-
-    def add_slowly(entry):
-        entering.set()
-        assert go.wait(60)
-        order.append(entry)
-
-    first.add = add_slowly
-    second.add = order.append
-    one, other = (Checkpoints(ledger, workload, "cpu", joined=turns) for ledger in (first, second))
-    write(workload, one, 0)
-    write(workload, other, 1)
-    threads = [threading.Thread(target=each._save) for each in (one, other)]
-    threads[0].start()
-    assert entering.wait(60)
-    threads[1].start()
-    threads[1].join(0.05)
-    assert threads[1].is_alive()
-    go.set()
-    for thread in threads:
-        thread.join(60)
-    assert told(order) == [((0,), [0, 1]), ((1,), [])]
 
 
 def test_an_unexpected_error_of_the_thread_fails_the_job():

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kernels.smoothing import box
+from pipeline.engine import identity
 from pipeline.engine.devices.device import CpuDevice
-from pipeline.engine.identity import InputIdentity
+from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, InputError
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
+from tests.pipeline.in_time import in_time
 
 
 def samples(seed):
@@ -104,3 +110,81 @@ def test_a_folder_has_the_bytes_of_its_files(tmp_path):
     before = found["listing_sha256"]
     files[0].rename(files[0].with_name("renamed"))
     assert InputIdentity(tmp_path / "in.zarr").confirmed()["listing_sha256"] != before
+
+
+def test_a_version_changes_with_a_files_size_time_and_name(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(b"12345")
+    os.utime(path, ns=(1, 1_000_000_007))
+    before = input_version(path)
+    assert (before["bytes"], before["files"], before["mtime_ns"]) == (5, 1, 1_000_000_007)
+    os.utime(path, ns=(1, 1_000_000_008))
+    assert input_version(path)["listing_sha256"] != before["listing_sha256"]
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    for number, name in enumerate(("b", "deep/a")):
+        (folder / name).write_bytes(b"x" * (number + 1))
+        os.utime(folder / name, ns=(1, 5_000_000_000 - number))
+    found = input_version(folder)
+    assert (found["bytes"], found["files"], found["mtime_ns"]) == (3, 2, 5_000_000_000)
+    # What is in a folder counts, not where it is.
+    assert input_version(folder.rename(tmp_path / "moved")) == found
+
+
+@pytest.mark.parametrize(("size", "always", "hashed"), [(8, False, True), (9, False, False), (9, True, True)])
+def test_large_inputs_are_hashed_only_on_request(tmp_path, monkeypatch, size, always, hashed):
+    monkeypatch.setattr(identity, "HASHED_UP_TO_BYTES", 8)
+    monkeypatch.setattr(identity, "BLOCK_BYTES", 3)
+    path = tmp_path / "in"
+    path.write_bytes(bytes(range(size)))
+    with InputIdentity(path, always_hash=always) as found:
+        receipt = found.confirmed()
+    assert receipt["sha256"] == (hashlib.sha256(path.read_bytes()).hexdigest() if hashed else None)
+    assert receipt["path"] == str(path)
+
+
+def test_an_input_is_compared_with_what_was_planned(tmp_path, monkeypatch):
+    path = tmp_path / "in"
+    path.write_bytes(b"planned")
+    version = input_version(path)
+    path.write_bytes(b"changed since")
+    with InputIdentity(path, version) as found, pytest.raises(InputError, match="changed while it was read"):
+        found.check()
+    path.unlink()
+    found.check()  # the reader reports a missing input
+    path.write_bytes(b"planned")
+    os.utime(path, ns=(1, version["mtime_ns"]))
+    monkeypatch.chdir(tmp_path)
+    with InputIdentity(Path("in"), version) as found:
+        assert found.confirmed()["path"] == str(path)
+
+
+@in_time
+def test_a_job_that_ends_early_does_not_wait_for_the_digest(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "BLOCK_BYTES", 1)
+    path, blocks, left = tmp_path / "in", [], threading.Event()
+    path.write_bytes(b"0123456789")
+
+    class Watched:
+        def update(self, block):
+            blocks.append(block)
+            assert left.wait(10)
+
+    monkeypatch.setattr(identity.hashlib, "sha256", Watched)
+    with InputIdentity(path, {"bytes": 10}) as found:
+        pass
+    left.set()
+    found._thread.join()
+    assert len(blocks) <= 1
+
+
+def test_an_input_that_cannot_be_hashed_has_no_digest(tmp_path, monkeypatch):
+    path = tmp_path / "in"
+    path.write_bytes(b"12345")
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with InputIdentity(path) as found:
+        assert found.confirmed()["sha256"] is None

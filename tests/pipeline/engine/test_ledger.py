@@ -10,18 +10,20 @@ import shutil
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kernels.smoothing import box
-from pipeline.cluster.segments import ClusterJob, Segment, WorkerDevice, run_segment
 from pipeline.engine import checkpoints
+from pipeline.engine import ledger as ledger_module
 from pipeline.engine import run as run_module
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.identity import input_version
-from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
+from pipeline.engine.ledger import Entry, Ledger, job_identity, remove_leftovers
 from pipeline.engine.output import Output
 from pipeline.engine.run import RunEvents, RunOptions, plan_job, published_before, run_job
 from pipeline.errors import DeviceError, InputError, OutputError, ParameterError, StorageError
@@ -161,6 +163,24 @@ def test_a_lost_partial_output_is_one_clear_error(folder):
         run_job(*job_in(folder, resume=True))
     run_job(*job_in(folder))
     assert names_in(folder) == ["in.npy", "out.npy", "out.npy.receipt.json"]
+
+
+@pytest.mark.parametrize("start_over", [False, True])
+def test_a_disk_error_as_a_run_goes_on_loses_nothing(folder, monkeypatch, start_over):
+    """Not even if it may start over: the disk would fail again."""
+    kept = fail(folder, DeviceError("gone")).kept
+    told = []
+
+    def full(ledger):
+        raise StorageError("no space")
+
+    job, options = job_in(folder, resume=True)
+    monkeypatch.setattr(Ledger, "go_on", full)
+    with pytest.raises(StorageError, match="no space"):
+        run_job(job, replace(options, start_over=start_over), events=RunEvents(on_kept=lambda *kept: told.append(kept)))
+    monkeypatch.undo()
+    assert told == kept
+    assert run_job(*job_in(folder, resume=True))["resumed_chunks"] == kept[0][0]
 
 
 class Killed(BaseException):
@@ -323,6 +343,173 @@ def test_entries_of_many_writers_come_back_in_order(folder):
     left = plan.without({chunk for entry in ledger.entries() for chunk in entry.chunks})
     assert [chunk.index for chunk in left.chunks] == list(range(20, len(plan.chunks)))
     assert plan.without(set(range(len(plan.chunks)))) is None
+
+
+def entry(*chunks, by="cpu"):
+    return Entry(chunks=chunks, notes={"by": by}, device="cpu")
+
+
+def runs_of(folder, count):
+    """The ledgers of runs that went on one after another, each with entries of its own; all share chunk 3."""
+    identity = {"chunks": 99, "workload": "smooth"}
+    ledgers = [Ledger(folder / "out.npy", identity)]
+    ledgers[0].create()
+    for number in range(count):
+        if number:
+            ledgers.append(Ledger.resumed(folder / "out.npy", identity))
+            ledgers[-1].go_on()
+        ledgers[-1].add(entry(3, 10 * (number + 1), by=number))
+        ledgers[-1].add(entry(50 - number, by=number))
+    return ledgers
+
+
+def test_every_earlier_run_counts_and_the_last_one_first(folder):
+    first, second, third = runs_of(folder, 3)
+    assert [len(ledger.identity["runs"]) for ledger in (first, second, third)] == [1, 2, 3]
+    assert third.identity["runs"][:2] == second.identity["runs"]
+    found = [(each.chunks, each.notes["by"]) for each in third.entries()]
+    assert found == [((3, 30), 2), ((48,), 2), ((49,), 1), ((50,), 0)]
+    assert Ledger.resumed(folder / "out.npy", {"chunks": 99}).entries() == third.entries()
+    assert third.within((3, 30, 49)) == [entry(3, 30, by=2)]
+    # A run knows of those before it only.
+    assert [each.chunks for each in first.entries()] == [(3, 10), (50,)]
+
+
+def test_only_the_last_of_several_runs_owns_the_ledger(folder):
+    ledgers = runs_of(folder, 3)
+    assert [ledger.is_this_runs for ledger in ledgers] == [False, False, True]
+    Ledger(folder / "out.npy", {"chunks": 99}).create()
+    assert not ledgers[-1].is_this_runs
+    Ledger(folder / "out.npy", {}).remove()
+    assert not Ledger(folder / "out.npy", {}).is_this_runs, "there is none"
+
+
+@pytest.mark.parametrize("runs", [None, "abc", {"abc": 1}])
+def test_a_ledger_without_a_list_of_runs_has_no_entries(folder, runs):
+    (ledger,) = runs_of(folder, 1)
+    job = ledger.folder / "job.json"
+    job.write_text(json.dumps(json.loads(job.read_text()) | {"runs": runs}))
+    assert Ledger.resumed(folder / "out.npy", {"chunks": 99}).entries() == []
+
+
+def test_what_identifies_a_job(folder, monkeypatch):
+    """Anything that could give its chunks other bytes or other numbers."""
+    job, _ = job_in(folder)
+    job.output.discard()
+    spec, chunks = job.spec, job.plan.chunks
+    given = {"spec": spec, "version": job.version, "budget": job.budget, "plan": job.plan}
+    before = job_identity(**given)
+    assert before == json.loads(json.dumps(before)) == job_identity(**given)
+    assert before["chunks"] == len(chunks)
+    other = workloads()["smooth"].Parameters(size="3")
+    moved = replace(chunks[0], region=chunks[1].region)
+    haloed = replace(chunks[0], halo=((9, 9), (0, 0)))
+    for change, key in (
+        ({"spec": replace(spec, workload="other")}, "workload"),
+        ({"spec": replace(spec, parameters=other)}, "parameters"),
+        ({"spec": replace(spec, input=folder / "other.npy")}, "input"),
+        ({"version": {**job.version, "mtime_ns": 1}}, "input"),
+        ({"budget": replace(job.budget, target_bytes=1)}, "cut"),
+        ({"plan": replace(job.plan, chunks=(moved, *chunks[1:]))}, "regions_sha256"),
+        ({"plan": replace(job.plan, chunks=(haloed, *chunks[1:]))}, "regions_sha256"),
+    ):
+        found = job_identity(**(given | change))
+        assert [name for name in before if found[name] != before[name]] == [key]
+    (folder / "link").symlink_to(folder)
+    assert job_identity(**(given | {"spec": replace(spec, input=folder / "link" / "in.npy")})) == before
+    monkeypatch.setattr(ledger_module, "__version__", "99")
+    assert job_identity(**given) == before | {"millrace": "99"}
+
+
+def test_a_ledger_that_cannot_be_removed_is_none_any_more(folder, monkeypatch):
+    """The output it speaks of may be gone."""
+    (ledger,) = runs_of(folder, 1)
+
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(StorageError, match="EIO"):
+        ledger.remove()
+    assert ledger.exists
+    assert not ledger.begun
+    monkeypatch.undo()
+    ledger.remove()
+    ledger.remove()
+    assert not ledger.exists
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_removing_a_ledger_gives_up_on_a_worker_that_writes_for_ever(folder, monkeypatch, lives):
+    (ledger,) = runs_of(folder, 1)
+    rmtree, tries = shutil.rmtree, []
+
+    def disturbed(path):
+        tries.append(path)
+        if lives or len(tries) < 20:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", disturbed)
+    if lives:
+        with pytest.raises(StorageError, match="ENOTEMPTY"):
+            ledger.remove()
+    else:
+        ledger.remove()
+    assert ledger.exists == lives
+    assert len(tries) == 20 + lives
+
+
+def test_removing_a_ledger_goes_on_where_a_file_went_by_itself(folder, monkeypatch):
+    (ledger,) = runs_of(folder, 1)
+    rmtree, tries = shutil.rmtree, []
+
+    def disturbed(path):
+        tries.append(path)
+        if len(tries) == 2:
+            rmtree(path)  # another process was as quick
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(shutil, "rmtree", disturbed)
+    ledger.remove()
+    assert len(tries) == 2
+
+
+def test_a_ledger_is_removed_though_a_worker_of_a_lost_run_still_adds_to_it(folder, monkeypatch):
+    (ledger,), rmdir = runs_of(folder, 1), os.rmdir
+    late = [entry(number) for number in range(5)]
+
+    def disturbed(path, **options):
+        if late:
+            ledger.add(late.pop())
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", disturbed)
+    Ledger(folder / "out.npy", {"chunks": 99}).create()
+    assert not late
+    assert [path.name for path in ledger.folder.iterdir()] == ["job.json"]
+
+
+def test_threads_that_enter_the_same_chunks_do_not_meet(folder, monkeypatch):
+    """A segment may be tried again on a worker that was believed dead."""
+    (ledger,) = runs_of(folder, 1)
+    writing, go, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor):
+        if not writing.is_set():
+            writing.set()
+            assert go.wait(10)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(ledger.add, entry(7, by="late"))
+        assert writing.wait(10)
+        ledger.add(entry(7, by="quick"))
+        go.set()
+        late.result(10)
+    assert ledger.within((7,)) == [entry(7, by="late")]
+    assert not list(ledger.folder.glob(".*"))
 
 
 def test_a_ledger_that_is_removed_as_the_job_runs_is_named(folder):
@@ -488,19 +675,3 @@ def test_a_folder_changed_in_place_is_another_input(folder):
     chunk.write_bytes(chunk.read_bytes())
     os.utime(chunk, ns=(1, before["mtime_ns"] + 1))
     assert before != input_version(folder / "in.zarr")
-
-
-def test_a_worker_that_sees_another_input_refuses(folder):
-    job, _ = job_in(folder)
-    job.output.discard()
-    identity = job.identity
-    task = ClusterJob(
-        name="one", spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=identity,
-        worker_device=WorkerDevice(device="cpu", threads=1),
-    )  # fmt: skip
-    os.utime(folder / "in.npy", (1, 1))
-    with pytest.raises(InputError, match=r"the worker process .* is not the input that the job was started with"):
-        run_segment(task, Segment(chunks=(0,)), lambda stages: None)
-    (folder / "in.npy").unlink()
-    with pytest.raises(InputError, match=r"the worker process .* no such file"):
-        run_segment(task, Segment(chunks=(0,)), lambda stages: None)

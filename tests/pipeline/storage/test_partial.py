@@ -216,6 +216,19 @@ def test_a_partial_file_that_somebody_replaced_is_not_published(tmp_path: Path) 
     assert (tmp_path / "a.partial").read_bytes() == b"theirs"
 
 
+@pytest.mark.parametrize("nbytes", [3, 5])
+@pytest.mark.parametrize("opening", [Opening.RESUME, Opening.JOIN])
+def test_a_partial_file_of_another_length_is_refused_and_kept(nbytes: int, opening: Opening, tmp_path: Path) -> None:
+    interrupted = PartialFile(tmp_path / "a", 4)
+    interrupted.write_at(0, b"half")
+    interrupted.keep()
+    with fails(OutputError, "a.partial", "has 4 bytes", f"the job writes {nbytes}", "--resume"):
+        PartialFile(tmp_path / "a", nbytes, opening)
+    assert (tmp_path / "a.partial").read_bytes() == b"half"
+    PartialFile(tmp_path / "a", 4, Opening.RESUME).publish()
+    assert (tmp_path / "a").read_bytes() == b"half"
+
+
 def test_the_descriptor_outlives_a_write_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor closed under a writing thread could be another file's by the time its bytes arrive."""
     entered, released = threading.Event(), threading.Event()
@@ -461,6 +474,29 @@ def test_a_folder_that_another_run_writes_is_left_to_it(tmp_path: Path) -> None:
     with fails(OutputError, "another run"):
         filled(tmp_path / "a", "theirs")
     folder.publish()
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
+
+
+def test_a_folder_that_another_run_has_replaced_is_left_to_it(tmp_path: Path) -> None:
+    late = filled(tmp_path / "a", "late")
+    (tmp_path / "a.partial").rename(tmp_path / "elsewhere")
+    following = filled(tmp_path / "a", "following")
+    with fails(OutputError, "a.partial", "replaced"):
+        late.publish(lambda: pytest.fail("sealed"))
+    late.discard()
+    assert not (tmp_path / "a").exists()
+    assert (tmp_path / "elsewhere" / "deep" / "chunk").read_text() == "late"
+    following.publish()
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "following"
+
+
+def test_a_joined_folder_is_neither_published_nor_removed(tmp_path: Path) -> None:
+    owner = filled(tmp_path / "a", "mine")
+    joined = PartialFolder(tmp_path / "a", may_replace=lambda _: True, opening=Opening.JOIN)
+    with pytest.raises(ValueError, match="owned by another process"):
+        joined.publish()
+    joined.discard()
+    owner.publish()
     assert (tmp_path / "a" / "deep" / "chunk").read_text() == "mine"
 
 

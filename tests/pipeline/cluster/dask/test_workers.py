@@ -12,9 +12,6 @@ import pytest
 from distributed import Client
 
 from kernels.smoothing import gaussian
-from pipeline.cluster.segments import SEGMENTS_A_WORKER, cut_segments
-from pipeline.formats.image.base import Region
-from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.cluster.processes import kill_9, run, running, running_scheduler, wait_until, worker_processes
 from tests.pipeline.scrapes import free_port, scraped
@@ -248,22 +245,3 @@ def test_contradictions_and_absent_clusters_are_one_line(folder, millrace, monke
     assert err.count("\n") == 1
     assert message in err
     assert names_in(folder) == ["in.tif"]
-
-
-def plan_of(count):
-    spec = ArraySpec((1,), np.dtype(np.uint8))
-    chunks = (
-        Chunk(index=i, region=Region((i,), (i + 1,)), halo=((0, 0),), inputs=(spec,), outputs=(spec,), work=1)
-        for i in range(count)
-    )
-    return Plan(chunks=tuple(chunks))
-
-
-@pytest.mark.parametrize("count", [1, 7, 16, 17, 1000])
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_segments_are_consecutive_even_and_complete(count, workers):
-    segments = cut_segments(plan_of(count), workers)
-    assert [chunk for segment in segments for chunk in segment.chunks] == list(range(count))
-    lengths = [len(segment.chunks) for segment in segments]
-    assert len(segments) == min(count, SEGMENTS_A_WORKER * workers)
-    assert max(lengths) - min(lengths) <= 1
