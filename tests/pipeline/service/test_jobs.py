@@ -316,4 +316,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestAnySequence.settings = settings(stateful_step_count=30, deadline=None)
