@@ -39,7 +39,6 @@ from pipeline.service.store import (
     NoSuchJob,
     OutputTaken,
     Store,
-    database,
 )
 
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
@@ -117,9 +116,7 @@ class Jobs(RuleBasedStateMachine):
         return job.state is QUEUED and not self.waiting_for(job)
 
     def writers(self, job):
-        return [
-            each for each in self.jobs.values() if each.new.output == job.new.output and each.state not in TERMINAL
-        ]
+        return [each for each in self.jobs.values() if each.new.output == job.new.output and each.state not in TERMINAL]
 
     def change(self, job, state=None, **values):
         vars(job).update(values, changed_at=self.now)
