@@ -44,6 +44,7 @@ from pipeline.service.store import (
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0
 WHICH = st.integers(0, 11)  # of the jobs there are
+UNSEEN = ("new", "messages", "planned")
 ENDS = ("failed", "a worker died", "stopped", "lease lost")
 
 
@@ -72,7 +73,7 @@ class Known:
     planned: int = 0  # the moment of its last claim
 
     def seen(self):
-        return {name: value for name, value in vars(self).items() if name not in ("new", "messages", "planned")}
+        return {name: value for name, value in vars(self).items() if name not in UNSEEN}
 
 
 class Jobs(RuleBasedStateMachine):
@@ -366,16 +367,15 @@ class Jobs(RuleBasedStateMachine):
     def every_job_is_as_known(self):
         listed = self.store.list_jobs()
         assert [found.job.id for found in listed] == [job.id for job in reversed(self.jobs.values())]
-        for job in self.jobs.values():
-            found = self.store.job(job.id)
-            expected = {name: getattr(found, name, None) for name in job.seen()} | {
-                name: getattr(found.job, name) for name in job.seen() if hasattr(found.job, name)
-            }
-            assert expected == job.seen()
+        for found in listed:
+            assert as_seen(replace(found, receipt=self.jobs[found.job.id].receipt)) == self.jobs[found.job.id].seen()
+        assert self.woken == self.changed
+        for name in self.changed:
+            found, job = self.store.job(name), self.jobs[name]
+            assert as_seen(found) == job.seen()
             assert found.job.waiting_for == self.waiting_for(job)
             assert found.asked == replace(job.new, after=frozenset())
-            assert [event.message for event in self.store.events(job.id)] == job.messages
-        assert self.woken == self.changed
+            assert [event.message for event in self.store.events(name)] == job.messages
 
     @invariant()
     def counts_and_lists_agree(self):
@@ -383,10 +383,10 @@ class Jobs(RuleBasedStateMachine):
         assert self.store.counts() == {state: states.count(state) for state in State}
         waiting = [job.changed_at for job in self.jobs.values() if self.ready(job)]
         assert self.store.oldest_queued() == min(waiting, default=None)
-        for state in State:
-            text, _ = self.store.list_json(JobFilter(state=state, owner="ada"), limit=99)
-            expected = [job for job in self.jobs.values() if job.state is state and job.new.owner == "ada"]
-            assert [found["id"] for found in json.loads(text)] == [job.id for job in reversed(expected)]
+        state = list(State)[int(self.now) % len(State)]
+        text, _ = self.store.list_json(JobFilter(state=state, owner="ada"), limit=99)
+        expected = [job for job in self.jobs.values() if job.state is state and job.new.owner == "ada"]
+        assert [found["id"] for found in json.loads(text)] == [job.id for job in reversed(expected)]
 
     @invariant()
     def one_job_writes_an_output(self):
@@ -400,12 +400,22 @@ class Jobs(RuleBasedStateMachine):
                 and each.planned > job.planned
             ]
             running = any(each.state in ACTIVE for each in self.writers(job))
-            assert self.store.abandoned(job.id) == (job.state is CANCELLED and not running and not later)
+            if job.state is CANCELLED or job.id in self.changed:
+                assert self.store.abandoned(job.id) == (job.state is CANCELLED and not running and not later)
+
+
+def as_seen(found):
+    """The fields of `Known` in a stored job, which has those of the state machine in `job`."""
+    return {
+        name: getattr(found.job if hasattr(found.job, name) else found, name)
+        for name in Known.__dataclass_fields__
+        if name not in UNSEEN
+    }
 
 
 def said(state):
     return "was cancelled" if state is CANCELLED else str(state)
 
 
-TestJobs = Jobs.TestCase
+TestJobs = pytest.mark.slow(Jobs.TestCase)
 TestJobs.settings = settings(stateful_step_count=30, deadline=None)
