@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, so that a change is judged by what it changes: HYPOTHESIS_PROFILE=random looks on.
+# The same examples in every run, so that a change is judged by what it changes; by night, new ones are searched.
 settings.register_profile("same", derandomize=True)
-settings.register_profile("random", max_examples=500)
+settings.register_profile("random", derandomize=False, max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 _PLACE, _ROOM = (Path(tempfile.gettempdir()) / f"millrace-tests-{os.getuid()}.{what}" for what in ("gpus", "room"))
 # In the environment; see scripts/sanitize.

@@ -213,8 +213,7 @@ class IllegalTransition(Exception):
     """An event that cannot happen in the job's state; the message includes the job's story."""
 
     def __init__(self, job: Job, event: Event) -> None:
-        story = "; ".join(job.story) or "nothing yet"
-        super().__init__(f"job {job.id} is {job.state} and cannot take {event}. Its story: {story}")
+        super().__init__(f"job {job.id} is {job.state} and cannot take {event}. Its story: {'; '.join(job.story)}")
         self.job = job
         self.event = event
 

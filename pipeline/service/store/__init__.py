@@ -138,7 +138,6 @@ class Store:
             using = transaction.writer(asked)
             if using is not None and using["id"] != job:
                 raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
-            transaction.execute("reset_dependencies", job=job)
             waiting = transaction.waiting_for(job)
             result = transaction.apply(job, RetryRequested(waiting))
             for after in sorted(waiting):

@@ -25,16 +25,11 @@ SELECT * FROM jobs WHERE id = :id;
 SELECT after FROM dependencies WHERE job = :job AND state = 'waiting';
 
 -- name: dependents
-SELECT job FROM dependencies WHERE after = :after AND state != 'succeeded' ORDER BY job;
+SELECT job FROM dependencies WHERE after = :after ORDER BY job;
 
--- name: set_dependency
-UPDATE dependencies SET state = :state WHERE job = :job AND after = :after;
-
--- name: reset_dependencies
--- A forgotten dependency keeps its last state.
-UPDATE dependencies SET state = CASE (SELECT state FROM jobs WHERE id = after)
-    WHEN 'succeeded' THEN 'succeeded' ELSE 'waiting' END
-WHERE job = :job AND (state != 'succeeded' OR after IN (SELECT id FROM jobs));
+-- name: dependency_succeeded
+-- Also for jobs that are cancelled or failed: a retry finds it, even if the dependency is forgotten by then.
+UPDATE dependencies SET state = 'succeeded' WHERE after = :after;
 
 -- name: change_job
 -- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.

@@ -105,3 +105,8 @@ UPDATE jobs SET parameters =
 
 -- What every cancellation asks, and a server that starts for each of the latest, however many jobs have failed.
 CREATE INDEX jobs_by_failed_output ON jobs (COALESCE(written, output)) WHERE state = 'failed';
+
+-- version 6
+
+-- Jobs that had been cancelled or had failed were not told, but looked when they were retried.
+UPDATE dependencies SET state = 'succeeded' WHERE after IN (SELECT id FROM jobs WHERE state = 'succeeded');

@@ -19,7 +19,6 @@ from pipeline.errors import OutputError, ParameterError, StorageError
 from pipeline.service.jobs import (
     ACTIVE,
     DependencyFailed,
-    DependencySucceeded,
     Event,
     Job,
     Outcome,
@@ -81,7 +80,7 @@ class Transaction(Reading):
         using = self.writer(new)
         if using is not None:
             raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
-        ended = {after: states[after] for after in new.after}
+        ended = {after: states[after] for after in sorted(new.after)}
         waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
         job = submitted(secrets.token_hex(6), after=waiting)
         values = {
@@ -116,6 +115,8 @@ class Transaction(Reading):
                 for row in self.execute("dependents", after=ended).fetchall():
                     _, following = self._apply_alone(row["job"], told, NO_FACTS)
                     untold.extend((row["job"], each) for each in following)
+                if action.state is State.SUCCEEDED:
+                    self.execute("dependency_succeeded", after=ended)
         return after, tuple(action for action in actions if not isinstance(action, TellDependents))
 
     def _apply_alone(self, number: str, event: Event, facts: Facts) -> Outcome:
@@ -124,9 +125,6 @@ class Transaction(Reading):
         if job is before.job:
             return job, actions
         self._change(before, job, facts)
-        left = before.job.waiting_for - job.waiting_for
-        for after in left if isinstance(event, DependencySucceeded) else ():
-            self.execute("set_dependency", job=number, after=after, state="succeeded")
         if job.state is not before.job.state:
             self.note(number, "state", f"{job.state}: {job.error}" if job.error else str(job.state))
         return job, actions

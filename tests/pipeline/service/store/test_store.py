@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pipeline.api_models import JobView, State
 from pipeline.errors import OutputError, ParameterError, StorageError
@@ -45,7 +46,7 @@ LEASE_S = 30.0
 
 @pytest.fixture
 def store(tmp_path):
-    opened = Store(tmp_path / "state" / "jobs.sqlite")
+    opened = Store(tmp_path / "new" / "state" / "jobs.sqlite")
     yield opened
     opened.close()
 
@@ -185,6 +186,48 @@ def test_a_run_to_its_end(store):
     ]
 
 
+def test_a_job_starts_at_its_first_claim_since_it_was_submitted_or_retried(store):
+    (job,) = accept(store)
+    assert store.job(job).started_at is None
+    claim(store, now=3.0)
+    store.apply(job, LeaseLost(1), now=4.0)
+    claim(store, now=5.0)
+    store.apply(job, Failed(2, "in.npy: truncated", transient=False), now=6.0)
+    assert (store.job(job).started_at, store.job(job).finished_at) == (3.0, 6.0)
+    store.retry(job, now=7.0)
+    assert (store.job(job).started_at, store.job(job).finished_at) == (None, None)
+    assert claim(store, now=8.0).started_at == 8.0
+
+
+def sample(name, **labels):
+    return REGISTRY.get_sample_value(f"millrace_{name}", labels) or 0.0
+
+
+def test_what_ends_and_what_waited_is_measured(store):
+    """The wait since it could run, and the duration from its first claim; a clock set back gives none below zero."""
+
+    def measured():
+        return [
+            sample("job_queue_wait_seconds_sum", workload="measured"),
+            sample("job_duration_seconds_sum", workload="measured", outcome="failed"),
+            sample("job_duration_seconds_count", workload="measured", outcome="failed"),
+            sample("jobs_finished_total", workload="measured", outcome="failed"),
+            sample("jobs_finished_total", workload="measured", outcome="cancelled"),
+            sample("job_duration_seconds_count", workload="measured", outcome="cancelled"),
+        ]
+
+    before = measured()
+    first, second = accept(store, 2, now=10.0, workload="measured")
+    claim(store, now=14.0)
+    store.apply(first, Failed(1, "in.npy: truncated", transient=False), now=20.0)
+    store.apply(second, CancelRequested(), now=21.0)
+    assert [after - each for after, each in zip(measured(), before, strict=True)] == [4.0, 6.0, 1, 1, 1, 0]
+    store.retry(first, now=22.0)
+    claim(store, now=15.0)
+    store.apply(first, Failed(2, "in.npy: truncated", transient=False), now=12.0)
+    assert [after - each for after, each in zip(measured(), before, strict=True)] == [4.0, 6.0, 2, 2, 1, 0]
+
+
 def test_a_lost_lease_is_another_runners(store):
     (job,) = accept(store)
     claim(store, now=0.0, runner="old")
@@ -214,6 +257,17 @@ def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
         store.apply(job, Planned(1, 5), now=4.0)
     monkeypatch.undo()
     assert store.job(job).job.chunks is None
+
+
+def test_a_change_keeps_other_processes_from_writing_from_the_moment_it_reads(store):
+    """Otherwise two servers could read the same row, and the second would overwrite the first's change or fail."""
+    other = sqlite3.connect(store.path, timeout=0.0, isolation_level=None)
+    with store._write(0.0) as transaction:
+        transaction.execute("count_by_state").fetchall()
+        with pytest.raises(sqlite3.OperationalError, match="database is locked"):
+            other.execute("BEGIN IMMEDIATE")
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
 
 
 def test_what_comes_after_waits_and_fails_with_it(store):
@@ -246,6 +300,38 @@ def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
     assert (job.state, job.error) == (State.FAILED, f"job {a}, which it comes after, was cancelled")
     (c,) = store.accept([asked("/data/c", after=frozenset({a}))], now=3.0)
     assert store.job(c).job.state is State.FAILED
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_job_cancelled_while_it_waited_runs_after_a_retry_once_the_other_has_succeeded(store, forgotten):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(b, CancelRequested(), now=5.0)
+    claim(store)
+    finish(store, a, now=2.0)
+    assert store.job(b).job.state is State.CANCELLED
+    assert store.prune(now=10.0, keep_s=6.0 if forgotten else 9.0) == [a] * forgotten
+    job, _ = store.retry(b, now=11.0)
+    assert (job.state, job.error) == (State.QUEUED, None)
+    assert claim(store).job.id == b
+
+
+def test_a_job_cancelled_while_it_waited_stays_cancelled(store):
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.apply(b, CancelRequested(), now=1.0)
+    claim(store)
+    store.apply(a, Failed(1, "in.npy: truncated", transient=False), now=2.0)
+    assert (store.job(b).job.state, store.job(b).job.error) == (State.CANCELLED, None)
+
+
+def test_of_several_dependencies_that_fail_the_cause_is_named(store):
+    """Found by a search with random seeds."""
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    (c,) = store.accept([asked("/data/c", after=frozenset({a, b}))], now=0.0)
+    store.apply(a, CancelRequested(), now=1.0)
+    assert store.job(c).job.error == f"job {a}, which it comes after, was cancelled"
 
 
 def test_a_retry_after_a_job_that_is_forgotten_says_so_and_changes_nothing(store):
@@ -326,7 +412,7 @@ def test_a_newer_database_and_a_damaged_one_are_refused(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ParameterError, match="written by a newer Millrace") as newer:
+    with pytest.raises(ParameterError, match=r"jobs\.sqlite: was written by a newer Millrace") as newer:
         Store(path)
     assert not _is_open(path), newer  # whose frames would hold it
     path.write_bytes(b"no database" * 1000)
@@ -341,7 +427,7 @@ def test_another_programs_database_is_left_alone(tmp_path, table, version):
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE {table} (what TEXT)")
         connection.execute(f"PRAGMA user_version = {version}")
-    with pytest.raises(ParameterError, match="is a database of another program; choose another state_dir"):
+    with pytest.raises(ParameterError, match=r"jobs\.sqlite: is a database of another program; choose another"):
         Store(path)
     assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(table,)]
     connection.close()
@@ -369,9 +455,12 @@ def test_an_older_database_is_brought_up_to_date(tmp_path, monkeypatch):
                 " VALUES (?, 'ada', 'smooth', 'in.npy', ?, ?, 0, 'queued', 0, 0, 0, 0, '[]', 1.0, 1.0)",
                 (f"j{number}", f"{number}.npy", parameters),
             )
+        connection.executemany("INSERT INTO dependencies VALUES ('j0', ?, 'waiting')", [("j1",), ("gone",)])
+        connection.execute("UPDATE jobs SET state = 'succeeded' WHERE id = 'j1'")
     connection.close()
     monkeypatch.undo()
     store = Store(path)
+    assert store.job("j0").job.waiting_for == {"gone"}
     listed = json.loads(store.list_json(JobFilter(), limit=9)[0])
     assert [job["parameters"] for job in listed] == [{"size": "Infinity"}, {"cval": "nan", "a": "-inf"}]
     with pytest.raises(OutputTaken, match="job j0 writes it"):
@@ -388,6 +477,41 @@ def test_two_names_of_one_file_are_not_written_at_once(store):
     (other,) = store.accept([asked("./out.npy", written="/data/out.npy")], now=2.0)
     with pytest.raises(OutputTaken, match=f"out.npy: job {other} writes it"):
         store.retry(job, now=3.0)
+
+
+def test_a_partial_output_belongs_to_the_file_whatever_its_name(store):
+    """A cancelled job leaves it alone once another, by another name of the file, may continue it."""
+    (job,) = store.accept([asked("link/out.npy", written="/data/out.npy")], now=0.0)
+    assert not store.abandoned(job)
+    store.apply(job, CancelRequested(), now=1.0)
+    assert store.abandoned(job)
+    (other,) = store.accept([asked("out.npy", written="/data/out.npy")], now=2.0)
+    assert store.abandoned(job)
+    claim(store, now=3.0)
+    assert not store.abandoned(job)
+    store.apply(other, LeaseLost(1), now=4.0)
+    assert not store.abandoned(job)
+    claim(store, now=5.0)
+    store.apply(other, Failed(2, "in.npy: truncated", transient=False), now=6.0)
+    assert not store.abandoned(job)
+    finished = store.accept([asked("/data/out.npy")], now=7.0)[0]
+    claim(store, now=8.0)
+    finish(store, finished, now=9.0)
+    store.retry(other, now=10.0)
+    store.apply(other, CancelRequested(), now=11.0)
+    assert store.abandoned(other)
+
+
+def test_jobs_cancelled_shortly_before_the_last_event_are_named(store):
+    early, late, failed = accept(store, 3)
+    store.apply(early, CancelRequested(), now=10.0)
+    store.apply(late, CancelRequested(), now=20.0)
+    store.retry(early, now=20.5)
+    store.apply(early, CancelRequested(), now=21.0)
+    claim(store, now=30.0)
+    store.apply(failed, Failed(1, "in.npy: truncated", transient=False), now=31.0)
+    assert store.lately_cancelled(10.0) == [early]
+    assert sorted(store.lately_cancelled(11.0)) == sorted([early, late])
 
 
 def test_a_chain_of_any_length_ends_with_its_first(store):
