@@ -41,6 +41,11 @@ def decode(codec: str, data: Buffer, limit: int, **options: Any) -> Buffer:
     return DECODERS[codec](data, limit, **options)
 
 
+def encoded_limit(nbytes: int) -> int:
+    """The most bytes between two codecs of a chunk: one may add a header, checksums and a share of the bytes."""
+    return nbytes + nbytes // 64 + 4096
+
+
 def check_image(codec: str, data: bytes, samples: int, dtype: np.dtype[Any]) -> None:
     """TooLarge if an encoded image has more than this many samples: its decoder would allocate them all.
 

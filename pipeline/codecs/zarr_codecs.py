@@ -10,17 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from pipeline.codecs.bounded import decode
+from pipeline.codecs.bounded import decode, encoded_limit
 
 # Without a bound of its own, and of the largest chunk.
 LARGEST_BYTES = 1 << 30
 # numcodecs is told nothing of the chunk. zarr's threads and tasks take over the caller's context.
 _limit: ContextVar[int] = ContextVar("limit", default=LARGEST_BYTES)
-
-
-def encoded_limit(nbytes: int) -> int:
-    """The most bytes between two codecs of a chunk: one may add a header, checksums and a share of the bytes."""
-    return nbytes + nbytes // 64 + 4096
 
 
 @contextmanager
