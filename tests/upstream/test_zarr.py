@@ -1,4 +1,4 @@
-"""zarr-python and numcodecs: where chunks are decoded, and how another Blosc takes the place of theirs."""
+"""zarr-python and numcodecs: where chunks are decoded, and how other codecs take the place of theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from zarr.codecs import BloscCodec
 from zarr.registry import get_codec_class
 from zarr.storage import LocalStore
 
-from pipeline.codecs import blosc
+from pipeline.codecs import bounded
+from pipeline.codecs.zarr_codecs import use_bounded_codecs
 from pipeline.formats.image.zarr.lazy_store import RegularFiles
 
 SAMPLES = np.arange(400, dtype=np.uint16).reshape(20, 20)
@@ -30,24 +31,33 @@ def stored(folder: Path, zarr_format: int) -> Path:
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_every_chunk_passes_through_the_checked_blosc(
+def test_every_chunk_passes_through_the_bounded_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zarr_format: int
 ) -> None:
-    """A way to the decoder past `_decode_single` (such as `_decode_sync`) would let a damaged chunk end the process."""
-    blosc.use_checked_blosc()
+    """A way to the decoder past `_decode_single` and `_decode_sync` would let a damaged chunk end the process."""
+    use_bounded_codecs()
     checked: list[int] = []
-    monkeypatch.setattr(blosc, "check_blosc", lambda data: checked.append(len(data)))
+    blosc = bounded.DECODERS["blosc"]
+
+    def noted(data: Any, limit: int) -> Any:
+        checked.append(limit)
+        return blosc(data, limit)
+
+    monkeypatch.setitem(bounded.DECODERS, "blosc", noted)
     array = zarr.open_array(store=str(stored(tmp_path / "a.zarr", zarr_format)), mode="r")
     np.testing.assert_array_equal(array[:], SAMPLES)
     assert len(checked) == 2
 
 
-def test_the_registry_gives_the_class_that_the_setting_names() -> None:
-    blosc.use_checked_blosc()
-    assert get_codec_class("blosc").__qualname__ == "use_checked_blosc.<locals>.CheckedBlosc"
+def test_the_registries_give_the_bounded_classes() -> None:
+    use_bounded_codecs()
+    for name in ("blosc", "gzip", "zstd"):
+        assert get_codec_class(name).__qualname__.startswith("Bounded")
     assert issubclass(get_codec_class("blosc"), BloscCodec)
-    assert isinstance(numcodecs.get_codec({"id": "blosc"}), numcodecs.Blosc)
-    assert type(numcodecs.get_codec({"id": "blosc"})).__name__ == "CheckedNumcodecsBlosc"
+    for name, base in (("blosc", numcodecs.Blosc), ("zlib", numcodecs.Zlib), ("lzma", numcodecs.LZMA)):
+        found = numcodecs.get_codec({"id": name})
+        assert isinstance(found, base)
+        assert type(found) is not base
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -11,6 +11,8 @@ import math
 import re
 from array import array
 from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ def read_pqr(path: Path) -> Molecule:
         data = file.head(file.size)
     finally:
         file.close()
-    values, cell = _Lines(path).read(_text(path, data))
+    values, cell = _Lines(path).read(_lines(path, data))
     if len(values) == 0:
         raise InputError(f"{path}: has no ATOM or HETATM line; a PQR file has one for each atom")
     table = np.array(values, np.float64).reshape(-1, 5)
@@ -63,16 +65,18 @@ def read_pqr(path: Path) -> Molecule:
 
 def stated_cell(path: Path, data: bytes) -> Array | None:
     """Only the cell, from the content of a PQR file. InputError if its line cannot be read."""
-    lines = (line if _CELL.match(line) else "" for line in _text(path, data).split("\n"))
-    return _Lines(path).read("\n".join(lines))[1]
+    return _Lines(path).read(line if _CELL.match(line) else "" for line in _lines(path, data))[1]
 
 
-def _text(path: Path, data: bytes) -> str:
-    """The text with line feeds as line ends. Latin-1 decodes every byte; the relevant fields are ASCII."""
+def _lines(path: Path, data: bytes) -> Iterator[str]:
+    """The lines, one at a time: all together take many times the file's size. Latin-1 decodes every byte; the relevant
+    fields are ASCII."""
     if b"\0" in data:
         raise InputError(f"{path}: holds NUL bytes: is it compressed, in UTF-16 or damaged? Save it as plain text")
-    text = data.removeprefix(BOM_UTF8).decode("latin-1")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    data = data.removeprefix(BOM_UTF8)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return (line.rstrip(b"\n").decode("latin-1") for line in BytesIO(data))
 
 
 class _Lines:
@@ -83,11 +87,11 @@ class _Lines:
         self._cell: Array | None = None
         self._ended: tuple[int, str] | None = None
 
-    def read(self, text: str) -> tuple[array[float], Array | None]:
+    def read(self, lines: Iterable[str]) -> tuple[array[float], Array | None]:
         """x, y, z, charge and radius of each atom, one after another; the cell."""
         values = array("d")
         append, finite = values.extend, math.isfinite
-        for number, line in enumerate(text.split("\n"), 1):
+        for number, line in enumerate(lines, 1):
             if line.startswith(("ATOM", "HETATM")) or _LOOSE_ATOM.match(line):
                 if self._ended is not None:
                     raise self._second_model(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from pathlib import Path
@@ -11,9 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from pipeline.codecs.bounded import TooLarge, decode
 from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
 from pipeline.storage.positional import PositionalFile, reading
+
+# Of the beginning of a file whose array ends it.
+_LONGEST_HEAD_BYTES = 1 << 20
 
 
 class ArrayReader(ImageReader):
@@ -57,7 +60,7 @@ def file_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, offset: 
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     is_compressed = path.name.lower().endswith(".gz")
-    content = _decompressed(path) if is_compressed else b""
+    content = _decompressed(path, max(offset, 0) + nbytes + after + _LONGEST_HEAD_BYTES) if is_compressed else b""
     size = len(content) if is_compressed else _size(path)
     offset = max(size - nbytes - after, 0) if offset < 0 else offset
     if size != offset + nbytes + after:
@@ -89,10 +92,12 @@ def _size(path: Path) -> int:
         file.close()
 
 
-def _decompressed(path: Path) -> bytes:
+def _decompressed(path: Path, limit: int) -> bytes:
     try:
         with reading(path), path.open("rb") as file:
             content = file.read()
-        return gzip.decompress(content)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        return bytes(decode("gzip", content, limit))
+    except TooLarge as exc:
+        raise InputError(f"{path}: {exc}; it is of another job: make it again") from exc
+    except (ValueError, zlib.error) as exc:
         raise InputError(f"{path}: does not decompress ({exc}); make it again") from exc

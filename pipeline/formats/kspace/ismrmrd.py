@@ -8,6 +8,8 @@ image; contrasts, sets, phases and repetitions are separate times.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.bounded import TooLarge, decode, encoded_limit
 from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.kspace.base import (
     KSpaceHeader,
@@ -41,6 +44,8 @@ _HEAD_FIELDS = (
     "trajectory_dimensions", "sample_time_us", "position", "read_dir", "phase_dir", "slice_dir", "idx",
 )  # fmt: skip
 _INDEX_FIELDS = ("kspace_encode_step_2", "slice", *_TIMES)
+# A record holds a header of 340 bytes and, outside of it, samples: in a real file they take more than the headers.
+_MOST_BYTES_PER_BYTE, _HARMLESS_BYTES = 64, 64 << 20
 _PERPENDICULAR = 1e-3
 # How far rounding may put a sample out of the plane, as a share of the trajectory's extent.
 _ROUNDING_SHARE = 1e-3
@@ -99,13 +104,50 @@ class Ismrmrd(KSpaceReader):
         stored = self._file[chosen]["data"], self._file[chosen]["xml"]
         if any(isinstance(part, h5py.Dataset) and (part.external or part.is_virtual) for part in stored):
             raise InputError(f"{self.path}: keeps {chosen} in other files; write it as one file (h5repack)")
-        data, xml = stored[0], stored[1][()]
+        data, header = stored
         names = data.dtype.names or ()
         if data.ndim != 1 or not {"head", "traj", "data"} <= set(names) or data.shape[0] == 0:
             raise InputError(f"{self.path}: {chosen}/data holds no acquisitions (head, traj, data); export it again")
+        for part in stored:
+            self._refuse_inflating(part)
+        xml = header[()]
         if isinstance(xml, np.ndarray):
             xml = xml.reshape(-1)[0]
         return data, xml.encode() if isinstance(xml, str) else bytes(xml)
+
+    def _refuse_inflating(self, data: Any) -> None:
+        """Refuse a data set whose numbers, or those of a chunk, take far more memory than the file holds bytes.
+
+        HDF5 reads chunks that are not stored as zeros, and inflates the others without bound.
+        """
+        from h5py import h5z
+
+        where = f"{self.path}: {data.name}"
+        file_bytes = os.fstat(self._stream.fileno()).st_size
+        of_chunk = math.prod(data.chunks or (0,)) * data.dtype.itemsize
+        declared = max((data.size or 0) * data.dtype.itemsize, of_chunk)
+        if declared > max(_MOST_BYTES_PER_BYTE * file_bytes, _HARMLESS_BYTES):
+            raise InputError(
+                f"{where} declares {declared:,} bytes, which the file of {file_bytes:,} cannot hold; copy or export it "
+                "again"
+            )
+        properties = data.id.get_create_plist()
+        filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+        if len(set(filters)) < len(filters):
+            raise InputError(f"{where} is compressed twice; write it again (h5repack)")
+        if h5z.FILTER_DEFLATE not in filters:
+            return
+        # Before it come only filters that keep the size; Fletcher's adds four bytes.
+        corners: list[tuple[int, ...]] = []
+        data.id.chunk_iter(lambda info: corners.append(info.chunk_offset))
+        for corner in corners:
+            skipped, stored = data.id.read_direct_chunk(corner)
+            if skipped & (1 << filters.index(h5z.FILTER_DEFLATE)):
+                continue
+            try:
+                decode("zlib", stored, encoded_limit(of_chunk))
+            except TooLarge as exc:
+                raise InputError(f"{where}, chunk {corner[0]}: {exc}; copy or export it again") from exc
 
     def _check_heads(self, heads: NDArray[Any]) -> None:
         names, index = heads.dtype.names or (), heads.dtype["idx"].names if "idx" in (heads.dtype.names or ()) else ()

@@ -11,9 +11,13 @@ from numpy.typing import NDArray
 
 from pipeline.codecs import silence_loggers
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.bounded import check_image
 from pipeline.errors import InputError
-from pipeline.formats.image.tiff.page import COMPRESSIONS, LERC, Page
+from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
 from pipeline.storage.positional import PositionalFile
+
+# Writers may pad images to whole blocks of their codec.
+_PADDING_SAMPLES = 1 << 16
 
 
 class DecodedBlocks:
@@ -50,7 +54,11 @@ class DecodedBlocks:
         if len(data) < nbytes:
             raise InputError(f"{where} is cut off; the file shrank while it was read, run again")
         tables = {} if page.jpeg_tables is None else {"jpegtables": page.jpeg_tables}
+        codec = IMAGE_CODECS.get(COMPRESSIONS[page.compression])
         try:
+            if codec is not None:  # tifffile bounds only the others by the size of the strip or tile
+                samples = page.block[0] * page.block[1] * page.block_samples
+                check_image(codec, data, 2 * samples + _PADDING_SAMPLES, page.dtype)
             decoded, corner, _ = self._decoders[_coding(page)](data, segment, **tables)
             valid = _valid(page, data)
         except Exception as exc:

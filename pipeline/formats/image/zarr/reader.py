@@ -15,16 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
-from pipeline.codecs.blosc import use_checked_blosc
+from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Region, require_fit
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.storage.positional import reading
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
-_LARGEST_CHUNK_BYTES = 1 << 30
 # numcodecs' codecs that execute what they read, or return Python objects.
 _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
+# Those whose encoded samples may be wider than the array's, up to the widest type.
+_WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
+_WIDEST_BYTES = 16
 
 
 class ZarrReader(ImageReader):
@@ -39,7 +41,7 @@ class ZarrReader(ImageReader):
             raise InputError(f"{path}: {dtype.name} samples are not supported; {', '.join(DTYPES)} are: convert it")
         self._chunk: tuple[int, ...] = tuple(self._array.chunks)
         chunk_bytes = math.prod(self._chunk) * dtype.itemsize
-        if min(self._chunk) < 1 or chunk_bytes > _LARGEST_CHUNK_BYTES:
+        if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
             raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
         shape = self._layout.shape(self._array.shape)
         self.header = ImageHeader(shape=shape, axes=self._layout.axes, dtype=dtype, metadata=self._layout.metadata)
@@ -47,6 +49,8 @@ class ZarrReader(ImageReader):
         across = math.prod(
             -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"
         )
+        widened = not _WIDENING_CODECS.isdisjoint(_codec_names(self._array.metadata.to_dict()))
+        self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
@@ -92,7 +96,8 @@ class ZarrReader(ImageReader):
             slice(first, min(first + size, end))
             for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
         )
-        with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
+        what = f"chunk {'/'.join(map(str, place))} does not decode"
+        with _translated(self.path, what), chunks_of(self._stored_bytes):
             return np.asarray(self._array[box])
 
 
@@ -109,7 +114,7 @@ def _open(path: Path) -> tuple[Any, Layout]:
 
     from pipeline.formats.image.zarr.lazy_store import RegularFiles
 
-    use_checked_blosc()
+    use_bounded_codecs()
     with _translated(path, f"its metadata ({mark}) cannot be used"), warnings.catch_warnings():
         # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
@@ -161,6 +166,6 @@ def open_level(path: Path) -> Any:
 
     if not any((path / mark).is_file() for mark in MARKS):
         raise InputError(f"{path}: no Zarr group is there; check the path")
-    use_checked_blosc()
+    use_bounded_codecs()
     with _translated(path, "its metadata cannot be used"):
         return zarr.open_group(store=RegularFiles(path, read_only=True), mode="r")["0"]
