@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import sqlite3
@@ -82,10 +83,14 @@ def used(store, job, seconds, now):
 
 def test_what_was_accepted_is_there_in_another_process(store):
     (job,) = store.accept([asked(priority=3)], now=5.0)
+    assert re.fullmatch("[0-9a-f]{12}", job), "short enough to type"
     again = Store(store.path)
     found = again.job(job)
     assert (found.asked, found.job.state, found.submitted_at) == (asked(priority=3), State.QUEUED, 5.0)
-    assert [event.message for event in again.events(job)] == ["queued"]
+    assert [(event.at, event.kind, event.message) for event in again.events(job)] == [(5.0, "state", "queued")]
+    again.log(job, "hello", now=6.0)
+    assert [(event.at, event.kind, event.message) for event in again.events(job)[1:]] == [(6.0, "log", "hello")]
+    assert again.events(job, limit=1) == again.events(job)[:1]
     again.close()
 
 
@@ -253,7 +258,7 @@ def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
     store.apply(job, LeaseLost(1), now=2.0)
     claim(store, now=3.0, runner="other")
     monkeypatch.setattr(Transaction, "job", lambda *_: seen)
-    with pytest.raises(StorageError, match="changed by another process"):
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: job .* was changed by another process"):
         store.apply(job, Planned(1, 5), now=4.0)
     monkeypatch.undo()
     assert store.job(job).job.chunks is None
@@ -267,6 +272,7 @@ def test_a_change_keeps_other_processes_from_writing_from_the_moment_it_reads(st
         with pytest.raises(sqlite3.OperationalError, match="database is locked"):
             other.execute("BEGIN IMMEDIATE")
     other.execute("BEGIN IMMEDIATE")
+    store.renew("r", [], now=0.0, lease_s=LEASE_S)  # without jobs nothing is written
     other.close()
 
 
@@ -547,8 +553,10 @@ def test_a_full_disk_is_noticed_before_a_job_comes(store):
 
 def test_no_job_is_taken_where_there_is_little_room(store, monkeypatch):
     (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
-    full = SimpleNamespace(f_bavail=255, f_frsize=4096)
+    full = SimpleNamespace(f_bavail=256, f_frsize=4096)
     monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
+    store.check()
+    full.f_bavail -= 1
     for attempt in (store.check, lambda: accept(store, now=1.0)):
         with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
             attempt()
@@ -676,6 +684,23 @@ def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
     with pytest.raises(ParameterError, match="ada has 1 unfinished job, of 1 allowed"):
         store.accept([asked("/data/2")], now=1.0, most_of_an_owner=1)
     assert len(store.accept([asked("/data/2", owner="bob")], now=1.0, most_of_an_owner=1)) == 1
+
+
+def test_an_owner_may_have_so_many_unfinished_jobs_and_no_more(store):
+    array = [asked(f"/data/{number}") for number in range(4)]
+    with pytest.raises(ParameterError, match="array: 4 jobs are more than the 3 that an owner may have"):
+        store.accept(array, now=0.0, most_of_an_owner=3)
+    jobs = store.accept(array[:3], now=0.0, most_of_an_owner=3)
+    with pytest.raises(ParameterError, match="ada has 3 unfinished jobs, of 3 allowed"):
+        store.accept(array[3:], now=0.0, most_of_an_owner=3)
+    store.apply(jobs[0], CancelRequested(), now=1.0)
+    assert len(store.accept(array[3:], now=2.0, most_of_an_owner=3)) == 1
+
+
+def test_parameters_are_json_that_others_read_too(store):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.accept([asked(parameters={"cval": float("nan")})], now=0.0)
+    assert store.list_jobs() == []
 
 
 def test_a_list_in_json_is_what_a_job_shows(store):
