@@ -20,6 +20,7 @@ from pipeline.service.http.views import job_view
 from pipeline.service.jobs import (
     CancelRequested,
     Computed,
+    Discard,
     Failed,
     IllegalTransition,
     LeaseLost,
@@ -28,6 +29,7 @@ from pipeline.service.jobs import (
     Published,
     Start,
     Stop,
+    Stopped,
 )
 from pipeline.service.store import (
     HALF_LIFE_S,
@@ -176,7 +178,8 @@ def test_a_run_to_its_end(store):
     store.apply(job, Computed(1), now=10.0)
     store.apply(job, Published(1), now=11.0, facts=Facts(receipt={"chunks": 5}))
     found = store.job(job)
-    assert (found.job.state, found.started_at, found.finished_at, found.runner) == (State.SUCCEEDED, 7.0, 11.0, None)
+    assert (found.job.state, found.started_at, found.finished_at) == (State.SUCCEEDED, 7.0, 11.0)
+    assert (found.runner, found.lease_until) == (None, None)
     assert found.receipt == {"chunks": 5}
     assert [event.message for event in store.events(job)] == [
         "queued",
@@ -305,7 +308,7 @@ def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
     job, _ = store.retry(b, now=2.0)
     assert (job.state, job.error) == (State.FAILED, f"job {a}, which it comes after, was cancelled")
     (c,) = store.accept([asked("/data/c", after=frozenset({a}))], now=3.0)
-    assert store.job(c).job.state is State.FAILED
+    assert (store.job(c).job.state, store.job(c).job.error) == (State.FAILED, job.error)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -371,6 +374,23 @@ def test_actions_come_back(store):
     with pytest.raises(IllegalTransition):
         store.retry(job, now=2.0)
     assert Start(1) not in actions
+    assert store.apply(job, Stopped(1), now=3.0)[1] == (Discard(),)
+
+
+def test_those_who_listen_to_a_job_hear_of_each_change(store, monkeypatch):
+    heard = []
+    monkeypatch.setattr(store.job_events, "notify", heard.append)
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.log(a, "hello", now=1.0)
+    claim(store)
+    store.apply(a, Planned(1, 5), now=2.0)
+    store.apply(a, Progressed(1, 3), now=3.0)
+    store.apply(a, Progressed(0, 4), now=4.0)  # of an earlier run
+    store.apply(a, Failed(1, "in.npy: truncated", transient=False), now=5.0)
+    with pytest.raises(IllegalTransition):
+        store.apply(a, CancelRequested(), now=6.0)
+    assert heard == [{a}, {b}, {a}, {a}, {a}, {a}, set(), {a, b}]
 
 
 def test_lists_and_counts(store):
