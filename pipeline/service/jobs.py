@@ -218,9 +218,9 @@ class IllegalTransition(Exception):
         self.event = event
 
 
-def submitted(job: str, *, after: frozenset[str] = frozenset()) -> Job:
-    """A new job that waits for the jobs in `after`."""
-    return Job(id=job, waiting_for=after, story=("submitted → queued",))
+def submitted(job: str) -> Job:
+    """A new job."""
+    return Job(id=job, story=("submitted → queued",))
 
 
 def handle(job: Job, event: Event) -> Outcome:

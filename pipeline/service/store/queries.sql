@@ -4,7 +4,7 @@
 INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
                   attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
 VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
-        0, 0, NULL, 0, :error, :story, :at, :at);
+        0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);

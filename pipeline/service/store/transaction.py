@@ -81,12 +81,11 @@ class Transaction(Reading):
         if using is not None:
             raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         ended = {after: states[after] for after in sorted(new.after)}
-        waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
-        job = submitted(secrets.token_hex(6), after=waiting)
+        job = submitted(secrets.token_hex(6))
         values = {
             "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
             "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
-            "array_id": new.array_id, "array_index": new.array_index, "state": job.state, "error": job.error,
+            "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now,
         }  # fmt: skip
         self.execute("add_job", **values)
