@@ -105,3 +105,8 @@ UPDATE jobs SET parameters =
 
 -- What every cancellation asks, and a server that starts for each of the latest, however many jobs have failed.
 CREATE INDEX jobs_by_failed_output ON jobs (COALESCE(written, output)) WHERE state = 'failed';
+
+-- version 6
+
+-- Processes that died at a job since it last finished a chunk: after the third it fails, also if the server itself died.
+ALTER TABLE jobs ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
