@@ -135,7 +135,7 @@ class Transaction(Reading):
             started = now
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
-            "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
+            "attempts": job.attempts, "deaths": job.deaths, "cancelling": job.cancelling, "chunks": job.chunks,
             "chunks_done": job.chunks_done, "error": job.error and storable(job.error),
             "story": json.dumps(job.story), "at": now, "started_at": started,
             "finished_at": now if job.state in TERMINAL else None,
