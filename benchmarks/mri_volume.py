@@ -18,7 +18,7 @@ from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.nufft import Toeplitz, toeplitz_kernel
 from kernels.sense import GroupedMaps, cg_sense, namespace, toeplitz_normal
-from kernels.sense.coil_groups import group_parts, placing
+from kernels.sense.coil_groups import group_parts, plan_residency
 from kernels.sense.sensitivities import CoarseMaps
 
 POINTS, COARSE = 200_000, 48
@@ -54,8 +54,8 @@ class Iteration:
         made_again: bool = False,
     ) -> None:
         xp, shape = namespace(like), toeplitz.shape
-        placed = placing(len(coils), shape, room)
-        self._maps = GroupedMaps(like, len(coils), shape, placed, made_again=made_again)
+        residency = plan_residency(len(coils), shape, room)
+        self._maps = GroupedMaps(like, len(coils), shape, residency, made_again=made_again)
         coarse = coarse_maps(like, coils, min(COARSE, shape[0]))
         self._maps.make(lambda part: coarse.fine(part, shape), add)
         self._add = add

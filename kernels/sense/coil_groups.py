@@ -49,22 +49,22 @@ def groups_of(maps: Any) -> Iterator[tuple[slice, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placing:
-    """The groups that stay on the device.
+class Residency:
+    """Which groups of maps stay on the device.
 
-    groups, stay     : number of groups, and the indices of those that stay
+    groups, resident : number of groups, and the indices of those on the device
     nbytes, streamed : bytes of all maps, and of those copied from the host in each pass
     room             : bytes on the device available for maps; None for unlimited
     """
 
     groups: int
-    stay: frozenset[int]
+    resident: frozenset[int]
     nbytes: int
     streamed: int
     room: int | None
 
 
-def placing(coils: int, shape: Sequence[int], room: int | None) -> Placing:
+def plan_residency(coils: int, shape: Sequence[int], room: int | None) -> Residency:
     """Keeps as many groups on the device as fit into `room` bytes. ValueError if there is no room for two buffers."""
     pixels = math.prod(shape)
     parts = group_parts(coils, pixels)
@@ -74,13 +74,13 @@ def placing(coils: int, shape: Sequence[int], room: int | None) -> Placing:
     if count < 0:
         raise ValueError(f"the GPU has {room} bytes for coils, of which {_PLACES} groups take {_PLACES * a_group}")
     # Spread evenly among the streamed groups, which leaves each more time for its copy.
-    stay = (
+    resident = (
         frozenset(range(len(parts)))
         if count >= len(parts)
         else frozenset(len(parts) * n // count for n in range(count))
     )
-    streamed = sum((part.stop - part.start) * a_coil for n, part in enumerate(parts) if n not in stay)
-    return Placing(groups=len(parts), stay=stay, nbytes=coils * a_coil, streamed=streamed, room=room)
+    streamed = sum((part.stop - part.start) * a_coil for n, part in enumerate(parts) if n not in resident)
+    return Residency(groups=len(parts), resident=resident, nbytes=coils * a_coil, streamed=streamed, room=room)
 
 
 class GroupedMaps:
@@ -90,16 +90,16 @@ class GroupedMaps:
     """
 
     def __init__(
-        self, like: Any, coils: int, shape: Sequence[int], placed: Placing, *, made_again: bool = False
+        self, like: Any, coils: int, shape: Sequence[int], residency: Residency, *, made_again: bool = False
     ) -> None:
         """like: any array of the device, NumPy's or CuPy's. made_again: recompute the other groups in each pass."""
         self._xp = namespace(like)
         self._made_again = made_again
         self._again: Callable[[slice], Any] | None = None
         self.parts = group_parts(coils, math.prod(shape))
-        self.placed = placed
+        self.residency = residency
         self._groups: list[Any] = [None] * len(self.parts)
-        self._streamed = [number for number in range(len(self.parts)) if number not in placed.stay]
+        self._streamed = [number for number in range(len(self.parts)) if number not in residency.resident]
         self._upload: _Upload | None = None
 
     def make(self, made: Callable[[slice], Any], add: Callable[[Any], Any], mask: Any = None) -> None:
@@ -122,12 +122,12 @@ class GroupedMaps:
 
         self._again = scaled
         for number, part in enumerate(self.parts):
-            if number in self.placed.stay or not self._made_again:
+            if number in self.residency.resident or not self._made_again:
                 self._put(number, scaled(part))
 
     def _put(self, number: int, maps: Any) -> None:
         """Keeps a group's maps on the device or the host."""
-        if number in self.placed.stay or self._xp is np:
+        if number in self.residency.resident or self._xp is np:
             self._groups[number] = maps
         else:
             held = pinned(self._xp, maps.shape)
@@ -140,7 +140,7 @@ class GroupedMaps:
             if self._groups[number] is None:
                 assert self._again is not None, "make comes before groups"
                 yield part, self._again(part)
-            elif number in self.placed.stay or self._xp is np:
+            elif number in self.residency.resident or self._xp is np:
                 yield part, self._groups[number]
             else:
                 if self._upload is None:

@@ -39,7 +39,7 @@ class Progress:
     number: int = 0
 
 
-def begun(right: Any, iterations: int, *, separate: bool = False) -> Progress:
+def initial_progress(right: Any, iterations: int, *, separate: bool = False) -> Progress:
     """The state before the first of at most `iterations` iterations."""
     xp = namespace(right)
     # Without scaling, squares of small values would underflow float32.
@@ -80,13 +80,13 @@ def conjugate_gradient(
     separate   : each index of the first axis is an independent problem, whose result does not depend on the others
     on_iteration : called after each iteration with its number and relative residual: a float, or with a tolerance of 0
                  a 0-d array
-    progress   : state to continue from, changed in place; from `begun` with the same number of iterations
+    progress   : state to continue from, changed in place; from `initial_progress` with the same number of iterations
     agreed     : maps this process's relative residual to the one that all processes solving the problem use
 
     Returns x, and the relative residuals ‖right − (normal + damping) x‖ / ‖right‖ after 0, 1, 2 … iterations by the
     recurrence, float64, on the device of `right`.
     """
-    at = begun(right, iterations, separate=separate) if progress is None else progress
+    at = initial_progress(right, iterations, separate=separate) if progress is None else progress
     xp, real = namespace(at.residual), at.residual.real.dtype
     # Few operations: on a GPU each is a launch, which for a small image takes longer than the arithmetic.
     smallest = np.finfo(real).tiny

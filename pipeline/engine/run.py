@@ -105,10 +105,15 @@ def watch(device: Device) -> None:
         metrics.gpus.watch(uuid)
 
 
-def plan_job(spec: JobSpec, device: PlannedDevice, options: RunOptions) -> PlannedJob:
-    """Check the job against its input and cut it into chunks so that the ring fits the memory."""
+def plan_job(
+    spec: JobSpec, device: PlannedDevice, options: RunOptions, open_job: Callable[[JobSpec], OpenJob] | None = None
+) -> PlannedJob:
+    """Check the job against its input and cut it into chunks so that the ring fits the memory.
+
+    open_job : instead of the workload's `open`
+    """
     workload = workload_named(spec.workload)
-    job = workload.open(spec)
+    job = (open_job or workload.open)(spec)
     try:
         limit = _ring_bytes(job, options.memory_bytes) // device.ring_depth
         target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)

@@ -5,8 +5,8 @@ are ignored, so that it can neither publish nor fail a job that another run has 
 
     queued ─Claimed▶ planning ─Planned▶ running ─Computed▶ publishing ─Published▶ succeeded
        ▲                 │                 │                    │
-       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed if another
-       │                                                        │   attempt may help
+       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed and Died if
+       │                                                        │   another attempt may help
        └─RetryRequested─ failed, cancelled ◀──Failed, Stopped───┘   Stopped after CancelRequested
     queued ─CancelRequested▶ cancelled                queued ─DependencyFailed▶ failed
 """
@@ -20,12 +20,14 @@ from pipeline.api_models import State
 __all__ = [
     "ACTIVE",
     "MOST_ATTEMPTS",
+    "MOST_DEATHS",
     "Action",
     "CancelRequested",
     "Claimed",
     "Computed",
     "DependencyFailed",
     "DependencySucceeded",
+    "Died",
     "Discard",
     "Event",
     "Failed",
@@ -47,6 +49,8 @@ __all__ = [
 
 # Claims of a job whose runs fail through no fault of its own.
 MOST_ATTEMPTS = 3
+# Deaths of a process that a job may have caused, until it finishes another chunk.
+MOST_DEATHS = 3
 
 ACTIVE = frozenset({State.PLANNING, State.RUNNING, State.PUBLISHING})
 
@@ -59,6 +63,7 @@ class Job:
     state: State = State.QUEUED
     epoch: int = 0  # of the newest claim; 0 before the first
     attempts: int = 0  # claims since it was submitted or retried, except those that ended with their server
+    deaths: int = 0  # of processes that worked on it, since it last finished a chunk
     waiting_for: frozenset[str] = frozenset()  # jobs that have to succeed first
     cancelling: bool = False  # the run has been asked to stop, for a cancellation
     chunks: int | None = None  # once planned
@@ -119,6 +124,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Progressed:
+    """`chunks_done`: in this run and earlier ones, at least one of them in this run."""
+
     epoch: int
     chunks_done: int
 
@@ -166,9 +173,17 @@ class LeaseLost:
     epoch: int
 
 
+@dataclass(frozen=True)
+class Died:
+    """A process that worked on the job has died, maybe because of it. `what`: the server, or the job's own process."""
+
+    epoch: int
+    what: str
+
+
 Event = (
     DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested
-    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost
+    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost | Died
 )  # fmt: skip
 
 
@@ -218,9 +233,9 @@ class IllegalTransition(Exception):
         self.event = event
 
 
-def submitted(job: str, *, after: frozenset[str] = frozenset()) -> Job:
-    """A new job that waits for the jobs in `after`."""
-    return Job(id=job, waiting_for=after, story=("submitted → queued",))
+def submitted(job: str) -> Job:
+    """A new job."""
+    return Job(id=job, story=("submitted → queued",))
 
 
 def handle(job: Job, event: Event) -> Outcome:
@@ -277,12 +292,12 @@ def _cancel_requested(job: Job, event: CancelRequested) -> Outcome:
 def _retry_requested(job: Job, event: RetryRequested) -> Outcome:
     if job.state not in (State.FAILED, State.CANCELLED):
         raise IllegalTransition(job, event)
-    changes = {"attempts": 0, "cancelling": False, "error": None, "waiting_for": event.waiting_for}
+    changes = {"attempts": 0, "deaths": 0, "cancelling": False, "error": None, "waiting_for": event.waiting_for}
     return _told(job, event, State.QUEUED, **changes), ()
 
 
 def _of_a_run(
-    job: Job, event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost
+    job: Job, event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost | Died
 ) -> Outcome:
     if event.epoch != job.epoch or job.state not in ACTIVE:
         if event.epoch <= job.epoch:
@@ -292,7 +307,7 @@ def _of_a_run(
         case State.PLANNING, Planned(chunks=chunks):
             return _told(job, event, State.RUNNING, chunks=chunks, chunks_done=0), ()
         case State.RUNNING, Progressed(chunks_done=done):
-            return replace(job, chunks_done=max(job.chunks_done, done)), ()
+            return replace(job, chunks_done=max(job.chunks_done, done), deaths=0), ()
         case State.RUNNING, Recut(chunks=chunks):
             return replace(job, chunks=chunks, chunks_done=0), ()
         case State.RUNNING, Computed():
@@ -302,7 +317,9 @@ def _of_a_run(
             return _told(job, event, State.SUCCEEDED, cancelling=False), (TellDependents(State.SUCCEEDED),)
         case _, Failed(error=error, transient=transient):
             return _failed(job, event, error, transient)
-        case _, Stopped() | LeaseLost():
+        case _, Died(what=what) if not job.cancelling:
+            return _died(job, event, what)
+        case _, Stopped() | LeaseLost() | Died():
             if job.cancelling:
                 return _cancelled(job, event)
             return _told(job, event, State.QUEUED, attempts=job.attempts - 1), ()  # it has not failed
@@ -314,6 +331,16 @@ def _failed(job: Job, event: Failed, error: str, transient: bool) -> Outcome:
         return _cancelled(job, event)
     if transient and job.attempts < MOST_ATTEMPTS:
         return _told(job, event, State.QUEUED, error=error), ()
+    return _told(job, event, State.FAILED, error=error), (TellDependents(State.FAILED),)
+
+
+def _died(job: Job, event: Event, what: str) -> Outcome:
+    job = replace(job, attempts=job.attempts - 1, deaths=job.deaths + 1)
+    if job.deaths < MOST_DEATHS:
+        return _told(job, event, State.QUEUED), ()
+    error = (
+        f"{what} died {job.deaths} times at this job, which finished no chunk meanwhile: check its input, then retry"
+    )
     return _told(job, event, State.FAILED, error=error), (TellDependents(State.FAILED),)
 
 

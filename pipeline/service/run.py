@@ -16,7 +16,20 @@ from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job
 from pipeline.engine.stages import StageRecord, StageTotals
 from pipeline.errors import AuditError, MillraceError, OperatorError, UserError, counted, shortage
 from pipeline.service.cleanup import Cleanup
-from pipeline.service.jobs import ACTIVE, Computed, Event, Failed, Job, Planned, Progressed, Published, Recut, Stopped
+from pipeline.service.job_process import JobProcesses, Lease, ProcessDied
+from pipeline.service.jobs import (
+    ACTIVE,
+    Computed,
+    Died,
+    Event,
+    Failed,
+    Job,
+    Planned,
+    Progressed,
+    Published,
+    Recut,
+    Stopped,
+)
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import Facts, StoredJob
@@ -51,9 +64,11 @@ class Run:
     memory_bytes: int  # of its rings
     tell: Callable[[Event], Job]  # stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
+    processes: JobProcesses | None = None  # where the job is opened; None: here
     stopping: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
     _job: OpenJob | None = field(default=None, init=False)  # once planned
+    _lease: Lease | None = field(default=None, init=False)
     _record: StageRecord | None = field(default=None, init=False)  # once chunks move
     _began: float = field(default=0.0, init=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -84,6 +99,12 @@ class Run:
             return Published(epoch), Facts(receipt=receipt)
         except _StopRequested:
             return Stopped(epoch), Facts()
+        except ProcessDied as error:
+            metrics.count_error(error)
+            if self.stopping.is_set():
+                return Stopped(epoch), Facts()
+            self.log(str(error))
+            return Died(epoch, "the process that reads the input"), Facts()
         except (UserError, AuditError, OperatorError) as error:
             for line in error.trace.splitlines() if isinstance(error, OperatorError) else ():
                 self.log(line)
@@ -101,7 +122,13 @@ class Run:
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)
-        planned = plan_job(self._spec(), self.executor.device, options)
+        spec, open_job = self._spec(), None
+        if self.processes is not None:
+            self._lease = self.processes.lease(self._check)
+            open_job = self._lease.open
+        planned = plan_job(spec, self.executor.device, options, open_job)
+        if self._lease is not None:
+            self._lease.settle()
         self._job = planned.job
         try:
             self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)))
@@ -145,7 +172,8 @@ class Run:
         now = time.monotonic()
         with self._counting:  # several threads write
             self._written += 1
-            written, is_due = self._written, now - self._told_at >= PROGRESS_S
+            # Chunks of an earlier run, which come before the record, are no progress of this one.
+            written, is_due = self._written, self._record is not None and now - self._told_at >= PROGRESS_S
             if is_due:
                 self._told_at = now
         if is_due:
@@ -166,6 +194,11 @@ class Run:
         job = self.tell(event)
         if job.epoch != self.epoch or job.state not in ACTIVE or job.cancelling:
             raise _StopRequested
+
+    def release(self) -> None:
+        """Gives back what the run holds; call it last."""
+        if self._lease is not None:
+            self._lease.release()
 
     def draw_preview(self, preview: Path) -> None:
         """Draws a preview; failing to do so does not fail the job."""

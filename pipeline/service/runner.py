@@ -20,7 +20,8 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
 from pipeline.service.cleanup import Cleanup
-from pipeline.service.jobs import Action, Discard, Event, Failed, Job, LeaseLost, Published, Stop
+from pipeline.service.job_process import JobProcesses
+from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store
@@ -112,9 +113,11 @@ class Runner:
         *,
         previews: Path | None = None,
         has_workers: Callable[[], bool] = lambda: True,
+        processes: JobProcesses | None = None,
     ) -> None:
         """previews    : folder for previews of results; None: no previews
         has_workers : whether jobs can run; if not, none is claimed
+        processes   : where jobs are opened; None: in this process, as the executor's chunks must then be computed here
         """
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._store = store
@@ -123,6 +126,7 @@ class Runner:
         self._limits = limits
         self._previews = previews
         self._has_workers = has_workers
+        self._processes = processes
         self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
         self._runs: dict[str, Run] = {}
@@ -150,7 +154,7 @@ class Runner:
         if receipt is not None:  # too late for the cancellation: the result is published
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
-            self._tell(job, LeaseLost(epoch))
+            self._tell(job, Died(epoch, "the server"))
 
     def wake(self) -> None:
         """Looks for claimable jobs now."""
@@ -257,6 +261,7 @@ class Runner:
             roots=self._roots,
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
+            processes=self._processes,
             tell=partial(self._tell, job),
             log=partial(self._log, job),
         )
@@ -301,6 +306,7 @@ class Runner:
             LOG.exception("job %s", job)
             metrics.count_error(error)
         finally:
+            run.release()
             with self._lock:
                 if self._runs.get(job) is run:  # not the run of a retry
                     del self._runs[job]

@@ -31,6 +31,7 @@ from pipeline.service.http.connections import TimedRequests
 from pipeline.service.http.scrape import begin_job_counts
 from pipeline.service.http.tokens import TokensFile
 from pipeline.service.http.views import no_worker
+from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
@@ -49,6 +50,9 @@ UNREAD_S = 900
 MOST_FILES = 65_536
 # How long a check of the store stays valid: it writes to the disk, and anyone may request /readyz.
 READY_S = 5.0
+# What opening and planning a job may take at least; else four times its share of the memory, since some formats are
+# read whole and converted.
+LEAST_PLANNING_BYTES = 2 << 30
 
 
 def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda address: None) -> None:
@@ -80,7 +84,13 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             memory_bytes=settings.memory,
             keep_s=settings.keep_days * 86_400.0,
         )
-        runner = Runner(store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()))
+        worker_start.start_fork_server()  # with a scheduler elsewhere it does not run yet
+        share_bytes = settings.memory // settings.jobs_at_once
+        processes = JobProcesses(max(LEAST_PLANNING_BYTES, 4 * share_bytes), settings.jobs_at_once)
+        stack.callback(processes.close)
+        runner = Runner(
+            store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()), processes=processes
+        )
         stopping, closing = threading.Event(), threading.Event()
         store_fault = _StoreFault(store)
         service = Service(

@@ -254,8 +254,6 @@ class _Gang:
                 for address in ended:
                     round_.lose(address)
         self._lost += [address for address in calls if address in round_.lost]
-        for address in round_.lost:
-            self._held.pop(address, None)
         if round_.lost <= ended:
             round_.raise_errors(calls)
         self._total.check("the gang")

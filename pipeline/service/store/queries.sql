@@ -4,7 +4,7 @@
 INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
                   attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
 VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
-        0, 0, NULL, 0, :error, :story, :at, :at);
+        0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);
@@ -33,8 +33,8 @@ UPDATE dependencies SET state = 'succeeded' WHERE after = :after;
 
 -- name: change_job
 -- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.
-UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, cancelling = :cancelling, chunks = :chunks,
-    chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
+UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths, cancelling = :cancelling,
+    chunks = :chunks, chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
     finished_at = :finished_at, runner = :runner, lease_until = :lease_until, receipt = :receipt
 WHERE id = :id AND epoch = :read_epoch;
 
@@ -111,7 +111,7 @@ ORDER BY number DESC LIMIT :limit;
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
 SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
-    attempts, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
+    attempts, deaths, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
     device_seconds, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 

@@ -110,7 +110,7 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
-        waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
+        deaths=row["deaths"], waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
         chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
     )  # fmt: skip
     facts = (

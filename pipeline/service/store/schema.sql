@@ -110,3 +110,8 @@ CREATE INDEX jobs_by_failed_output ON jobs (COALESCE(written, output)) WHERE sta
 
 -- Jobs that had been cancelled or had failed were not told, but looked when they were retried.
 UPDATE dependencies SET state = 'succeeded' WHERE after IN (SELECT id FROM jobs WHERE state = 'succeeded');
+
+-- version 7
+
+-- Processes that died at a job since it last finished a chunk: after the third it fails, also if the server itself died.
+ALTER TABLE jobs ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;

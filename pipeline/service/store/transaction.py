@@ -81,12 +81,11 @@ class Transaction(Reading):
         if using is not None:
             raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
         ended = {after: states[after] for after in sorted(new.after)}
-        waiting = frozenset(after for after, state in ended.items() if state is not State.SUCCEEDED)
-        job = submitted(secrets.token_hex(6), after=waiting)
+        job = submitted(secrets.token_hex(6))
         values = {
             "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
             "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
-            "array_id": new.array_id, "array_index": new.array_index, "state": job.state, "error": job.error,
+            "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now,
         }  # fmt: skip
         self.execute("add_job", **values)
@@ -136,7 +135,7 @@ class Transaction(Reading):
             started = now
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
-            "attempts": job.attempts, "cancelling": job.cancelling, "chunks": job.chunks,
+            "attempts": job.attempts, "deaths": job.deaths, "cancelling": job.cancelling, "chunks": job.chunks,
             "chunks_done": job.chunks_done, "error": job.error and storable(job.error),
             "story": json.dumps(job.story), "at": now, "started_at": started,
             "finished_at": now if job.state in TERMINAL else None,

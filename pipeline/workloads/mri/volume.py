@@ -36,8 +36,8 @@ from kernels.sense import (
     toeplitz_normal,
 )
 from kernels.sense.channels import strongest_channels
-from kernels.sense.coil_groups import Placing, group_parts, placing, streamed
-from kernels.sense.conjugate_gradient import Progress, begun
+from kernels.sense.coil_groups import Residency, group_parts, plan_residency, streamed
+from kernels.sense.conjugate_gradient import Progress, initial_progress
 from kernels.sense.reconstruction import Transform
 from pipeline.config import format_bytes
 from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
@@ -120,15 +120,15 @@ class VolumeReconstruction:
         transform, error = self._reconstruction.corrected(self._image, trajectory, geometry, self._like)
         leader, states = self._states()
         mixing = self._mixing(bool(states[:, 0].all()))
-        begun_before = states[leader, 2] >= 0
+        resumed = states[leader, 2] >= 0
         estimated = self._asked.sensitivities in ("walsh", "espirit")
         parts = group_parts(len(self._own), math.prod(self._source.grid.shape))
-        needed = not begun_before or (estimated and not states[:, 1].all())
+        needed = not resumed or (estimated and not states[:, 1].all())
         samples = self._own_samples(mixing, parts) if needed else []
         coarse = self._coarse(mixing, samples, trajectory, geometry, bool(states[:, 1].all())) if estimated else None
         maps = self._maps(mixing, coarse, geometry.toeplitz, samples)
         try:
-            found, curve = self._solved(maps, samples, transform, geometry, leader if begun_before else None)
+            found, curve = self._solved(maps, samples, transform, geometry, leader if resumed else None)
         finally:
             maps.close()
         return Reconstructed(
@@ -137,7 +137,7 @@ class VolumeReconstruction:
             transform=transform,
             method=geometry.transform.method,
             segment_error=error,
-            notes=self._notes(maps.placed),
+            notes=self._notes(maps.residency),
         )
 
     def _states(self) -> tuple[int, NDArray[np.int64]]:
@@ -241,11 +241,11 @@ class VolumeReconstruction:
         toeplitz: Toeplitz | None,
         samples: Sequence[NDArray[Any]],
     ) -> GroupedMaps:
-        """The maps of the rank's channels, placed on the device or the host."""
+        """The maps of the rank's channels, on the device or the host."""
         shape = self._source.grid.shape
-        placed = self._placing(toeplitz, samples)
-        self._made_again = self._refuse_or_make_again(placed, coarse is not None)
-        maps = GroupedMaps(self._like, len(self._own), shape, placed, made_again=self._made_again)
+        residency = self._residency(toeplitz, samples)
+        self._made_again = self._refuse_or_make_again(residency, coarse is not None)
+        maps = GroupedMaps(self._like, len(self._own), shape, residency, made_again=self._made_again)
         if coarse is not None:
             maps.make(lambda part: coarse.fine(self._own[part], shape), self._squares_sum, coarse.mask(shape))
             return maps
@@ -261,18 +261,18 @@ class VolumeReconstruction:
     def _squares_sum(self, squares: Any) -> Any:
         return self._peers.communicator.allreduce(squares)
 
-    def _placing(self, toeplitz: Toeplitz | None, samples: Sequence[NDArray[Any]]) -> Placing:
+    def _residency(self, toeplitz: Toeplitz | None, samples: Sequence[NDArray[Any]]) -> Residency:
         shape, coils = self._source.grid.shape, len(self._own)
         pixels = math.prod(shape)
         group = group_parts(coils, pixels)[0].stop
         free = device_room(self._xp)
         if free is None:
-            return placing(coils, shape, None)
+            return plan_residency(coils, shape, None)
         grid = min(group * pixels << len(shape), max(_GRID_CELLS, pixels << len(shape)))
         taken = _IMAGES * pixels + 4 * group * pixels + 2 * grid + 4 * group * self._image.points * bool(samples)
         taken = taken * ITEM + (toeplitz.work_bytes(group) if toeplitz is not None else 0)
         try:
-            found = placing(coils, shape, max(int(_USED * free) - taken, 0))
+            found = plan_residency(coils, shape, max(int(_USED * free) - taken, 0))
         except ValueError as error:
             raise OutOfDeviceMemory(
                 f"{self._source.path}: an image of {pixels} pixels takes {format_bytes(taken)} of the GPU besides its "
@@ -280,18 +280,18 @@ class VolumeReconstruction:
             ) from error
         return found
 
-    def _refuse_or_make_again(self, placed: Placing, estimated: bool) -> bool:
+    def _refuse_or_make_again(self, residency: Residency, estimated: bool) -> bool:
         """Whether maps that fit neither the device nor the host are recomputed in each pass.
 
         ParameterError if they come from a file: the host must hold those.
         """
-        if placed.streamed <= self._host_bytes:
+        if residency.streamed <= self._host_bytes:
             return False
         if not estimated:
             raise ParameterError(
-                f"--memory: the GPU has room for {format_bytes(placed.room or 0)} of coil maps, and "
-                f"{format_bytes(placed.streamed)} of those of --sensitivities must stay on the host, more than it "
-                f"leaves for them: {format_bytes(8 * placed.nbytes)} and twice the samples are enough"
+                f"--memory: the GPU has room for {format_bytes(residency.room or 0)} of coil maps, and "
+                f"{format_bytes(residency.streamed)} of those of --sensitivities must stay on the host, more than it "
+                f"leaves for them: {format_bytes(8 * residency.nbytes)} and twice the samples are enough"
             )
         return True
 
@@ -312,7 +312,7 @@ class VolumeReconstruction:
             samples.clear()
             if asked.method == "gridding":
                 return right, None
-            checkpoint.progress = begun(right, asked.iterations)
+            checkpoint.progress = initial_progress(right, asked.iterations)
             del right
         else:
             self._follow_leader(leader)
@@ -349,7 +349,7 @@ class VolumeReconstruction:
         if self._peers.rank != leader:
             self._checkpoint.progress = None
         if mine is None:
-            mine = begun(xp.zeros(shape, np.complex64), self._asked.iterations)
+            mine = initial_progress(xp.zeros(shape, np.complex64), self._asked.iterations)
         for name in ("solution", "residual", "direction"):
             self._peers.communicator.broadcast(getattr(mine, name), root=leader)
         squares = to_host(mine.squares).copy()
@@ -366,15 +366,15 @@ class VolumeReconstruction:
         """Rank 0's residual: processors may round differently, and all ranks must stop at the same iteration."""
         return float(self._peers.control.broadcast(np.array([residual]))[0])
 
-    def _notes(self, placed: Placing) -> Mapping[str, str]:
+    def _notes(self, residency: Residency) -> Mapping[str, str]:
         where = "on the device"
-        if placed.streamed:
-            away = placed.groups - len(placed.stay)
+        if residency.streamed:
+            away = residency.groups - len(residency.resident)
             how = "made again" if self._made_again else "streamed from the host"
             where = (
-                f"{away} of {counted(placed.groups, 'group')} {how} in each iteration, "
-                f"{format_bytes(placed.streamed)} of {format_bytes(placed.nbytes)}: the device has "
-                f"{format_bytes(placed.room or 0)} for them"
+                f"{away} of {counted(residency.groups, 'group')} {how} in each iteration, "
+                f"{format_bytes(residency.streamed)} of {format_bytes(residency.nbytes)}: the device has "
+                f"{format_bytes(residency.room or 0)} for them"
             )
         found = {"coil_maps": where}
         if self._peers.size > 1:

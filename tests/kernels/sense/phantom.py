@@ -94,6 +94,11 @@ def definition(images, points):
     )
 
 
+def random_complex(shape, seed):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(np.complex64)
+
+
 def normalised_error(got, expected):
     """‖got − expected‖ / ‖expected‖; NaN stays NaN."""
     return float(np.linalg.norm(np.asarray(got) - expected) / np.linalg.norm(expected))

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.nufft import Toeplitz, toeplitz_kernel
 from kernels.sense import GroupedMaps, sensitivities, toeplitz_normal
-from kernels.sense.coil_groups import _Upload, group_parts, groups_of, parts_of, pinned, placing, streamed
+from kernels.sense.coil_groups import _Upload, group_parts, groups_of, parts_of, pinned, plan_residency, streamed
 from tests.kernels.sense.phantom import coil_maps, normalised_error, radial
 
 N, COILS = 16, 18
@@ -99,20 +99,20 @@ def test_groups_cover_all_coils_once():
     assert len(group_parts(32, 1 << 24)) == 8
 
 
-@pytest.mark.parametrize(("left", "stay"), [(None, 5), (18, 5), (17, 2), (16, 2), (12, 1), (8, 0)])
-def test_what_fits_stays(left, stay):
-    placed = placing(COILS, (N, N), None if left is None else left * A_COIL)
-    assert (placed.groups, len(placed.stay)) == (5, stay)
+@pytest.mark.parametrize(("left", "resident"), [(None, 5), (18, 5), (17, 2), (16, 2), (12, 1), (8, 0)])
+def test_what_fits_stays(left, resident):
+    residency = plan_residency(COILS, (N, N), None if left is None else left * A_COIL)
+    assert (residency.groups, len(residency.resident)) == (5, resident)
     streamed_coils = sum(
-        part.stop - part.start for n, part in enumerate(group_parts(COILS, N * N)) if n not in placed.stay
+        part.stop - part.start for n, part in enumerate(group_parts(COILS, N * N)) if n not in residency.resident
     )
-    assert (placed.nbytes, placed.streamed) == (COILS * A_COIL, streamed_coils * A_COIL)
-    assert streamed_coils == 0 or left * A_COIL >= placed.nbytes - placed.streamed + 8 * A_COIL
+    assert (residency.nbytes, residency.streamed) == (COILS * A_COIL, streamed_coils * A_COIL)
+    assert streamed_coils == 0 or left * A_COIL >= residency.nbytes - residency.streamed + 8 * A_COIL
 
 
 def test_a_device_without_room_for_two_groups_is_refused():
     with pytest.raises(ValueError, match="of which 2 groups take 16384"):
-        placing(COILS, (N, N), 7 * A_COIL)
+        plan_residency(COILS, (N, N), 7 * A_COIL)
 
 
 def test_grouped_maps_are_scaled_and_normal_operators_alike():
@@ -123,7 +123,7 @@ def test_grouped_maps_are_scaled_and_normal_operators_alike():
     picture = np.random.default_rng(0).normal(size=(N, N)).astype(np.complex64)
     found = []
     for left, again in ((None, False), (17 * A_COIL, False), (8 * A_COIL, True)):
-        maps = GroupedMaps(raw, COILS, (N, N), placing(COILS, (N, N), left), made_again=again)
+        maps = GroupedMaps(raw, COILS, (N, N), plan_residency(COILS, (N, N), left), made_again=again)
         maps.make(lambda part: raw[part], lambda squares: squares)
         assert parts_of(maps) == [part for part, _ in groups_of(maps)]
         whole = np.concatenate([group for _, group in maps.groups()])
@@ -148,8 +148,8 @@ def test_on_a_gpu_streamed_maps_make_the_same_bits_pass_after_pass():
     picture = cupy.asarray(rng.normal(size=(n, n, n)).astype(np.complex64))
     expected = None
     for left, again in ((None, False), (19, False), (12, False), (8, False), (12, True)):
-        placed = placing(coils, (n, n, n), None if left is None else left * n**3 * 8)
-        maps = GroupedMaps(picture, coils, (n, n, n), placed, made_again=again)
+        residency = plan_residency(coils, (n, n, n), None if left is None else left * n**3 * 8)
+        maps = GroupedMaps(picture, coils, (n, n, n), residency, made_again=again)
         maps.make(lambda part: cupy.asarray(raw[part]), lambda squares: squares)
         normal = toeplitz_normal(toeplitz, maps)
         for _ in range(20):
@@ -162,7 +162,7 @@ def test_on_a_gpu_streamed_maps_make_the_same_bits_pass_after_pass():
 def test_others_coils_count_and_a_mask_cuts():
     raw = np.ones((4, N, N), np.complex64)
     mask = np.arange(N) > 3
-    maps = GroupedMaps(raw, 4, (N, N), placing(4, (N, N), None))
+    maps = GroupedMaps(raw, 4, (N, N), plan_residency(4, (N, N), None))
     maps.make(lambda part: raw[part], lambda squares: squares + 12, mask & np.ones((N, 1), bool))
     [(_, group)] = maps.groups()
     np.testing.assert_allclose(group[:, :, 4:], 0.25)

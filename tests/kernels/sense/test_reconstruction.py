@@ -1,4 +1,4 @@
-"""Conjugate gradients, gridding, CG-SENSE and off-resonance: laws, closed forms, and an analytic phantom recovered."""
+"""Gridding, CG-SENSE and off-resonance: laws, closed forms, and an analytic phantom recovered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kernels.sense import (
     centre_images,
     cg_sense,
     coil_groups,
-    conjugate_gradient,
     density,
     gridded,
     sense_normal,
@@ -22,104 +21,16 @@ from kernels.sense import (
     toeplitz_normal,
 )
 from kernels.sense.reconstruction import Transform
-from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error, radial, samples, spiral
-
-
-def random_complex(shape, seed):
-    rng = np.random.default_rng(seed)
-    return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(np.complex64)
-
-
-def positive(size, seed):
-    values = random_complex((size, size), seed).astype(np.complex128)
-    return values @ values.conj().T / size + 0.3 * np.eye(size)
-
-
-# Conjugate gradients
-
-
-@pytest.mark.parametrize("damping", [0.0, 0.7])
-def test_as_many_iterations_as_unknowns_solve(damping):
-    matrix, right = positive(24, 0), random_complex(24, 1)
-    found, curve = conjugate_gradient(
-        lambda x: (matrix @ x).astype(np.complex64), right, iterations=40, damping=damping, tolerance=1e-6
-    )
-    expected = np.linalg.solve(matrix + damping * np.eye(24), right)
-    assert normalised_error(found, expected) < 1e-5
-    assert curve[0] == 1
-    assert curve[-1] <= 1e-6
-    assert len(curve) < 41
-
-
-def test_the_curve_is_that_of_the_residuals():
-    matrix, right = positive(50, 2), random_complex(50, 3)
-    for iterations in (1, 4, 9):
-        found, curve = conjugate_gradient(
-            lambda x: (matrix @ x).astype(np.complex64), right, iterations=iterations, damping=0.1
-        )
-        left = right - (matrix + 0.1 * np.eye(50)) @ found
-        assert len(curve) == iterations + 1
-        assert curve[-1] == pytest.approx(np.linalg.norm(left) / np.linalg.norm(right), rel=1e-3)
-
-
-def test_each_step_is_the_best_of_its_krylov_space():
-    """The defining law: least error in the operator's norm over span(b, Ab, …)."""
-    matrix, right = positive(30, 4), random_complex(30, 5)
-    exact = np.linalg.solve(matrix, right)
-    basis = [right.astype(np.complex128)]
-    for iterations in range(1, 6):
-        found, _ = conjugate_gradient(lambda x: (matrix @ x).astype(np.complex64), right, iterations=iterations)
-        space = np.linalg.qr(np.stack(basis, axis=1))[0]
-        best = space @ np.linalg.solve(space.conj().T @ matrix @ space, space.conj().T @ right)
-        norms = [float(np.sqrt((e.conj() @ matrix @ e).real)) for e in (found - exact, best - exact)]
-        assert norms[0] <= norms[1] * (1 + 1e-3) + 1e-6
-        basis.append(matrix @ basis[-1])
-
-
-def test_separate_problems_do_not_know_of_each_other():
-    matrix, right = positive(20, 4), random_complex((3, 20), 5)
-    right[1] *= 100
-
-    def normal(x):
-        return (x @ matrix.T).astype(np.complex64)
-
-    together, curve = conjugate_gradient(normal, right, iterations=6, separate=True)
-    for each, found in zip(right, together, strict=True):
-        alone, _ = conjugate_gradient(normal, each, iterations=6)
-        np.testing.assert_allclose(found, alone, rtol=1e-3, atol=1e-4 * np.abs(alone).max())
-    left = right - together @ matrix.T
-    assert curve[-1] == pytest.approx(np.linalg.norm(left) / np.linalg.norm(right), rel=1e-2)
-
-
-@pytest.mark.parametrize("factor", [1e-30, 1e-20, 1e20, 1e30])
-def test_the_scale_of_the_data_does_not_matter(factor):
-    matrix, right = positive(12, 2), random_complex(12, 3)
-    found = [
-        conjugate_gradient(lambda x: (matrix @ x).astype(np.complex64), each.astype(np.complex64), iterations=12)
-        for each in (right, right.astype(np.complex128) * factor)
-    ]
-    assert normalised_error(found[1][0].astype(np.complex128) / factor, found[0][0]) < 1e-4
-    np.testing.assert_allclose(found[1][1][:6], found[0][1][:6], rtol=1e-3)
-
-
-def test_nothing_gives_nothing():
-    found, curve = conjugate_gradient(lambda x: x, np.zeros((3, 4), np.complex64), iterations=5)
-    assert (found == 0).all()
-    assert (curve == 0).all()
-
-
-def test_iterations_are_told():
-    told = []
-    conjugate_gradient(
-        lambda x: 2 * x,
-        random_complex(5, 0),
-        iterations=9,
-        tolerance=1e-3,
-        on_iteration=lambda n, r: told.append((n, float(r))),
-    )
-    assert [number for number, _ in told] == [1]
-    assert told[0][1] < 1e-6
-
+from tests.kernels.sense.phantom import (
+    coil_maps,
+    definition,
+    image,
+    normalised_error,
+    radial,
+    random_complex,
+    samples,
+    spiral,
+)
 
 # Operators
 

@@ -246,11 +246,13 @@ class Scripted(Counting):
         super().__init__()
         self.scripts = scripts  # (chunk's index) → None, by stage
         self.begun = {"read": [], "compute": [], "write": []}
+        self.order = []  # (stage, chunk)
         self.changed = threading.Condition()
 
     def fail_if(self, stage, chunk):
         with self.changed:
             self.begun[stage].append(chunk.index)
+            self.order.append((stage, chunk.index))
             self.changed.notify_all()
         self.scripts.get(stage, int)(chunk.index)
 
@@ -268,6 +270,27 @@ def failing(index, before=lambda: None, error=ArithmeticError):
             raise error(f"chunk {chunk}")
 
     return script
+
+
+@pytest.mark.parametrize("overlap", [2, 3])
+@in_time
+def test_with_less_overlap_a_ring_is_full_before_it_is_computed_and_computed_before_it_is_written(overlap):
+    def late(following):
+        """Gives the next stage the time to begin too early, before the last chunk of a ring."""
+
+        def wait(index):
+            with workload.changed:
+                if index == 3:
+                    assert not workload.changed.wait_for(lambda: workload.begun[following], 0.05)
+
+        return wait
+
+    workload, plan = Scripted(read=late("compute"), compute=late("write")), make_plan(11)
+    with DevicePipeline(CpuDevice(3, overlap), workload, slot_bytes(plan.chunks), slots=4) as pipeline:
+        pipeline.stream(plan.chunks)
+    for ring in (range(4), range(4, 8), range(8, 11)):
+        stages = [stage for stage, chunk in workload.order if chunk in ring]
+        assert stages == [stage for stage in ("read", "compute", "write") for _ in ring]
 
 
 class Watched(StageRecord):

@@ -210,7 +210,7 @@ def test_what_ended_with_its_server_was_no_attempt():
 
 
 def test_a_job_waits_for_all_that_it_comes_after():
-    job = submitted("j", after=frozenset("ab"))
+    job = replace(submitted("j"), waiting_for=frozenset("ab"))
     with pytest.raises(IllegalTransition):
         handle(job, Claimed(1))
     for name in "ab":
@@ -222,7 +222,7 @@ def test_a_job_waits_for_all_that_it_comes_after():
 @pytest.mark.parametrize(("state", "said"), [(FAILED, "b, which it comes after, failed"), (CANCELLED, "was cancelled")])
 def test_a_job_fails_with_what_it_comes_after(state, said):
     event = DependencyFailed("b", state)
-    job, actions = handle(submitted("j", after=frozenset("ab")), event)
+    job, actions = handle(replace(submitted("j"), waiting_for=frozenset("ab")), event)
     assert (job.state, actions, job.story[-1]) == (FAILED, (TellDependents(FAILED),), f"{event} → failed")
     assert said in job.error
     again, _ = handle(job, RetryRequested(frozenset("a")))

@@ -18,6 +18,7 @@ from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
+from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
 from pipeline.service import cleanup, run
 from pipeline.service import runner as runner_module
@@ -724,6 +725,7 @@ def test_chunks_that_several_threads_write_are_all_counted():
         claimed=SimpleNamespace(job=SimpleNamespace(epoch=1)), executor=None, roots=None, cleanup=None, memory_bytes=0,
         tell=told.append, log=print,
     )  # fmt: skip
+    counted._begin(StageRecord())
     threads = [
         threading.Thread(target=lambda: [counted._count(SimpleNamespace(index=n)) for n in range(10)]) for _ in range(4)
     ]

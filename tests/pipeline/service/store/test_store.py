@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import sqlite3
@@ -19,6 +20,7 @@ from pipeline.service.http.views import job_view
 from pipeline.service.jobs import (
     CancelRequested,
     Computed,
+    Discard,
     Failed,
     IllegalTransition,
     LeaseLost,
@@ -27,6 +29,7 @@ from pipeline.service.jobs import (
     Published,
     Start,
     Stop,
+    Stopped,
 )
 from pipeline.service.store import (
     HALF_LIFE_S,
@@ -82,10 +85,14 @@ def used(store, job, seconds, now):
 
 def test_what_was_accepted_is_there_in_another_process(store):
     (job,) = store.accept([asked(priority=3)], now=5.0)
+    assert re.fullmatch("[0-9a-f]{12}", job), "short enough to type"
     again = Store(store.path)
     found = again.job(job)
     assert (found.asked, found.job.state, found.submitted_at) == (asked(priority=3), State.QUEUED, 5.0)
-    assert [event.message for event in again.events(job)] == ["queued"]
+    assert [(event.at, event.kind, event.message) for event in again.events(job)] == [(5.0, "state", "queued")]
+    again.log(job, "hello", now=6.0)
+    assert [(event.at, event.kind, event.message) for event in again.events(job)[1:]] == [(6.0, "log", "hello")]
+    assert again.events(job, limit=1) == again.events(job)[:1]
     again.close()
 
 
@@ -171,7 +178,8 @@ def test_a_run_to_its_end(store):
     store.apply(job, Computed(1), now=10.0)
     store.apply(job, Published(1), now=11.0, facts=Facts(receipt={"chunks": 5}))
     found = store.job(job)
-    assert (found.job.state, found.started_at, found.finished_at, found.runner) == (State.SUCCEEDED, 7.0, 11.0, None)
+    assert (found.job.state, found.started_at, found.finished_at) == (State.SUCCEEDED, 7.0, 11.0)
+    assert (found.runner, found.lease_until) == (None, None)
     assert found.receipt == {"chunks": 5}
     assert [event.message for event in store.events(job)] == [
         "queued",
@@ -253,7 +261,7 @@ def test_of_two_changes_at_once_one_is_refused(store, monkeypatch):
     store.apply(job, LeaseLost(1), now=2.0)
     claim(store, now=3.0, runner="other")
     monkeypatch.setattr(Transaction, "job", lambda *_: seen)
-    with pytest.raises(StorageError, match="changed by another process"):
+    with pytest.raises(StorageError, match=r"jobs\.sqlite: job .* was changed by another process"):
         store.apply(job, Planned(1, 5), now=4.0)
     monkeypatch.undo()
     assert store.job(job).job.chunks is None
@@ -267,6 +275,7 @@ def test_a_change_keeps_other_processes_from_writing_from_the_moment_it_reads(st
         with pytest.raises(sqlite3.OperationalError, match="database is locked"):
             other.execute("BEGIN IMMEDIATE")
     other.execute("BEGIN IMMEDIATE")
+    store.renew("r", [], now=0.0, lease_s=LEASE_S)  # without jobs nothing is written
     other.close()
 
 
@@ -299,7 +308,7 @@ def test_a_retry_fails_at_once_where_what_it_comes_after_has_failed(store):
     job, _ = store.retry(b, now=2.0)
     assert (job.state, job.error) == (State.FAILED, f"job {a}, which it comes after, was cancelled")
     (c,) = store.accept([asked("/data/c", after=frozenset({a}))], now=3.0)
-    assert store.job(c).job.state is State.FAILED
+    assert (store.job(c).job.state, store.job(c).job.error) == (State.FAILED, job.error)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -365,6 +374,23 @@ def test_actions_come_back(store):
     with pytest.raises(IllegalTransition):
         store.retry(job, now=2.0)
     assert Start(1) not in actions
+    assert store.apply(job, Stopped(1), now=3.0)[1] == (Discard(),)
+
+
+def test_those_who_listen_to_a_job_hear_of_each_change(store, monkeypatch):
+    heard = []
+    monkeypatch.setattr(store.job_events, "notify", heard.append)
+    (a,) = accept(store)
+    (b,) = store.accept([asked("/data/b", after=frozenset({a}))], now=0.0)
+    store.log(a, "hello", now=1.0)
+    claim(store)
+    store.apply(a, Planned(1, 5), now=2.0)
+    store.apply(a, Progressed(1, 3), now=3.0)
+    store.apply(a, Progressed(0, 4), now=4.0)  # of an earlier run
+    store.apply(a, Failed(1, "in.npy: truncated", transient=False), now=5.0)
+    with pytest.raises(IllegalTransition):
+        store.apply(a, CancelRequested(), now=6.0)
+    assert heard == [{a}, {b}, {a}, {a}, {a}, {a}, set(), {a, b}]
 
 
 def test_lists_and_counts(store):
@@ -547,8 +573,10 @@ def test_a_full_disk_is_noticed_before_a_job_comes(store):
 
 def test_no_job_is_taken_where_there_is_little_room(store, monkeypatch):
     (job,) = store.accept([asked()], now=0.0, key="k", body_sha256="b")
-    full = SimpleNamespace(f_bavail=255, f_frsize=4096)
+    full = SimpleNamespace(f_bavail=256, f_frsize=4096)
     monkeypatch.setattr("pipeline.service.store.os.statvfs", lambda _: full)
+    store.check()
+    full.f_bavail -= 1
     for attempt in (store.check, lambda: accept(store, now=1.0)):
         with pytest.raises(StorageError, match=r"1020 KiB are left on the disk; make room"):
             attempt()
@@ -676,6 +704,23 @@ def test_a_request_sent_again_is_answered_though_there_is_no_room(store):
     with pytest.raises(ParameterError, match="ada has 1 unfinished job, of 1 allowed"):
         store.accept([asked("/data/2")], now=1.0, most_of_an_owner=1)
     assert len(store.accept([asked("/data/2", owner="bob")], now=1.0, most_of_an_owner=1)) == 1
+
+
+def test_an_owner_may_have_so_many_unfinished_jobs_and_no_more(store):
+    array = [asked(f"/data/{number}") for number in range(4)]
+    with pytest.raises(ParameterError, match="array: 4 jobs are more than the 3 that an owner may have"):
+        store.accept(array, now=0.0, most_of_an_owner=3)
+    jobs = store.accept(array[:3], now=0.0, most_of_an_owner=3)
+    with pytest.raises(ParameterError, match="ada has 3 unfinished jobs, of 3 allowed"):
+        store.accept(array[3:], now=0.0, most_of_an_owner=3)
+    store.apply(jobs[0], CancelRequested(), now=1.0)
+    assert len(store.accept(array[3:], now=2.0, most_of_an_owner=3)) == 1
+
+
+def test_parameters_are_json_that_others_read_too(store):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.accept([asked(parameters={"cval": float("nan")})], now=0.0)
+    assert store.list_jobs() == []
 
 
 def test_a_list_in_json_is_what_a_job_shows(store):

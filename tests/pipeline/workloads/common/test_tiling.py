@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.workloads.common.tiling import best_tiling
+from pipeline.workloads.common.tiling import ACCEPTED_COST, CUT_PENALTY, UNALIGNED_PENALTY, Tiling, best_tiling
 
 MIB = 1 << 20
 no_halo = (0, 0)
@@ -25,23 +25,86 @@ def images(draw):
 
 
 @settings(max_examples=200, deadline=None)
-@given(images(), st.integers(1, 4000), st.integers(1, 4000))
-def test_regions_cover_the_output_once_within_the_budget(image, budget, target):
+@given(images(), st.booleans(), st.integers(1, 4000), st.integers(1, 4000))
+def test_regions_cover_the_output_once_within_the_budget(image, pads_uncut, budget, target):
     shape, halo, channel_axis, grain = image
-    sizes = {"budget_bytes": budget, "target_bytes": target}
-    tiling = best_tiling(shape, halo, 2, channel_axis=channel_axis, grain=grain, **sizes)
+    asked = {"channel_axis": channel_axis, "grain": grain, "pads_uncut": pads_uncut}
+    tiling = best_tiling(shape, halo, 2, **asked, budget_bytes=budget, target_bytes=target)
     if tiling is None:
-        smallest = 2 * np.prod([1 + sum(h) if n > 1 else 1 for n, h in zip(shape, halo, strict=True)])
+        padded = zip(shape, halo, strict=True)
+        smallest = 2 * np.prod([1 + sum(h) if n > 1 or pads_uncut else 1 for n, h in padded])
         channels = shape[channel_axis] if channel_axis is not None else 1
         assert budget < smallest * channels + 2 * channels
         return
     covered = np.zeros(shape, int)
-    for region in tiling.regions():
+    regions = list(tiling.regions())
+    for region in regions:
         covered[region.slices] += 1
+        assert all(0 <= a < b <= n for a, b, n in zip(region.start, region.stop, shape, strict=True))
     assert (covered == 1).all()
-    assert 2 * (tiling.input_samples() + tiling.output_samples()) <= budget
-    if channel_axis is not None:
-        assert not tiling.is_cut(channel_axis)
+    assert tiling.count == len(regions)
+    assert [region.start for region in regions] == sorted(region.start for region in regions)
+    cut = [extent < n for extent, n in zip(tiling.extents, shape, strict=True)]
+    read = tuple(h if each or pads_uncut else no_halo for h, each in zip(halo, cut, strict=True))
+    assert tiling.chunk_halo == read
+    samples = np.prod([n + sum(h) for n, h in zip(tiling.extents, read, strict=True)]) + np.prod(tiling.extents)
+    assert 2 * samples <= budget
+    assert channel_axis is None or not cut[channel_axis]
+
+
+@settings(max_examples=100, deadline=None)
+@given(images(), st.integers(1, 300), st.integers(0, 9000))
+def test_chunks_grow_from_the_target_until_they_cost_little(image, target, more):
+    shape, halo, channel_axis, grain = image
+    asked = {"channel_axis": channel_axis, "grain": grain}
+    limits = [target]
+    while limits[-1] < target + more:
+        limits.append(min(2 * limits[-1], target + more))
+    alone = [best_tiling(shape, halo, 1, **asked, budget_bytes=limit, target_bytes=limit) for limit in limits]
+    found = [tiling for tiling in alone if tiling is not None]
+    cheap = [tiling for tiling in found if tiling.cost <= ACCEPTED_COST]
+    expected = cheap[0] if cheap else min(found, key=lambda tiling: tiling.cost, default=None)
+    assert best_tiling(shape, halo, 1, **asked, budget_bytes=target + more, target_bytes=target) == expected
+
+
+@pytest.mark.parametrize(
+    ("extents", "grain", "cost"),
+    [
+        ((10, 100), (5, 64), 1.2),  # no end of the uncut axis parts a block
+        ((10, 100), (4, 64), 1.2 * UNALIGNED_PENALTY),
+        ((8, 50), (4, 25), 1.35 * CUT_PENALTY),
+        ((8, 50), (4, 20), 1.35 * CUT_PENALTY * UNALIGNED_PENALTY),
+        ((8, 50), (5, 20), 1.35 * CUT_PENALTY * UNALIGNED_PENALTY**2),
+    ],
+)
+def test_cuts_and_parted_blocks_cost(extents, grain, cost):
+    tiling = Tiling(shape=(100, 100), extents=extents, halo=((1, 1), (2, 2)), grain=grain)
+    assert tiling.cost == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reach", "grain", "budget", "extents"),
+    [
+        ((9,), 0, None, 18, (9,)),
+        ((9,), 4, None, 18, (9,)),  # an uncut axis needs no halo
+        ((9,), 0, None, 17, (5,)),
+        ((9,), 0, None, 6, (3,)),
+        ((9,), 0, None, 1, None),
+        ((9,), 0, (4,), 8, (4,)),
+        ((9,), 0, (4,), 7, (3,)),
+        ((1, 100), 0, None, 100, (1, 50)),
+    ],
+)
+def test_what_just_fits(shape, reach, grain, budget, extents):
+    halo = [(reach, reach)] * len(shape)
+    tiling = best_tiling(shape, halo, 1, channel_axis=None, grain=grain, budget_bytes=budget, target_bytes=budget)
+    assert extents == (tiling and tiling.extents)
+
+
+def test_a_cost_that_is_just_accepted():
+    asked = {"channel_axis": None, "budget_bytes": 1000, "target_bytes": 47}
+    assert best_tiling((40,), [(7, 0)], 1, **asked).extents == (20,)
+    assert best_tiling((40,), [(8, 0)], 1, **asked).extents == (40,)
 
 
 def test_same_job_and_budget_give_the_same_plan():

@@ -14,7 +14,6 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import run_job
 from pipeline.errors import AuditError, InputError, ParameterError, StorageError
 from pipeline.workloads.mri import audit as mri_audit
-from pipeline.workloads.mri.images import LruCache
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.series import affine_of
 from tests.images import read_image
@@ -474,21 +473,6 @@ def test_progress_tells_how_far_the_iterations_have_come(tmp_path):
     receipt = run_job(planned, options)
     assert planned.job.progress_note().startswith("image 1, 8 iterations: residual 0.")
     assert f"{receipt['image']['residual']:.2g}" in planned.job.progress_note()
-
-
-def test_what_is_kept_is_made_once_and_the_oldest_goes():
-    kept, made = LruCache(2), []
-
-    def make(key):
-        made.append(key)
-        return key
-
-    for key in "aabbacab":
-        assert kept.get(key, lambda key=key: make(key)) == key
-    assert made == ["a", "b", "c", "b"]
-    with pytest.raises(ZeroDivisionError):
-        kept.get("x", lambda: 1 // 0)
-    assert kept.get("x", lambda: "later") == "later"
 
 
 def test_the_audit_is_the_definition():

@@ -93,11 +93,11 @@ def test_a_rank_lost_on_the_way_costs_an_iteration(tmp_path, monkeypatch, kind):
     source = volume(tmp_path / "a.npz")
     expected, alone = images(source, tmp_path / "one.npy", **options)
     workers = ThreadWorkers(3)
-    victim, begun, killed = sorted(workers.last_heard())[1], [], []
+    victim, started, killed = sorted(workers.last_heard())[1], [], []
     original = mri_volume.cg_sense
 
     def watched(normal, right, *, progress, on_iteration, **how):
-        begun.append(progress.number)
+        started.append(progress.number)
 
         def told(number, residual):
             if number == 4 and not killed:
@@ -109,9 +109,9 @@ def test_a_rank_lost_on_the_way_costs_an_iteration(tmp_path, monkeypatch, kind):
 
     monkeypatch.setattr(mri_volume, "cg_sense", watched)
     found, receipt = shared_images(source, tmp_path / "out.npy", workers, 3, **options)
-    assert begun[:3] == [0, 0, 0]
-    assert set(begun[3:]) <= {4, 5}
-    assert len(begun) == 5
+    assert started[:3] == [0, 0, 0]
+    assert set(started[3:]) <= {4, 5}
+    assert len(started) == 5
     assert normalised_error(found, expected) < TOLERANCE
     assert receipt["image"]["split"] == "5 channels over 2 ranks"
     np.testing.assert_allclose(receipt["image"]["convergence"], alone["image"]["convergence"], rtol=0.02, atol=1e-6)
@@ -220,11 +220,11 @@ def test_samples_of_a_large_volume_go_through_no_slot(tmp_path, monkeypatch):
 def cramped(monkeypatch):
     """A device with so many bytes left for the maps."""
 
-    original = mri_volume.placing
+    original = mri_volume.plan_residency
 
     def room(left):
         monkeypatch.setattr(mri_volume, "device_room", lambda xp: 1 << 40)
-        monkeypatch.setattr(mri_volume, "placing", lambda coils, shape, _: original(coils, shape, left))
+        monkeypatch.setattr(mri_volume, "plan_residency", lambda coils, shape, _: original(coils, shape, left))
 
     return room
 

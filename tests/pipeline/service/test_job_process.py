@@ -1,0 +1,352 @@
+"""Jobs that are open in processes of their own: the same results, and files that end no server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pipeline.api_models import State
+from pipeline.cluster.dask.worker_start import start_fork_server
+from pipeline.cluster.executor import Executor
+from pipeline.cluster.segments import ClusterJob, WorkerDevice, close_job, cut_segments, run_segment
+from pipeline.engine.devices.device import CpuDevice
+from pipeline.engine.run import RunOptions, plan_job, run_job, stream_on_device, write_preview
+from pipeline.engine.stages import StageRecord
+from pipeline.errors import AuditError, InputError
+from pipeline.service import job_process
+from pipeline.service.job_process import JobProcesses, ProcessDied
+from pipeline.service.roots import DataRoots
+from pipeline.service.runner import Limits, Runner
+from pipeline.service.store import NewJob, Store
+from pipeline.workloads import JobSpec, workload_named
+from pipeline.workloads.gang_protocols import SharedJob
+from pipeline.workloads.protocol import HoldsInput, Notes, Previews, ReadsResult
+from tests.images import write_image
+from tests.pipeline.formats.kspace.raw_mri import HEAD, xml
+
+WAIT_S = 60.0
+LIMIT_BYTES = 300 << 20
+
+
+def nothing():
+    pass
+
+
+@pytest.fixture(scope="module")
+def processes():
+    start_fork_server()
+    made = JobProcesses(LIMIT_BYTES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lease(processes):
+    made = processes.lease(nothing)
+    yield made
+    made.release()
+
+
+def spec_of(workload, source, output, **parameters):
+    return JobSpec(
+        workload=workload, input=source, output=output, parameters=workload_named(workload).Parameters(**parameters)
+    )
+
+
+def molecule(path, atoms=50):
+    places = np.random.default_rng(1).uniform(-5, 5, (atoms, 3))
+    path.write_text(
+        "".join(f"ATOM {n + 1} C ALA {n + 1} {x:.3f} {y:.3f} {z:.3f} {(-1) ** n}.0 1.5\n"
+                for n, (x, y, z) in enumerate(places))
+    )  # fmt: skip
+    return path
+
+
+def raw_data(path):
+    rng = np.random.default_rng(1)
+    spokes, samples = 40, 32
+    angles = np.pi * np.arange(spokes)[:, None, None] / spokes
+    radii = np.linspace(-0.5, 0.5, samples, endpoint=False)[None, :, None]
+    traj = radii * np.concatenate([np.cos(angles), np.sin(angles)], axis=2)
+    kspace = rng.normal(size=(2, spokes, samples)) + 1j * rng.normal(size=(2, spokes, samples))
+    np.savez(path, kspace=kspace.astype(np.complex64), traj=traj, matrix=[16, 16], units="cycles/pixel")
+    return path
+
+
+def image(path):
+    return write_image(path, np.random.default_rng(1).integers(0, 65536, (200, 301)).astype(np.uint16), "YX") or path
+
+
+def in_segments(job, plan, ledger, events):
+    """As workers do: they open the job by themselves."""
+    if not ledger.exists:
+        ledger.create()
+    cluster_job = ClusterJob(
+        name=secrets.token_hex(8), spec=job.spec, budget=job.budget, held_bytes=0, ledger_identity=ledger.identity,
+        worker_device=WorkerDevice(device="cpu", threads=1),
+    )  # fmt: skip
+    record = StageRecord()
+    events.on_begun(record)
+    for segment in cut_segments(plan, workers=1):
+        receipt = run_segment(cluster_job, segment, lambda stages: None)
+        record.include(receipt.stages)
+        for notes in receipt.notes:
+            job.output.add_notes(notes)
+        for index in segment.chunks:
+            events.on_written(plan.chunks[index])
+    close_job(cluster_job.name)
+    return record
+
+
+OPTIONS = RunOptions(memory_bytes=64 << 20, chunk_bytes=None, resume=True, start_over=True, job="j")
+
+
+@pytest.mark.parametrize(
+    ("workload", "make", "source", "output", "parameters"),
+    [
+        ("smooth", image, "in.npy", "out.png", {"size": "5", "statistics": True}),
+        ("smooth", image, "in.npy", "out.zarr", {"size": "5"}),
+        ("coulomb", molecule, "in.pqr", "out.cube", {"spacing": "1"}),
+        ("mri", raw_data, "in.npz", "out.nii.gz", {"iterations": 3}),
+    ],
+)
+def test_a_job_in_a_process_gives_the_same_result(tmp_path, lease, workload, make, source, output, parameters):
+    make(tmp_path / source)
+    found = {}
+    for where, open_job in (("here", None), ("there", lease.open)):
+        (tmp_path / where).mkdir()
+        spec = spec_of(workload, tmp_path / source, tmp_path / where / output, **parameters)
+        planned = plan_job(spec, CpuDevice(1), OPTIONS, open_job)
+        receipt = run_job(planned, OPTIONS, stream=in_segments)
+        write_preview(planned.job, tmp_path / where / "preview.png")
+        files = sorted(each for each in (tmp_path / where).rglob("*") if each.is_file() and "receipt" not in each.name)
+        found[where] = [(str(each.relative_to(tmp_path / where)), each.read_bytes()) for each in files]
+        assert (receipt["chunks"], receipt["audit"]["samples"] > 0) == (len(planned.plan.chunks), True)
+    assert found["here"] == found["there"]
+
+
+def test_a_job_in_a_process_can_do_what_it_can_here(tmp_path, lease):
+    spec = spec_of("coulomb", molecule(tmp_path / "in.pqr"), tmp_path / "out.dx", spacing="1")
+    here, there = workload_named("coulomb").open(spec), lease.open(spec)
+    for kind in (HoldsInput, Notes, Previews, ReadsResult, SharedJob):
+        assert isinstance(there, kind) == isinstance(here, kind)
+    assert there.spec == spec
+    assert there.summary == here.summary
+    assert there.reduction == here.reduction
+    assert there.reference() is there.reference()
+    here.close()
+    there.close()
+
+
+def test_errors_come_back_as_they_are(tmp_path, lease):
+    with pytest.raises(InputError, match="no such file"):
+        lease.open(spec_of("smooth", tmp_path / "absent.npy", tmp_path / "out.npy"))
+    job = lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+    reference = job.reference()
+    with pytest.raises(AuditError) as error:
+        reference.audit([0], np.array([1e9]))
+    assert error.value.worst_error > 1e6
+    with pytest.raises(AttributeError) as error:
+        lease._process.ask("get", 0, "no_such_name")
+    assert "Traceback" in error.value.__notes__[0]
+
+
+# Poison
+
+
+def acquisitions_of_nothing(path):
+    floats = h5py.vlen_dtype(np.float32)
+    kind = np.dtype([("head", HEAD), ("traj", floats), ("data", floats)])
+    with h5py.File(path, "w") as file:
+        group = file.create_group("dataset")
+        group.create_dataset("data", (200_000_000,), kind, chunks=(1000,), maxshape=(None,), compression="gzip")
+        header = xml((32, 24, 1), (320.0, 240.0, 5.0))
+        group.create_dataset("xml", data=np.array([header], object), dtype=h5py.string_dtype("utf-8"))
+
+
+def zeros(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, shape, dtype in (("kspace", (1, 60_000, 1000), "<c8"), ("traj", (4, 4, 2), "<f8")):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, {"descr": dtype, "fortran_order": False, "shape": shape})
+                left = int(np.prod(shape)) * np.dtype(dtype).itemsize
+                while left:
+                    left -= member.write(bytes(min(left, 1 << 20)))
+
+
+def many_lines(path):
+    with path.open("wb") as file:
+        file.truncate(LIMIT_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "make", "said"),
+    [
+        ("mri", "in.h5", acquisitions_of_nothing, "cannot hold"),
+        ("mri", "in.npz", zeros, "memory"),
+        ("coulomb", "in.pqr", many_lines, "takes more than 300 MiB of memory"),
+    ],
+)
+def test_a_poison_file_fails_its_job_alone(tmp_path, lease, workload, name, make, said):
+    make(tmp_path / name)
+    output = tmp_path / ("out.nii" if workload == "mri" else "out.dx")
+    parameters = {"spacing": "1"} if workload == "coulomb" else {}
+    with pytest.raises(InputError, match=said) as error:
+        lease.open(spec_of(workload, tmp_path / name, output, **parameters))
+    assert str(tmp_path / name) in str(error.value)
+    assert "\n" not in str(error.value)
+    lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+
+
+# Processes that die
+
+
+def pid(lease):
+    return lease._process._process.pid
+
+
+def test_a_process_serves_one_job_after_another_and_is_replaced_once_it_has_grown(tmp_path, monkeypatch):
+    start_fork_server()
+    processes = JobProcesses(LIMIT_BYTES)
+    try:
+        first = processes.lease(nothing)
+        first.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+        first.release()
+        second = processes.lease(nothing)
+        assert pid(second) == pid(first)
+        monkeypatch.setattr(job_process._Process, "is_fresh", lambda process: False)
+        second.release()
+        monkeypatch.undo()
+        third = processes.lease(nothing)
+        assert pid(third) != pid(second)
+    finally:
+        processes.close()
+    assert not Path(f"/proc/{pid(third)}").exists()
+
+
+def test_a_process_that_dies_is_told_from_a_job_that_fails(tmp_path, processes):
+    lease = processes.lease(nothing)
+    job = lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+    os.kill(pid(lease), signal.SIGKILL)
+    with pytest.raises(ProcessDied):
+        _ = job.summary
+    job.close()  # there is nothing left to close
+    lease.release()
+    processes.lease(nothing).release()
+
+
+def test_a_job_is_stopped_while_it_is_opened(tmp_path, processes):
+    class Stop(Exception):
+        pass
+
+    def check():
+        raise Stop
+
+    lease = processes.lease(check)
+    os.kill(pid(lease), signal.SIGSTOP)  # as a file that takes hours to read
+    with pytest.raises(Stop):
+        lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+    lease.release()
+    assert not Path(f"/proc/{pid(lease)}").exists()
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "state" / "jobs.sqlite")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(tmp_path, store):
+    started = []
+
+    def make(**options):
+        executor = Executor(device=CpuDevice(1), stream=options.pop("stream", stream_on_device))
+        runner = Runner(store, executor, DataRoots([tmp_path]), Limits(jobs_at_once=1), **options)
+        runner.start()
+        started.append(runner)
+        return runner
+
+    yield make
+    for runner in started:
+        assert runner.drain(WAIT_S)
+
+
+def submit(store, folder, output="out.npy"):
+    asked = NewJob(
+        owner="ada", workload="smooth", input=str(folder / "in.npy"), output=str(folder / output), parameters={}
+    )
+    return store.accept([asked], now=time.time())[0]
+
+
+def wait(store, job):
+    end = time.monotonic() + WAIT_S
+    while (found := store.job(job)).job.state not in (State.SUCCEEDED, State.FAILED):
+        assert time.monotonic() < end, found.job.story
+        time.sleep(0.01)
+    return found.job
+
+
+class Deadly(JobProcesses):
+    """Processes that die at one job."""
+
+    leases = 0
+
+    def lease(self, check):
+        lease = super().lease(check)
+        open_job = lease.open
+
+        def open_or_die(spec):
+            if spec.output.name == "poison.npy":
+                self.leases += 1
+                os.kill(pid(lease), signal.SIGKILL)
+            return open_job(spec)
+
+        lease.open = open_or_die
+        return lease
+
+
+def test_a_job_at_which_its_process_dies_three_times_fails_and_others_run(tmp_path, store, start):
+    start_fork_server()
+    image(tmp_path / "in.npy")
+    poison, other = submit(store, tmp_path, "poison.npy"), submit(store, tmp_path)
+    processes = Deadly(LIMIT_BYTES)
+    try:
+        start(processes=processes, stream=in_segments)
+        assert wait(store, other).state is State.SUCCEEDED
+        found = wait(store, poison)
+    finally:
+        processes.close()
+    assert (found.state, found.deaths, processes.leases) == (State.FAILED, 3, 3)
+    assert found.error.startswith("the process that reads the input died 3 times")
+    assert "\n" not in found.error
+
+
+def test_a_job_that_ends_three_servers_is_not_begun_again(tmp_path, store, start):
+    image(tmp_path / "in.npy")
+    job = submit(store, tmp_path)
+    for deaths in (1, 2, 3):
+        assert store.claim("killed", now=time.time(), lease_s=30.0, owner_cap=9).job.id == job
+        start(has_workers=lambda: False)
+        assert store.job(job).job.deaths == deaths
+    found = store.job(job).job
+    assert found.state is State.FAILED
+    assert found.error.startswith("the server died 3 times")
+
+
+def test_a_process_that_has_grown_is_not_fresh():
+    """As it is asked in the process itself."""
+    grown = job_process._Server(None, 64 << 20, job_process._allocated_bytes())
+    assert grown.is_fresh()
+    kept = np.ones(32 << 20, np.uint8)
+    assert not grown.is_fresh()
+    del kept
