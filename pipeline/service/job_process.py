@@ -143,7 +143,7 @@ class _Process:
     def __init__(self, limit_bytes: int) -> None:
         self.check: Callable[[], None] | None = None
         self._lock = threading.Lock()
-        context = multiprocessing.get_context(METHOD)
+        context: Any = multiprocessing.get_context(METHOD)
         self._connection, other = context.Pipe()
         self._process = context.Process(target=serve, args=(other, limit_bytes), name="millrace-job", daemon=True)
         with other:

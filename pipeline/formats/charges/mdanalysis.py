@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -28,10 +29,13 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, ParameterError, StorageError, counted, too_many_files
 from pipeline.formats.charges.base import Array, Frame, Trajectory, cell_vectors, require_finite
 from pipeline.formats.charges.pqr import stated_cell
-from pipeline.storage.positional import first_bytes, reason
+from pipeline.storage.positional import PositionalFile, first_bytes, reason
 
 _WITH_CHARGES = ".psf, .tpr, .prmtop, .parm7, .mol2 and .pqr"
 _INDEXED = (".xtc", ".trr")
+# A TRR frame's beginning: marks; the sizes of its parts in bytes; atoms, step, and a number that is not used.
+_TRR_HEAD = struct.Struct(">3i12s13i")
+_TRR_MARK = [1993, 13, 12, b"GMX_trn_file"]
 _LINKS = "millrace-trajectory-"
 _WITH_COORDINATES = ".dcd, .xtc, .trr, .nc or .mdcrd, or a single frame to .gro, .pdb, .crd or .inpcrd"
 _NO_COORDINATES = "holds no coordinates; name the file that does with --trajectory"
@@ -67,6 +71,7 @@ class UniverseTrajectory(Trajectory):
         self._remove_links = weakref.finalize(self, shutil.rmtree, self._links, ignore_errors=True)
         self._universe: Any = None
         try:
+            _refuse_damaged_trr(self._source)
             self._universe = _universe(topology, trajectory, self._links)
             if not hasattr(self._universe, "trajectory"):
                 raise InputError(f"{topology}: {_NO_COORDINATES}")
@@ -183,6 +188,27 @@ def _cell_of_pqr(source: Path) -> Array | None:
 
     with _translated(source), anyopen(str(source), "rb") as opened:
         return stated_cell(source, opened.read())
+
+
+def _refuse_damaged_trr(path: Path) -> None:
+    """InputError if the header of a TRR frame is damaged: at some, MDAnalysis divides by zero, which ends the process.
+
+    A last frame that is cut short is left to `_ends_within_a_frame`.
+    """
+    if path.suffix.lower() != ".trr":
+        return
+    file, offset, frame = PositionalFile(path), 0, 0
+    try:
+        while len(head := file.head(_TRR_HEAD.size, offset)) == _TRR_HEAD.size:
+            *mark, ir, e, box, vir, pres, top, sym, x, v, f, atoms, _, _ = _TRR_HEAD.unpack(head)
+            sizes = (box, vir, pres, x, v, f)
+            number = box // 9 if box else max(x, v, f) // (3 * max(atoms, 1))  # bytes: of a float or a double
+            if mark != _TRR_MARK or any((ir, e, top, sym)) or atoms < 1 or min(sizes) < 0 or number not in (4, 8):
+                raise InputError(f"{path}, frame {frame}: its header is damaged; copy the file again")
+            offset += _TRR_HEAD.size + 2 * number + sum(sizes)
+            frame += 1
+    finally:
+        file.close()
 
 
 def _charges(topology: Path, atoms: Any) -> Array:

@@ -10,9 +10,10 @@ from pipeline.formats.grid.cube import Cube
 from pipeline.formats.grid.mrc import Mrc
 from pipeline.formats.grid.opendx import OpenDx
 from pipeline.formats.grid.zarr import ZarrMap
-from pipeline.formats.image.array_reader import ArrayReader, npy_array
+from pipeline.formats.image.array_reader import ArrayReader
 from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.npy import Npy
+from pipeline.formats.numpy_files import mapped_array
 from pipeline.storage.partial import Opening
 
 
@@ -26,7 +27,7 @@ class NpyMap(GridFormat):
         return Npy().create(path, header.image, opening)
 
     def open(self, path: Path, header: GridHeader) -> ImageReader:
-        return ArrayReader(path, header.image, npy_array(path))
+        return ArrayReader(path, header.image, mapped_array(path))
 
 
 GRID_FORMATS: tuple[GridFormat, ...] = (OpenDx(), Mrc(), Cube(), ZarrMap(), NpyMap())

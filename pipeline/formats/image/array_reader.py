@@ -74,16 +74,6 @@ def file_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, offset: 
         return np.memmap(path, dtype, "r", offset, shape)
 
 
-def npy_array(path: Path) -> NDArray[Any]:
-    """An .npy file, memory-mapped. InputError if it is none, or is truncated."""
-    try:
-        with reading(path):
-            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return found
-    except (ValueError, EOFError) as exc:
-        raise InputError(f"{path}: is no .npy file, or is truncated ({exc}); make it again") from exc
-
-
 def _size(path: Path) -> int:
     file = PositionalFile(path)
     try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.formats.image.array_reader import ArrayReader, npy_array
+from pipeline.formats.image.array_reader import ArrayReader
 from pipeline.formats.image.base import ImageReader, ImageWriter
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.npy import npy_head
 from pipeline.formats.image.positional_writer import PositionalWriter
+from pipeline.formats.numpy_files import mapped_array
 from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 from pipeline.storage.partial import Opening
 
@@ -28,7 +29,7 @@ class NpySeries(SeriesFormat):
         return PositionalWriter(path, header.image, opening, samples=samples, head=[head])
 
     def open(self, path: Path, header: SeriesHeader) -> ImageReader:
-        array = npy_array(path)
+        array = mapped_array(path)
         if array.ndim < 4:
             array = array[(None,) * (4 - array.ndim)]
         return ArrayReader(path, header.image, array)
