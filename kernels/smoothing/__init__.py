@@ -40,7 +40,7 @@ import numpy as np
 
 from kernels.runtime.arrays import check_array, check_out, check_workers
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
-from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
+from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows
 
 __all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
 
@@ -65,7 +65,7 @@ def box(
     """Mean over a box around each sample (scipy.ndimage.uniform_filter's parameters).
 
     image        : NumPy or CuPy array, one of `DTYPES`, at least one sample
-    size         : samples along each filtered axis, 1 … 255; an even size reaches one sample farther to the left
+    size         : samples along each filtered axis, 1 … 2**20; an even size reaches one sample farther to the left
     mode         : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
     cval         : value beyond the edge for mode "constant"; for integer images an integer that the dtype can hold
     axes         : axes to filter; default all but `channel_axis`
@@ -90,10 +90,11 @@ def gaussian(
     *,
     mode: str | Sequence[str] = "reflect",
     cval: float = 0,
-    truncate: float = 4.0,
+    truncate: float | None = None,
     radius: int | Sequence[int] | None = None,
     axes: int | Sequence[int] | None = None,
     channel_axis: int | None = None,
+    offset: int | Sequence[int] = 0,
     nan_policy: str = "propagate",
     mask: Any = None,
     out: Any = None,
@@ -102,13 +103,16 @@ def gaussian(
 ) -> Any:
     """Gaussian smoothing (scipy.ndimage.gaussian_filter's parameters, order 0).
 
-    sigma    : standard deviation in samples along each filtered axis, > 0
-    truncate : the kernel ends at round(truncate * sigma) samples
-    radius   : samples on each side instead of `truncate`; at most 127
+    sigma    : standard deviation in samples along each filtered axis; 0 leaves an axis as it is
+    truncate : the kernel ends at round(truncate * sigma) samples; default 4, and wide kernels are decimated
+    radius   : samples on each side instead of `truncate`
+    offset   : place of the image's first sample in a larger image, along each filtered axis: with it, pieces have the
+               same bits as the whole
 
     Everything else is as in `box`.
     """
-    request = _request(image, _gaussian_windows, (axes, channel_axis, sigma, mode, truncate, radius))
+    direct = mask is not None or nan_policy == "omit"
+    request = _request(image, _gaussian_windows, (axes, channel_axis, sigma, mode, truncate, radius, offset, direct))
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
@@ -141,6 +145,9 @@ def _checked_request(
     windows = make_windows(dtype, _filtered_axes(shape, dtype, axes, channel_axis), *rest)
     windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
     _check_lengths(shape, windows)
+    samples = math.prod(window.taps for window in windows if window.half_weights is None)
+    if samples > MAX_SAMPLES:
+        raise ValueError(f"size makes a box of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
     return _Request(
         windows=tuple(windows), dtype=np.dtype(dtype).newbyteorder("="), shape=_output_shape(shape, windows)
     )
@@ -159,11 +166,23 @@ def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any) -> lis
 
 
 def _gaussian_windows(
-    dtype: Any, axes: tuple[int, ...], sigma: Any, mode: Any, truncate: float, radius: Any
+    dtype: Any,
+    axes: tuple[int, ...],
+    sigma: Any,
+    mode: Any,
+    truncate: float | None,
+    radius: Any,
+    offset: Any,
+    direct: bool,
 ) -> list[Window]:
     sigmas, modes = _per_axis("sigma", sigma, axes), _per_axis("mode", mode, axes)
-    radii = _per_axis("radius", radius, axes)
-    return gaussian_windows(axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii)
+    radii, offsets = _per_axis("radius", radius, axes), _per_axis("offset", offset, axes)
+    for each in offsets:
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise TypeError(f"offset must be a whole number of samples; got {each!r}")
+    return gaussian_windows(
+        axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct
+    )
 
 
 def _smooth(

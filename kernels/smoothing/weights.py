@@ -66,6 +66,8 @@ def _spacing(unit: int) -> int:
 
 
 def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
+    if radius == 0:
+        return np.ones(1)
     distance = np.arange(radius + 1, dtype=np.float64)
     half = np.exp(-0.5 * (distance / sigma) ** 2)
     normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
