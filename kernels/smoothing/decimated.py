@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,18 +22,35 @@ from kernels.smoothing.decimation import Stage
 from kernels.smoothing.window import Window
 
 
-class Passes(Protocol):
-    """What a device does along one axis of an array. Results are new arrays of the working precision."""
+@dataclass(frozen=True, kw_only=True)
+class Resampling:
+    """One axis's decimation or interpolation.
 
-    def decimate(self, values: Any, axis: int, first: int, count: int, stage: Stage, mode: str, fill: Any) -> Any:
-        """Coarse sample j, 0 … count - 1, has tap k at position first + j * factor + k; `fill` lies beyond the edge in
-        mode constant."""
+    first : decimation: the position of the first tap of coarse sample 0; that of sample j is j * factor farther.
+            Interpolation: sample i has its taps at (first + i) // factor + 0 …, and phase (first + i) % factor
+    count : samples of the result
+    fill  : decimation: the value beyond the edge in mode constant
+    """
+
+    axis: int
+    first: int
+    count: int
+    stage: Stage
+    mode: str = "valid"
+    fill: Any = 0
+
+
+class Passes(Protocol):
+    """What a device does. Results are new arrays of the working precision, but for `out`."""
+
+    def decimate(self, values: Any, steps: Sequence[Resampling]) -> Any:
+        """Along each step's axis, one after another; ascending axes."""
 
     def smooth(self, values: Any, windows: Sequence[Window], fill: Any) -> Any:
         """The direct Gaussian of a float array."""
 
-    def interpolate(self, values: Any, axis: int, first: int, count: int, stage: Stage, out: Any) -> Any:
-        """Sample i, 0 … count - 1, has its taps at (first + i) // factor + 0 …, and phase (first + i) % factor.
+    def interpolate(self, values: Any, steps: Sequence[Resampling], out: Any) -> Any:
+        """Along each step's axis, one after another; ascending axes.
 
         out : array for the result, whose integers are rounded to nearest, ties to even; None: a new array
         """
@@ -46,21 +64,24 @@ def smooth(image: Any, windows: Sequence[Window], cval: float, out: Any, passes:
     precision = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
     values, fill = image, precision.type(cval)
     grids = {window.axis: _Grid(window, out.shape[window.axis]) for window in windows if window.decimation}
+    steps: list[Resampling] = []
     for window in windows:
         if window.axis in grids:
-            values = grids[window.axis].decimate(values, 0, window.mode, fill, passes)
-            fill = _decimated_constant(grids[window.axis].stages[0], fill)
-        else:
-            values = passes.smooth(values.astype(precision, copy=False), [window], fill)
-            fill = filtered_constant(window, fill)
+            steps.append(grids[window.axis].decimation(0, window.mode, fill))
+            fill = _decimated_constant(steps[-1].stage, fill)
+            continue
+        values = passes.decimate(values, steps).astype(precision, copy=False)
+        values, steps = passes.smooth(values, [window], fill), []
+        fill = filtered_constant(window, fill)
+    values = passes.decimate(values, steps)
     levels = max(len(grid.stages) for grid in grids.values())
     for level in range(1, levels):
-        for grid in grids.values():
-            values = grid.decimate(values, level, "valid", fill, passes)
+        steps = [grid.decimation(level) for grid in grids.values() if level < len(grid.stages)]
+        values = passes.decimate(values, steps)
     values = passes.smooth(values, [grid.coarse_window for grid in grids.values()], fill)
-    order = [(grid, level) for level in reversed(range(levels)) for grid in grids.values() if level < len(grid.stages)]
-    for grid, level in order:
-        values = grid.interpolate(values, level, out if (grid, level) == order[-1] else None, passes)
+    for level in reversed(range(levels)):
+        steps = [grid.interpolation(level) for grid in grids.values() if level < len(grid.stages)]
+        values = passes.interpolate(values, steps, out if level == 0 else None)
 
 
 class _Grid:
@@ -80,18 +101,15 @@ class _Grid:
             window, before=radius, after=radius, mode="valid", decimation=None, offset=0
         )
 
-    def decimate(self, values: Any, level: int, mode: str, fill: Any, passes: Passes) -> Any:
-        if level >= len(self.stages):
-            return values
+    def decimation(self, level: int, mode: str = "valid", fill: Any = 0) -> Resampling:
         stage, (low, high) = self.stages[level], self._down[level + 1]
-        held = self._offset if level == 0 else self._down[level][0]  # the coordinate of the first of `values`
+        held = self._offset if level == 0 else self._down[level][0]  # the coordinate of the first sample
         first = low * stage.factor - stage.reach - held
-        return passes.decimate(values, self._axis, first, high - low + 1, stage, mode, fill)
+        return Resampling(axis=self._axis, first=first, count=high - low + 1, stage=stage, mode=mode, fill=fill)
 
-    def interpolate(self, values: Any, level: int, out: Any, passes: Passes) -> Any:
+    def interpolation(self, level: int) -> Resampling:
         stage, (low, high) = self.stages[level], self._up[level]
-        first = low - low // stage.factor * stage.factor
-        return passes.interpolate(values, self._axis, first, high - low + 1, stage, out)
+        return Resampling(axis=self._axis, first=low % stage.factor, count=high - low + 1, stage=stage)
 
 
 def _decimated_constant(stage: Stage, value: Any) -> Any:

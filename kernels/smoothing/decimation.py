@@ -1,7 +1,7 @@
 """Wide Gaussians at a cost that does not grow with their width: decimate, smooth a coarse grid, interpolate.
 
 Along an axis, a Gaussian of standard deviation sigma is smooth over several samples, so a coarse grid of every D-th
-sample holds it: D = 2**e, with sigma between 3.25 D and 6.5 D. Coarse samples lie at the multiples of D in absolute
+sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D. Coarse samples lie at the multiples of D in absolute
 coordinates, so results do not depend on how an image is cut. D is the product of stages of factor d <= 8:
     decimate      c[j] = sum over k of B[k] x[d j + k]
     interpolate   y[i] = sum over j of d B[i - d j] c[j]
@@ -10,7 +10,7 @@ that folds onto a low one. Between decimation and interpolation the coarse sampl
 weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
 
 The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
-absolute differences, along one axis), measured over sigmas from 8 to 400: 0.033 of a step of 16 bits. m is 6, or 4 for
+absolute differences, along one axis), measured over sigmas from 8 to 400: 0.04 of a step of 16 bits. m is 6, or 4 for
 stages after which sigma is still 16 samples or more.
 
 Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-WEIGHT_ERROR = 1e-6
-COARSE_SIGMA = 3.25  # least standard deviation, in coarse samples
+WEIGHT_ERROR = 1.2e-6
+COARSE_SIGMA = 3.2  # least standard deviation, in coarse samples
 MOST_FACTOR = 8  # of a stage
 CUT = 5.0  # the coarse weights end at this many standard deviations
 FREQUENCIES = 4096

@@ -22,6 +22,7 @@
 //   box_extend, box_double          boxes past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
 //   gauss_far                       Gaussians past 255 taps that are not decimated: gauss_gather with weights in memory
 //   decimate, interpolate           wide Gaussians on a coarse grid (resample.cuh)
+//   decimate_plane, …               the same along two axes at once (planes.cuh)
 //   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
@@ -32,6 +33,7 @@
 #include "cuda/fused.cuh"
 #include "cuda/ladder/steps.cuh"
 #include "cuda/resample.cuh"
+#include "cuda/planes.cuh"
 #include "cuda/running.cuh"
 #include "samples.cuh"
 #include "cuda/axis_rounding.cuh"

@@ -19,7 +19,7 @@ from kernels.runtime.threads import for_each
 from kernels.smoothing.axis_rounding import WHOLES
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu.rows import convert, fma, load, reload, rounded, store
-from kernels.smoothing.decimation import Stage
+from kernels.smoothing.decimated import Resampling
 from kernels.smoothing.window import Window
 
 Array = NDArray[Any]
@@ -36,11 +36,18 @@ class CpuPasses:
         self._smooth = smooth
         self._workers = workers
 
-    def decimate(self, values: Array, axis: int, first: int, count: int, stage: Stage, mode: str, fill: Any) -> Array:
-        outer, length, inner = _view(values, axis)
-        positions = np.arange(first, first + (count - 1) * stage.factor + len(stage.down))
-        at = positions if mode == "valid" else border_indices(positions, length, mode)
-        out = np.empty((*values.shape[:axis], count, *values.shape[axis + 1 :]), type(fill))
+    def decimate(self, values: Array, steps: Sequence[Resampling]) -> Array:
+        for step in steps:
+            values = self._decimate(values, step)
+        return values
+
+    def _decimate(self, values: Array, step: Resampling) -> Array:
+        outer, length, inner = _view(values, step.axis)
+        count, stage, fill = step.count, step.stage, step.fill
+        positions = np.arange(step.first, step.first + (count - 1) * stage.factor + len(stage.down))
+        at = positions if step.mode == "valid" else border_indices(positions, length, step.mode)
+        precision = np.float64 if values.dtype == np.float64 else np.float32
+        out = np.empty((*values.shape[: step.axis], count, *values.shape[step.axis + 1 :]), precision)
         weights, source, target = np.array(stage.down, out.dtype), values.reshape(-1), out.reshape(-1)
         beyond = np.full(inner, fill, out.dtype)
 
@@ -56,10 +63,16 @@ class CpuPasses:
     def smooth(self, values: Array, windows: Sequence[Window], fill: Any) -> Array:
         return self._smooth(values, windows, fill, None, workers=self._workers)
 
-    def interpolate(self, values: Array, axis: int, first: int, count: int, stage: Stage, out: Array | None) -> Array:
-        outer, length, inner = _view(values, axis)
+    def interpolate(self, values: Array, steps: Sequence[Resampling], out: Array | None) -> Array:
+        for step in steps:
+            values = self._interpolate(values, step, out if step is steps[-1] else None)
+        return values
+
+    def _interpolate(self, values: Array, step: Resampling, out: Array | None) -> Array:
+        outer, length, inner = _view(values, step.axis)
+        first, count, stage = step.first, step.count, step.stage
         if out is None:
-            out = np.empty((*values.shape[:axis], count, *values.shape[axis + 1 :]), values.dtype)
+            out = np.empty((*values.shape[: step.axis], count, *values.shape[step.axis + 1 :]), values.dtype)
         weights, source, target = np.array(stage.up, values.dtype), values.reshape(-1), out.reshape(-1)
         whole = out.dtype.kind != "f"
         rounding = np.array((WHOLES, WHOLES), values.dtype)

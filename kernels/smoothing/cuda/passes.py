@@ -149,10 +149,10 @@ def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]
 
 
 def divisor(step: Pass, sums: str) -> Any:
-    """The divisor of box kernels: the number of samples, or for floats its reciprocal (1 before the last pass)."""
+    """The divisor of box kernels: the number of samples; for floats its reciprocal, rounded once, 1 before the last."""
     if np.dtype(sums).kind == "u":
         return C_SCALARS[sums](step.samples)
-    return C_SCALARS[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
+    return C_SCALARS[sums](np.dtype(sums).type(1 / step.samples if step.last else 1))
 
 
 def _weights(step: Pass, sums: str) -> Any:

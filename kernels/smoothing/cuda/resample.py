@@ -12,7 +12,8 @@ import numpy as np
 from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.decimation import Stage
+from kernels.smoothing.cuda import planes
+from kernels.smoothing.decimated import Resampling
 from kernels.smoothing.window import Window
 
 THREADS = 256
@@ -26,6 +27,7 @@ ENTRIES = (
     *(f"interpolate<float, {name}>" for name in ("unsigned char", "unsigned short", "short", "float")),
     "decimate<double, double>",
     "interpolate<double, double>",
+    *planes.ENTRIES,
 )
 
 
@@ -57,22 +59,37 @@ class CudaPasses:
         self._smooth = smooth
         self._stream = stream
 
-    def decimate(self, values: Any, axis: int, first: int, count: int, stage: Stage, mode: str, fill: Any) -> Any:
-        out = _new(values, axis, count, fill.dtype)
-        view = _view(values, axis, first, count, stage.factor, len(stage.down), mode)
-        border = np.ctypeslib.as_ctypes_type(fill.dtype)(fill)
-        args = (values, out, view, _splines(stage.down, out.dtype, whole=False), border)
+    def decimate(self, values: Any, steps: Sequence[Resampling]) -> Any:
+        if planes.applies(values, steps):
+            return planes.decimate(values, steps, self._stream)
+        for step in steps:
+            values = self._decimate(values, step)
+        return values
+
+    def _decimate(self, values: Any, step: Resampling) -> Any:
+        stage, precision = step.stage, np.dtype(np.float64 if values.dtype == np.float64 else np.float32)
+        out = _new(values, step, precision)
+        view = _view(values, step, len(stage.down))
+        fill = (ctypes.c_double if precision == np.float64 else ctypes.c_float)(step.fill)
+        args = (values, out, view, _splines(stage.down, precision, whole=False), fill)
         self._launch(f"decimate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
         return out
 
     def smooth(self, values: Any, windows: Sequence[Window], fill: Any) -> Any:
         return self._smooth(values, windows, float(fill), None, stream=self._stream)
 
-    def interpolate(self, values: Any, axis: int, first: int, count: int, stage: Stage, out: Any) -> Any:
+    def interpolate(self, values: Any, steps: Sequence[Resampling], out: Any) -> Any:
+        if planes.applies(values, steps):
+            return planes.interpolate(values, steps, out, self._stream)
+        for step in steps:
+            values = self._interpolate(values, step, out if step is steps[-1] else None)
+        return values
+
+    def _interpolate(self, values: Any, step: Resampling, out: Any) -> Any:
         if out is None:
-            out = _new(values, axis, count, values.dtype)
-        view = _view(values, axis, first, count, stage.factor, stage.order, "valid")
-        weights = [weight for phase in stage.up for weight in phase]
+            out = _new(values, step, values.dtype)
+        view = _view(values, step, step.stage.order)
+        weights = [weight for phase in step.stage.up for weight in phase]
         args = (values, out, view, _splines(weights, values.dtype, whole=out.dtype.kind != "f"))
         self._launch(f"interpolate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
         return out
@@ -82,16 +99,17 @@ class CudaPasses:
         kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=self._stream)
 
 
-def _new(values: Any, axis: int, count: int, dtype: Any) -> Any:
+def _new(values: Any, step: Resampling, dtype: Any) -> Any:
     import cupy
 
-    return cupy.empty((*values.shape[:axis], count, *values.shape[axis + 1 :]), dtype)
+    return cupy.empty((*values.shape[: step.axis], step.count, *values.shape[step.axis + 1 :]), dtype)
 
 
-def _view(values: Any, axis: int, first: int, count: int, factor: int, taps: int, mode: str) -> Resample:
+def _view(values: Any, step: Resampling, taps: int) -> Resample:
     return Resample(
-        outer=math.prod(values.shape[:axis]), length=values.shape[axis], inner=math.prod(values.shape[axis + 1 :]),
-        count=count, first=first, factor=factor, taps=taps, mode=MODES.index(mode),
+        outer=math.prod(values.shape[: step.axis]), length=values.shape[step.axis],
+        inner=math.prod(values.shape[step.axis + 1 :]), count=step.count, first=step.first, factor=step.stage.factor,
+        taps=taps, mode=MODES.index(step.mode),
     )  # fmt: skip
 
 

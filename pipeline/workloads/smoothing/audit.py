@@ -25,11 +25,11 @@ SAMPLES = 100
 # along each further one.
 INTEGER_TOLERANCE = {"box": 0.5, "gaussian": 1.0}
 FURTHER_AXIS = 0.25
-# Decimated along all smoothed axes: weights err by 0.033 of a step along each axis, and sums are float32.
+# Decimated along all smoothed axes: weights err by 0.04 of a step along each axis, and sums are float32.
 DECIMATED_TOLERANCE = 0.6
 # Relative to the largest magnitude in the window: 3 axes × 8 doublings (box) or 127 fused steps (Gaussian).
 FLOAT_TOLERANCE = 256
-DECIMATED_FLOAT_TOLERANCE = 1e-5  # weights err by 1e-6 in all along each axis
+DECIMATED_FLOAT_TOLERANCE = 1e-5  # weights err by 1.2e-6 in all along each axis
 # Windows are read a piece at a time, and fewer places are looked at if windows are large.
 PIECE_SAMPLES = 1 << 22
 MOST_SAMPLES = 1 << 28
