@@ -18,7 +18,10 @@ Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so i
   0.125, and the weights by up to 0.08 (first axis) or 0.1 (each later axis): within 0.58 of the real Gaussian along
   one axis, 0.81 along two, 1.04 along three.
 Gaussian of standard deviation above 8.1, if neither `truncate` nor `radius` is given and no sample is left out:
-  decimated (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, 1e-5 of the largest magnitude for floats.
+  decimated (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest
+  magnitude for floats.
+Derivatives of a Gaussian: along each axis a = w[0] x[i - radius]; a = fma(w[k], x[i - radius + k], a) in ascending
+  order, in float32 (float64 for float64 images); derivatives of integer images are float32. Decimated alike.
 Gaussian, all other images: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
   in float32 for integer and float32 images, in float64 for float64 images. For integer images the weights are integer
@@ -42,7 +45,7 @@ import numpy as np
 
 from kernels.runtime.arrays import check_array, check_out, check_workers
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
-from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows
+from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows, result_dtype
 
 __all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
 
@@ -90,6 +93,7 @@ def gaussian(
     image: Any,
     sigma: float | Sequence[float],
     *,
+    order: int | Sequence[int] = 0,
     mode: str | Sequence[str] = "reflect",
     cval: float = 0,
     truncate: float | None = None,
@@ -103,9 +107,11 @@ def gaussian(
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Gaussian smoothing (scipy.ndimage.gaussian_filter's parameters, order 0).
+    """Gaussian smoothing, or derivatives of the smoothed image (scipy.ndimage.gaussian_filter's parameters).
 
     sigma    : standard deviation in samples along each filtered axis; 0 leaves an axis as it is
+    order    : derivative along each filtered axis, 0 (smoothing) … 3, per sample; derivatives of integer images are
+               float32, since they are negative and fractional
     truncate : the kernel ends at round(truncate * sigma) samples; default 4, and wide kernels are decimated
     radius   : samples on each side instead of `truncate`
     offset   : place of the image's first sample in a larger image, along each filtered axis: with it, pieces have the
@@ -114,7 +120,10 @@ def gaussian(
     Everything else is as in `box`.
     """
     direct = mask is not None or nan_policy == "omit"
-    request = _request(image, _gaussian_windows, (axes, channel_axis, sigma, mode, truncate, radius, offset, direct))
+    parameters = (axes, channel_axis, sigma, mode, truncate, radius, offset, order, direct)
+    request = _request(image, _gaussian_windows, parameters)
+    if direct and any(window.derivative for window in request.windows):
+        raise ValueError("order: the derivative of a mean over some samples is not defined; leave out mask and omit")
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
@@ -150,9 +159,8 @@ def _checked_request(
     samples = math.prod(window.taps for window in windows if window.half_weights is None)
     if samples > MAX_SAMPLES:
         raise ValueError(f"size makes a box of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
-    return _Request(
-        windows=tuple(windows), dtype=np.dtype(dtype).newbyteorder("="), shape=_output_shape(shape, windows)
-    )
+    of_result = result_dtype(np.dtype(dtype).newbyteorder("="), windows)
+    return _Request(windows=tuple(windows), dtype=of_result, shape=_output_shape(shape, windows))
 
 
 @lru_cache(maxsize=256)
@@ -175,6 +183,7 @@ def _gaussian_windows(
     truncate: float | None,
     radius: Any,
     offset: Any,
+    order: Any,
     direct: bool,
 ) -> list[Window]:
     sigmas, modes = _per_axis("sigma", sigma, axes), _per_axis("mode", mode, axes)
@@ -183,8 +192,9 @@ def _gaussian_windows(
         if isinstance(each, bool) or not isinstance(each, int | np.integer):
             raise TypeError(f"offset must be a whole number of samples; got {each!r}")
     return gaussian_windows(
-        axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct
-    )
+        axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct,
+        orders=_per_axis("order", order, axes),
+    )  # fmt: skip
 
 
 def _smooth(

@@ -1,8 +1,8 @@
-"""A Gaussian of which some axes are decimated, from passes along one axis each that a device provides.
+"""Gaussians of which some axes are decimated, and derivatives, from passes along one axis each that a device provides.
 
-    level 0        along each axis in ascending order: decimated by its first stage, or smoothed directly
+    level 0        along each axis in ascending order: decimated by its first stage, or smoothed or derived directly
     level 1, 2 …   along each axis that has such a stage: decimated further
-    coarse grid    smoothed along every decimated axis
+    coarse grid    smoothed along every decimated axis, then derived along those of a derivative
     levels back    interpolated, along each axis in ascending order; the last pass rounds integers, ties to even
 All sums are float32 (float64 for float64 images), a = w[0] x[0]; a = fma(w[k], x[k], a) for the following taps in
 ascending order. Only level 0 meets the image's edges: coarse grids are computed as far beyond them as needed.
@@ -58,7 +58,7 @@ class Passes(Protocol):
 
 def smooth(image: Any, windows: Sequence[Window], cval: float, out: Any, passes: Passes) -> None:
     """image   : array of one of `kernels.smoothing.DTYPES`, C-contiguous
-    windows : as of `cpu.smooth`, at least one decimated
+    windows : as of `cpu.smooth`, at least one decimated or a derivative
     out     : C-contiguous array for the result
     """
     precision = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
@@ -70,15 +70,30 @@ def smooth(image: Any, windows: Sequence[Window], cval: float, out: Any, passes:
             steps.append(grids[window.axis].decimation(0, window.mode, fill))
             fill = _decimated_constant(steps[-1].stage, fill)
             continue
+        if window.derivative is not None:
+            steps.append(_derivation(window, out.shape[window.axis], fill))
+            fill = _decimated_constant(steps[-1].stage, fill)
+            continue
         values = passes.decimate(values, steps).astype(precision, copy=False)
         values, steps = passes.smooth(values, [window], fill), []
         fill = filtered_constant(window, fill)
     values = passes.decimate(values, steps)
+    if not grids:
+        out[...] = values
+        return
     levels = max(len(grid.stages) for grid in grids.values())
     for level in range(1, levels):
         steps = [grid.decimation(level) for grid in grids.values() if level < len(grid.stages)]
         values = passes.decimate(values, steps)
-    values = passes.smooth(values, [grid.coarse_window for grid in grids.values()], fill)
+    coarse = [grid.coarse_window for grid in grids.values()]
+    smoothed = [window for window in coarse if window.derivative is None]
+    if smoothed:
+        values = passes.smooth(values, smoothed, fill)
+    derived = [window for window in coarse if window.derivative is not None]
+    lengths = values.shape
+    values = passes.decimate(
+        values, [_derivation(window, lengths[window.axis] - window.taps + 1, 0) for window in derived]
+    )
     for level in reversed(range(levels)):
         steps = [grid.interpolation(level) for grid in grids.values() if level < len(grid.stages)]
         values = passes.interpolate(values, steps, out if level == 0 else None)
@@ -110,6 +125,14 @@ class _Grid:
     def interpolation(self, level: int) -> Resampling:
         stage, (low, high) = self.stages[level], self._up[level]
         return Resampling(axis=self._axis, first=low % stage.factor, count=high - low + 1, stage=stage)
+
+
+def _derivation(window: Window, count: int, fill: Any) -> Resampling:
+    """A derivative as a decimation by 1."""
+    assert window.derivative is not None
+    stage = Stage(factor=1, order=0, down=window.derivative, up=())
+    first = 0 if window.mode == "valid" else -window.before
+    return Resampling(axis=window.axis, first=first, count=count, stage=stage, mode=window.mode, fill=fill)
 
 
 def _decimated_constant(stage: Stage, value: Any) -> Any:

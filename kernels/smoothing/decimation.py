@@ -60,7 +60,10 @@ class Decimation:
     """How a Gaussian along one axis is computed; the first stage is the finest."""
 
     stages: tuple[Stage, ...]
-    half_weights: tuple[float, ...]  # of coarse samples at distance 0 … radius
+    half_weights: tuple[
+        float, ...
+    ]  # of coarse samples at distance 0 … radius; of a derivative, only their number counts
+    derivative: tuple[float, ...] | None = None  # weights of coarse samples -radius … radius
 
     @functools.cached_property
     def factor(self) -> int:
@@ -90,16 +93,28 @@ class Decimation:
 
 
 @functools.lru_cache(maxsize=64)
-def decimation(sigma: float, dtype: np.dtype) -> Decimation:
-    """For a standard deviation of at least 8 samples; weights are rounded to `dtype`, float32 or float64."""
+def decimation(sigma: float, dtype: np.dtype, order: int = 0) -> Decimation:
+    """For a standard deviation of at least 8 samples; weights are rounded to `dtype`, float32 or float64.
+
+    order : of the derivative, 0 for the Gaussian itself
+    """
     stages, factor = [], 1
     whole = 1 << int(math.log2(sigma / COARSE_SIGMA))
     while factor < whole:
         step = min(MOST_FACTOR, whole // factor)
         factor *= step
         stages.append(_stage(step, 4 if sigma >= 16 * factor else 6, dtype))
-    half = _coarse_weights(sigma / whole, stages)
-    return Decimation(stages=tuple(stages), half_weights=tuple(float(weight) for weight in half.astype(dtype)))
+    spectrum = _coarse_spectrum(sigma / whole, stages)
+    if order:
+        # A cut at the same place leaves out more of a derivative, which falls later.
+        radius = math.ceil((CUT + 0.25 * order) * sigma / whole)
+        frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES / whole
+        kernel = np.fft.irfft(spectrum * (2j * math.pi * frequency) ** order)
+        taps = tuple(float(weight) for weight in kernel[-np.arange(-radius, radius + 1)].astype(dtype))
+        return Decimation(stages=tuple(stages), half_weights=(0.0,) * (radius + 1), derivative=taps)
+    half = np.fft.irfft(spectrum)[: math.ceil(CUT * sigma / whole) + 1]
+    half = (half / (half[0] + 2 * half[1:].sum())).astype(dtype)
+    return Decimation(stages=tuple(stages), half_weights=tuple(float(weight) for weight in half))
 
 
 @functools.cache
@@ -119,8 +134,8 @@ def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
     return Stage(factor=factor, order=order, down=next(rounded), up=tuple(rounded))
 
 
-def _coarse_weights(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
-    """Weights at distance 0 …: the Gaussian's spectrum over those of the stages, twice each."""
+def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
+    """That of the coarse weights: the Gaussian's over those of the stages, twice each."""
     frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES  # cycles per coarse sample
     spectrum = np.exp(-2 * (math.pi * sigma * frequency) ** 2)
     step = math.prod(stage.factor for stage in stages)
@@ -129,6 +144,4 @@ def _coarse_weights(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
         box = np.sin(math.pi * stage.factor * at) / (stage.factor * np.sin(math.pi * at))
         spectrum = spectrum / box ** (2 * stage.order)
         step //= stage.factor
-    half = np.fft.irfft(spectrum)[: math.ceil(CUT * sigma) + 1]
-    normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())
-    return normalised
+    return spectrum

@@ -27,7 +27,7 @@ from kernels.smoothing.cpu import integer_box as cpu_integer_box
 from kernels.smoothing.cpu import small_box as cpu_small_box
 from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
-from kernels.smoothing.window import Window
+from kernels.smoothing.window import Window, result_dtype
 
 Array = NDArray[Any]
 
@@ -75,12 +75,12 @@ def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, 
     shape = [*image.shape]
     for window in windows:
         shape[window.axis] = window.output_length(shape[window.axis])
-    result = np.empty(shape, dtype) if out is None else out
+    result = np.empty(shape, result_dtype(dtype, windows)) if out is None else out
     if not windows:
         result[...] = image
         return result
     workers = workers or len(os.sched_getaffinity(0))
-    if any(window.decimation for window in windows):
+    if any(window.decimation or window.derivative for window in windows):
         decimated.smooth(_native(image), windows, cval, result, CpuPasses(smooth, workers))
         return result
     method = _method(tuple(windows), dtype)

@@ -195,13 +195,15 @@ def _finish(total: Any, at: int, rounding: Any, whole: bool, out: Any, to: int, 
 @compiled
 def _weighted(source: Any, place: Any, weights: Any, out: Any, to: int, count: int) -> None:
     """out = w[0] x[0]; out = fma(w[k], x[k], out) for k = 1, 2, …: x[k] starts at place[k] of `source`."""
-    _first_taps(source, place, weights, out, to, count)
-    k = 4
+    k = 0
+    if weights.size >= 4:
+        _first_taps(source, place, weights, out, to, count)
+        k = 4
     while k + 4 <= weights.size:
         _more_taps(source, place, weights, k, out, to, count)
         k += 4
     while k < weights.size:
-        _one_tap(source, place[k], weights[k], False, out, to, count)
+        _one_tap(source, place[k], weights[k], k == 0, out, to, count)
         k += 1
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
 from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, tensor, tree, wide
-from kernels.smoothing.window import MAX_TAPS, Window
+from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
@@ -34,10 +34,10 @@ class Variant:
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
     most_taps: int = passes.MOST_TAPS  # along any axis
-    decimates: bool = False  # Gaussians of which an axis is decimated; others do not
+    decimates: bool = False  # Gaussians of which an axis is decimated, and derivatives; others do not
 
     def can_filter(self, shape: tuple[int, ...], dtype: np.dtype, windows: Sequence[Window]) -> bool:
-        if self.decimates != any(window.decimation is not None for window in windows):
+        if self.decimates != any(window.decimation or window.derivative for window in windows):
             return False
         return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
 
@@ -62,7 +62,7 @@ def smooth(
     with on_stream(image, stream) as current:
         source = cupy.ascontiguousarray(image)
         if out is None:
-            out = cupy.empty(_output_shape(image.shape, windows), image.dtype)
+            out = cupy.empty(_output_shape(image.shape, windows), result_dtype(image.dtype, windows))
         if not windows:
             cupy.copyto(out, source)
             return out
@@ -143,7 +143,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             most_taps=MAX_TAPS,
         ),
         "decimated": Variant(
-            summary="wide Gaussians: a coarse grid is smoothed and interpolated",
+            summary="wide Gaussians, on a coarse grid, and derivatives of Gaussians",
             entries=resample.ENTRIES,
             run=_run_decimated,
             most_taps=MAX_TAPS,

@@ -53,6 +53,8 @@ class PlaneWeights(ctypes.Structure):
 def applies(values: Any, steps: Sequence[Resampling]) -> bool:
     if values.dtype.name not in C_TYPES or len(steps) != 2 or steps[0].axis + 1 != steps[1].axis:
         return False
+    if any(step.stage.factor == 1 for step in steps):  # a derivative
+        return False
     channels = math.prod(values.shape[steps[1].axis + 1 :])
     most = max(values.size, math.prod(values.shape[: steps[0].axis]) * steps[0].count * steps[1].count * channels)
     return bool(channels <= MOST_CHANNELS and most <= MOST_BLOCKS)

@@ -24,7 +24,7 @@ struct Splines {
 // decimate: a thread sums the taps of one coarse sample; neighbouring threads have neighbouring samples of `inner`.
 template <typename In, typename Work>
 __global__ void __launch_bounds__(256)
-decimate(const In* __restrict__ in, Work* __restrict__ out, Resample axis, Splines<Work> spline, Work fill) {
+decimate(const In* __restrict__ in, Work* __restrict__ out, const Work* __restrict__ weight, Resample axis, Work fill) {
     const long long total = axis.outer * axis.count * axis.inner;
     for (long long i = blockIdx.x * 256LL + threadIdx.x; i < total; i += gridDim.x * 256LL) {
         const long long column = i % axis.inner, row = i / axis.inner;
@@ -35,8 +35,8 @@ decimate(const In* __restrict__ in, Work* __restrict__ out, Resample axis, Splin
             const long long from = inside ? first + k : border_index(first + k, axis.length, axis.mode);
             return from < 0 ? fill : static_cast<Work>(line[from * axis.inner]);
         };
-        Work sum = spline.weight[0] * tap(0);
-        for (int k = 1; k < axis.taps; ++k) sum = fma_rn(spline.weight[k], tap(k), sum);
+        Work sum = weight[0] * tap(0);
+        for (int k = 1; k < axis.taps; ++k) sum = fma_rn(weight[k], tap(k), sum);
         out[i] = sum;
     }
 }

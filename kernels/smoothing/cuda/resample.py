@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class CudaPasses:
         out = _new(values, step, precision)
         view = _view(values, step, len(stage.down))
         fill = (ctypes.c_double if precision == np.float64 else ctypes.c_float)(step.fill)
-        args = (values, out, view, _splines(stage.down, precision, whole=False), fill)
+        args = (values, out, _on_device(stage.down, precision.name, values.device.id), view, fill)
         self._launch(f"decimate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
         return out
 
@@ -97,6 +98,16 @@ class CudaPasses:
     def _launch(self, entry: str, total: int, args: tuple[Any, ...]) -> None:
         blocks = min(-(-total // THREADS), MAX_BLOCKS)
         kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=self._stream)
+
+
+@lru_cache(maxsize=64)
+def _on_device(weights: tuple[float, ...], dtype: str, device: int) -> Any:
+    """The weights in memory of the current device, there before the call returns."""
+    import cupy
+
+    found = cupy.asarray(np.array(weights, dtype))
+    cupy.cuda.get_current_stream().synchronize()  # other streams may use it next
+    return found
 
 
 def _new(values: Any, step: Resampling, dtype: Any) -> Any:
