@@ -11,8 +11,10 @@ ascending order. Only level 0 meets the image's edges: coarse grids are computed
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -137,7 +139,13 @@ def _derivation(window: Window, count: int, fill: Any) -> Resampling:
 
 def _decimated_constant(stage: Stage, value: Any) -> Any:
     """What `decimate` makes of samples equal to `value`."""
-    weights = [value.dtype.type(weight) for weight in stage.down]
+    return _weighted_constant(stage.down, value, math.copysign(1, value))
+
+
+@lru_cache(maxsize=64)
+def _weighted_constant(taps: tuple[float, ...], value: Any, sign: float) -> Any:
+    """`sign` tells zeros apart in the cache's key."""
+    weights = [value.dtype.type(weight) for weight in taps]
     total = weights[0] * value
     for weight in weights[1:]:
         total = fma(weight, value, total)

@@ -18,8 +18,7 @@
 //   bytes         N b (1 + 4 / (b D)) each              99 us
 //   instructions  about 5 + 3 and 6 + 6 a sample        48 us, 72 us
 constexpr int PLANE_THREADS = 256;
-constexpr int COLUMNS_A_THREAD = 4;  // of a row that a thread of decimate_plane sums
-constexpr int STRIP_SAMPLES = PLANE_THREADS * COLUMNS_A_THREAD;
+constexpr int STRIP_SAMPLES = 4 * PLANE_THREADS;  // of a row that a block of decimate_plane sums
 
 struct Plane {
     long long rows, columns, out_rows, out_columns;  // of the input and the result; columns of pixels
@@ -33,14 +32,40 @@ struct PlaneWeights {
     float y[MOST_UP], x[MOST_UP];
 };
 
-// The sample as a float, by the bits of 2^23 + sample: a conversion takes four times as long.
+// Four neighbouring samples of a row, packed as in memory.
 template <typename Sample>
-__device__ inline float quick_float(Sample sample) {
-    if constexpr (same<Sample, float>) return sample;
-    else if constexpr (same<Sample, short>)
-        return __uint_as_float(0x4B000000u | static_cast<unsigned short>(sample ^ 0x8000)) - 8421376.0f;
-    else return __uint_as_float(0x4B000000u | sample) - 8388608.0f;
-}
+struct Four {
+    static constexpr int WORDS = sizeof(Sample);
+    unsigned word[WORDS];
+
+    __device__ void load(const Sample* from) {
+        if constexpr (WORDS == 4) {
+            const uint4 found = __ldg(reinterpret_cast<const uint4*>(from));
+            word[0] = found.x, word[1] = found.y, word[2] = found.z, word[3] = found.w;
+        } else if constexpr (WORDS == 2) {
+            const uint2 found = __ldg(reinterpret_cast<const uint2*>(from));
+            word[0] = found.x, word[1] = found.y;
+        } else {
+            word[0] = __ldg(reinterpret_cast<const unsigned*>(from));
+        }
+    }
+    __device__ void set(int i, Sample sample) {
+        if constexpr (WORDS == 4) word[i] = __float_as_uint(sample);
+        else if constexpr (WORDS == 2)
+            word[i / 2] = i % 2 == 0 ? static_cast<unsigned short>(sample)
+                                     : word[i / 2] | static_cast<unsigned>(static_cast<unsigned short>(sample)) << 16;
+        else word[0] = i == 0 ? sample : word[0] | static_cast<unsigned>(sample) << 8 * i;
+    }
+    // As a float, by the bits of 2^23 + sample: a conversion takes four times as long.
+    __device__ float at(int i) const {
+        if constexpr (WORDS == 4) return __uint_as_float(word[i]);
+        constexpr bool SIGNED = same<Sample, short>;
+        const unsigned biased = SIGNED ? word[i / 2] ^ 0x80008000u : word[WORDS == 2 ? i / 2 : 0];
+        const unsigned bits = WORDS == 2 ? __byte_perm(biased, 0x4B000000u, i % 2 == 0 ? 0x7610 : 0x7632)
+                                         : __byte_perm(biased, 0x4B000000u, 0x7650 + i);
+        return __uint_as_float(bits) - (SIGNED ? 8421376.0f : 8388608.0f);
+    }
+};
 
 // The float rounded to nearest, ties to even, as the low bits of 1.5 * 2^23 + value.
 template <typename Sample>
@@ -54,8 +79,9 @@ template <typename In, int FACTOR, int ORDER>
 __global__ void __launch_bounds__(PLANE_THREADS)
 decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, PlaneWeights weights, float fill,
                float filled) {
-    constexpr int TAPS = ORDER * (FACTOR - 1) + 1, OPEN = (TAPS + FACTOR - 1) / FACTOR, LAST = (TAPS - 1) % FACTOR;
-    __shared__ float line[2][STRIP_SAMPLES], across[MOST_DOWN];
+    constexpr int TAPS = ORDER * (FACTOR - 1) + 1, OPEN = (TAPS + FACTOR - 1) / FACTOR;
+    __shared__ __align__(16) float line[2][STRIP_SAMPLES];
+    __shared__ float across[MOST_DOWN];
     const int channels = plane.channels, thread = threadIdx.x;
     if (thread < plane.taps_x) across[thread] = weights.x[thread];
     const long long tiles = (plane.out_columns + plane.tile - 1) / plane.tile;
@@ -64,64 +90,82 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
     const long long which = blockIdx.x / tiles / bands;
     const int width = static_cast<int>(min(static_cast<long long>(plane.tile), plane.out_columns - column));
     const int height = static_cast<int>(min(static_cast<long long>(plane.steps), plane.out_rows - row));
-    const int strip = ((width - 1) * plane.factor_x + plane.taps_x) * channels;
-    const long long pitch = plane.columns * channels;
+    const long long pitch = plane.columns * channels, begin = (plane.first_x + column * plane.factor_x) * channels;
     const In* image = in + which * plane.rows * pitch;
+    // The strip starts up to three samples early, so that fours are aligned, if all rows are.
+    const bool alike = pitch % 4 == 0 && reinterpret_cast<unsigned long long>(image) % (4 * sizeof(In)) == 0;
+    const int early = alike ? static_cast<int>(begin & 3) : 0, own = 4 * thread - early;
+    const int strip = ((width - 1) * plane.factor_x + plane.taps_x) * channels;
+    const bool wanted = own < strip, whole = alike && begin + own >= 0 && begin + own + 4 <= pitch;
 
-    long long from[COLUMNS_A_THREAD];  // place in a row; -1 beyond its edge
-    bool wanted[COLUMNS_A_THREAD];
-    float sum[OPEN][COLUMNS_A_THREAD];
+    // Places in a row; -1 beyond its edge.
+    long long from[4];
 #pragma unroll
-    for (int i = 0; i < COLUMNS_A_THREAD; ++i) {
-        const int at = thread + i * PLANE_THREADS, channel = at % channels;
-        const long long pixel = border_index(plane.first_x + column * plane.factor_x + at / channels, plane.columns,
-                                             plane.mode_x);
-        wanted[i] = at < strip;
-        from[i] = pixel < 0 || !wanted[i] ? -1 : pixel * channels + channel;
-#pragma unroll
-        for (int t = 0; t < OPEN; ++t) sum[t][i] = -0.0f;
+    for (int i = 0; i < 4; ++i) {
+        const int at = max(own + i, 0);
+        const long long pixel =
+            border_index(plane.first_x + column * plane.factor_x + at / channels, plane.columns, plane.mode_x);
+        from[i] = pixel < 0 ? -1 : pixel * channels + at % channels;
     }
-    float* target = out + ((which * plane.out_rows + row) * plane.out_columns + column) * channels;
-#pragma unroll 1
-    for (int step = 0; step < height + OPEN - 1; ++step) {
+    Four<In> raw[FACTOR];
+    const auto load = [&](int step) {
         const long long first = plane.first_y + (row + step) * FACTOR;
-        In raw[FACTOR][COLUMNS_A_THREAD];
-        bool inside[FACTOR];
 #pragma unroll
         for (int p = 0; p < FACTOR; ++p) {
             const long long at = border_index(first + p, plane.rows, plane.mode_y);
-            inside[p] = at >= 0;
-            const In* source = image + (at < 0 ? 0 : at) * pitch;
+            const In* source = image + at * pitch;
+            if (at >= 0 && whole) {
+                raw[p].load(source + begin + own);
+            } else {
 #pragma unroll
-            for (int i = 0; i < COLUMNS_A_THREAD; ++i) raw[p][i] = from[i] < 0 ? In(0) : __ldg(source + from[i]);
+                for (int i = 0; i < 4; ++i)
+                    raw[p].set(i, at < 0 ? static_cast<In>(fill) : from[i] < 0 ? In(0) : __ldg(source + from[i]));
+            }
         }
+    };
+    float sum[OPEN][4];
 #pragma unroll
-        for (int p = 0; p < FACTOR; ++p) {
+    for (int i = 0; i < 4; ++i)
 #pragma unroll
-            for (int i = 0; i < COLUMNS_A_THREAD; ++i) {
-                const float x = inside[p] ? quick_float(raw[p][i]) : fill;
+        for (int t = 0; t < OPEN; ++t) sum[t][i] = -0.0f;
+    float* target = out + ((which * plane.out_rows + row) * plane.out_columns + column) * channels;
+    const int results = width * channels;
+    const int first_tap = thread / channels * plane.factor_x * channels + thread % channels + early;
+    if (wanted) load(0);
+#pragma unroll 1
+    for (int step = 0; step < height + OPEN - 1; ++step) {
+#pragma unroll
+        for (int p = 0; p < FACTOR; ++p)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float x = raw[p].at(i);
 #pragma unroll
                 for (int t = 0; t < OPEN; ++t)
                     if (p + t * FACTOR < TAPS) sum[t][i] = fma_rn(weights.y[p + t * FACTOR], x, sum[t][i]);
             }
-            if (p == LAST && step >= OPEN - 1) {
-                float* done = line[step % 2];
-#pragma unroll
-                for (int i = 0; i < COLUMNS_A_THREAD; ++i)
-                    if (wanted[i]) done[thread + i * PLANE_THREADS] = from[i] < 0 ? filled : sum[OPEN - 1][i];
-                __syncthreads();
-                for (int at = thread; at < width * channels; at += PLANE_THREADS) {
-                    const float* x = done + at / channels * plane.factor_x * channels + at % channels;
-                    float total = across[0] * x[0];
-#pragma unroll 4
-                    for (int k = 1; k < plane.taps_x; ++k) total = fma_rn(across[k], x[k * channels], total);
-                    target[at] = total;
-                }
-                target += plane.out_columns * channels;
+        if (wanted && step + 1 < height + OPEN - 1) load(step + 1);  // on the way during the sums across
+        if (step >= OPEN - 1) {
+            float* done = line[step % 2];
+            if (wanted) {
+                float4 complete;
+                complete.x = from[0] < 0 ? filled : sum[OPEN - 1][0];
+                complete.y = from[1] < 0 ? filled : sum[OPEN - 1][1];
+                complete.z = from[2] < 0 ? filled : sum[OPEN - 1][2];
+                complete.w = from[3] < 0 ? filled : sum[OPEN - 1][3];
+                reinterpret_cast<float4*>(done)[thread] = complete;
             }
+            __syncthreads();
+            if (thread < results) {
+                const float* x = done + first_tap;
+                float total = across[0] * x[0];
+#pragma unroll 6
+                for (int k = 1; k < plane.taps_x; ++k) total = fma_rn(across[k], x[k * channels], total);
+                target[thread] = total;
+            }
+            target += plane.out_columns * channels;
         }
 #pragma unroll
-        for (int i = 0; i < COLUMNS_A_THREAD; ++i) {
+        for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int t = OPEN - 1; t > 0; --t) sum[t][i] = sum[t - 1][i];
             sum[0][i] = -0.0f;
@@ -154,26 +198,23 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
     Out* target = out + (which * plane.out_rows + row) * out_pitch + at;
 
     float tap[ORDER_Y], more[ORDER_Y];  // of two places of the coarse rows
-    long long held = -1;
-#pragma unroll
-    for (int t = 0; t < ORDER_Y; ++t) tap[t] = more[t] = 0;
     const int cell = thread / channels * FACTOR * channels + thread % channels;
-#pragma unroll 1
-    for (int y = 0; y < height; ++y, target += out_pitch) {
-        const int position = static_cast<int>((plane.first_y + row + y) % plane.factor_y);
-        const long long needed = (plane.first_y + row + y) / plane.factor_y;
-        if (needed != held) {
-            const int fresh = held < 0 ? ORDER_Y : 1;
+    int position = static_cast<int>((plane.first_y + row) % plane.factor_y);
+    source += (plane.first_y + row) / plane.factor_y * pitch;
 #pragma unroll
-            for (int t = 0; t < ORDER_Y; ++t) {
-                if (t + fresh < ORDER_Y) {
-                    tap[t] = tap[min(t + 1, ORDER_Y - 1)], more[t] = more[min(t + 1, ORDER_Y - 1)];
-                } else {
-                    tap[t] = owns ? __ldg(source + (needed + t) * pitch) : 0;
-                    more[t] = owns_more ? __ldg(source + (needed + t) * pitch + PLANE_THREADS) : 0;
-                }
-            }
-            held = needed;
+    for (int t = 0; t < ORDER_Y; ++t, source += pitch) {
+        tap[t] = owns ? __ldg(source) : 0;
+        more[t] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
+    }
+#pragma unroll 1
+    for (int y = 0; y < height; ++y, ++position, target += out_pitch) {
+        if (position == plane.factor_y) {  // the next cell
+            position = 0;
+#pragma unroll
+            for (int t = 0; t < ORDER_Y - 1; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
+            tap[ORDER_Y - 1] = owns ? __ldg(source) : 0;
+            more[ORDER_Y - 1] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
+            source += pitch;
         }
         const float* weight = down + position * ORDER_Y;
         float sum = weight[0] * tap[0], other = weight[0] * more[0];

@@ -66,8 +66,9 @@ def decimate(values: Any, steps: Sequence[Resampling], stream: Any) -> Any:
     down, across = steps
     out = cupy.empty(_shape(values, steps), "float32")
     plane = _plane(values, steps, len(down.stage.down), len(across.stage.down))
-    held = STRIP_SAMPLES // plane.channels  # pixels of a strip
-    plane.tile = min((held - plane.taps_x) // plane.factor_x + 1, plane.out_columns)
+    held = (STRIP_SAMPLES - 3) // plane.channels  # pixels of a strip, which may start three samples early
+    most = min((held - plane.taps_x) // plane.factor_x + 1, THREADS // plane.channels)  # a thread has one result
+    plane.tile = min(most, plane.out_columns)
     planes = math.prod(values.shape[: down.axis])
     tiles = -(-plane.out_columns // plane.tile)
     wanted = max(BLOCKS_A_MULTIPROCESSOR * multiprocessors() // (tiles * planes), 1)

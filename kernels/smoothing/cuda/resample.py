@@ -77,7 +77,13 @@ class CudaPasses:
         return out
 
     def smooth(self, values: Any, windows: Sequence[Window], fill: Any) -> Any:
-        return self._smooth(values, windows, float(fill), None, stream=self._stream)
+        import cupy
+
+        shape = list(values.shape)
+        for window in windows:
+            shape[window.axis] = window.output_length(shape[window.axis])
+        # With an array for the result, later calls repeat these launches.
+        return self._smooth(values, windows, float(fill), cupy.empty(shape, values.dtype), stream=self._stream)
 
     def interpolate(self, values: Any, steps: Sequence[Resampling], out: Any) -> Any:
         if planes.applies(values, steps):
