@@ -209,6 +209,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
 
     float tap[ORDER_Y], more[ORDER_Y];  // of two places of the coarse rows
     const int cell = thread / channels * FACTOR * channels + thread % channels;
+    __syncthreads();  // `down` is complete
     int position = static_cast<int>((plane.first_y + row) % plane.factor_y);
     source += (plane.first_y + row) / plane.factor_y * pitch;
 #pragma unroll
