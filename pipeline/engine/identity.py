@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.errors import InputError
+from pipeline.storage.confinement import open_beneath
 
 # SHA-256 runs at 1 to 2 GB/s on one core: for larger inputs it would slow the job, and is computed only on request.
 HASHED_UP_TO_BYTES = 256 << 20
@@ -73,7 +74,7 @@ class InputIdentity:
     def _hash(self) -> None:
         digest = hashlib.sha256()
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with open(self._path, "rb", buffering=0, opener=open_beneath) as file:
                 while block := file.read(BLOCK_BYTES):
                     if self._abandoned.is_set():
                         return

@@ -64,6 +64,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     state folder fails.
     """
     roots = DataRoots(settings.data_roots, but=settings.state_dir)
+    roots.confine()
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
     for line in unusable():

@@ -5,13 +5,19 @@ Imported on first use, since its base class needs zarr, which is slow to import.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from zarr.storage import LocalStore
 
 from pipeline.errors import InputError
+from pipeline.storage.confinement import by_descriptor
+from pipeline.storage.partial import PartialFolder
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
@@ -19,12 +25,53 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
     for chunks that are not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        _require_regular(self.root / key)
-        return await super().get(key, *arguments, **options)
+        with suppress(FileNotFoundError, NotADirectoryError), self._named(key) as name:
+            return await super().get(name, *arguments, **options)
+        return None
 
     def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
+        with suppress(FileNotFoundError, NotADirectoryError), self._named(key) as name:
+            return super().get_sync(name, *arguments, **options)
+        return None
+
+    async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Any]:
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[str]:
+        """What zarr reads a file by: the key, or an absolute path, which replaces the root."""
         _require_regular(self.root / key)
-        return super().get_sync(key, *arguments, **options)
+        with by_descriptor(self.root / key) as found:
+            yield str(found)
+
+
+class PartialFiles(RegularFiles):
+    """The files of a partial output. Links in it are not ours, and are not followed."""
+
+    def __init__(self, folder: PartialFolder, *, read_only: bool = False) -> None:
+        super().__init__(folder.inside, read_only=read_only)
+        self._folder = folder
+
+    def with_read_only(self, read_only: bool = False) -> PartialFiles:
+        return PartialFiles(self._folder, read_only=read_only)
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[str]:
+        descriptor = self._folder.open_file(key)
+        try:
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+
+    async def set(self, key: str, value: Any) -> None:
+        await asyncio.to_thread(self.set_sync, key, value)
+
+    async def set_if_not_exists(self, key: str, value: Any) -> None:
+        if not await self.exists(key):
+            await self.set(key, value)
+
+    def set_sync(self, key: str, value: Any) -> None:
+        self._folder.put(key, value.as_buffer_like())
 
 
 def _require_regular(path: Path) -> None:

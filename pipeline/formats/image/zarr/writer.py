@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -70,14 +71,16 @@ class ZarrWriter(PartialWriter):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Exclude all other threads and joined processes from changing parts of chunks."""
-        with self._sharing, (self._partial.inside / "zarr.json").open("rb") as locked:
+        with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield
 
     def _existing_array(self) -> Any:
         import zarr
 
-        array = zarr.open_array(store=str(self._partial.inside / _ARRAY), mode="r+")
+        from pipeline.formats.image.zarr.lazy_store import PartialFiles
+
+        array = zarr.open_array(store=PartialFiles(self._partial), path=_ARRAY, mode="r+")
         if array.shape != tuple(self.header.shape[axis] for axis in self._order) or array.dtype != self.header.dtype:
             raise OutputError(f"{self._partial.path}: holds {array.dtype} {array.shape}: run again without --resume")
         return array.with_config({"write_empty_chunks": True})
@@ -86,7 +89,9 @@ class ZarrWriter(PartialWriter):
         import zarr
         from zarr.codecs import BloscCodec
 
-        group = zarr.create_group(store=str(self._partial.inside), zarr_format=3, attributes=dict(attributes))
+        from pipeline.formats.image.zarr.lazy_store import PartialFiles
+
+        group = zarr.create_group(store=PartialFiles(self._partial), zarr_format=3, attributes=dict(attributes))
         return group.create_array(
             _ARRAY,
             shape=tuple(self.header.shape[axis] for axis in self._order),
