@@ -71,7 +71,7 @@ def _version(folder: Path) -> tuple[int, ...]:
 def _packed_folder(folder: Path, name: PurePosixPath) -> Iterator[bytes]:
     yield _header(name, tarfile.DIRTYPE, 0)
     with _reading(folder), by_descriptor(folder) as here:
-        entries = sorted(os.listdir(here))
+        entries = sorted(each.name for each in here.iterdir())
     for entry in (folder / each for each in entries):
         with _reading(entry):
             mode = entry.lstat().st_mode

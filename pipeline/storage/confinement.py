@@ -92,7 +92,7 @@ def open_beneath(path: Path | str, flags: int, mode: int = 0o777) -> int:
     try:
         place = _place_of(pinned)
         if not all(confinement.holds(place) for confinement, _ in found):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fspath(path))
+            raise _leads_out(path)
         # A link itself, pinned by O_NOFOLLOW, does not open; a pipe does not wait for its other end.
         return os.open(f"/proc/self/fd/{pinned}", flags & ~os.O_NOFOLLOW | os.O_NONBLOCK)
     finally:
@@ -139,8 +139,8 @@ def in_its_folder(path: Path) -> Iterator[Path]:
     descriptor = os.open(path.parent, _FOLDER)
     try:
         place = _place_of(descriptor)
-        if any(os.path.dirname(wanted) != place for _, wanted in found):  # noqa: PTH120 - a text already
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(path.parent))
+        if not all(each.holds(place) and os.path.dirname(wanted) == place for each, wanted in found):  # noqa: PTH120
+            raise _leads_out(path.parent)
         folder = Path(f"/proc/self/fd/{descriptor}")
         with _named(folder, path.parent):
             yield folder / path.name
@@ -184,7 +184,7 @@ def _last_folder(folder: int, name: str, make: bool) -> Iterator[tuple[int, str]
     """A descriptor of the folder that holds `name`, and the last part of the name."""
     *parts, last = name.split("/")
     if ".." in parts or last in ("", "..", "."):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), name)
+        raise _leads_out(name)
     here = folder
     try:
         for part in parts:
@@ -216,6 +216,10 @@ def _confining(path: Path | str) -> list[tuple[Confinement, str]]:
     name = os.fspath(path)
     places = ((confinement, confinement.place_of(name)) for confinement in list(_known.values()))
     return [(confinement, place) for confinement, place in places if place is not None]
+
+
+def _leads_out(path: Path | str) -> OSError:
+    return OSError(errno.EXDEV, "leads out of the data roots", os.fspath(path))
 
 
 def _place_of(descriptor: int) -> str:
