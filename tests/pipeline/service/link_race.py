@@ -16,8 +16,10 @@ import socket
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,50 +46,63 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def race(folder: Path, *, seconds: float, workers: int = 1, seed: int = 0) -> Found:
-    """Submits jobs for so long."""
-    data, outside = folder / "data", folder / "outside"
-    for place, samples in ((data, _inside()), (outside, np.full(SHAPE, OUTSIDE, np.uint16))):
-        for name in ("in", "out"):
-            (place / name).mkdir(parents=True)
-        write_image(place / "in" / "x.npy", samples, "YX")
-        write_image(place / "in" / "x.zarr", samples, "YX")
-    (outside / "secret").write_bytes(b"secret")
-    before, found = _tree(outside), Found()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    stop, swaps = multiprocessing.Event(), multiprocessing.Value("q", 0)
+def race(
+    folder: Path, service: Callable[[Path], AbstractContextManager[str]], *, seconds: float, seed: int = 0
+) -> Found:
+    """Submits jobs for so long. `service`: its URL; its data root is `folder/data`."""
+    data, outside, found = folder / "data", folder / "outside", Found()
+    start, stop, swaps = multiprocessing.Event(), multiprocessing.Event(), multiprocessing.Value("q", 0)
     swappers = [
-        multiprocessing.Process(target=target, args=(data, outside, seed + number, stop, swaps))
-        for number, target in enumerate((_swap_inputs, _swap_outputs))
+        multiprocessing.Process(target=_swap, args=(swap, data, outside, seed + number, start, stop, swaps))
+        for number, swap in enumerate((_swap_inputs, _swap_outputs))
     ]
-    with server(folder, port, "--workers", str(workers)), Client(f"http://127.0.0.1:{port}") as client:
-        for swapper in swappers:
-            swapper.start()
-        try:
+    for swapper in swappers:  # before the service has threads
+        swapper.start()
+    try:
+        with service(folder) as url, Client(url) as client:
+            for place, samples in ((data, _inside()), (outside, np.full(SHAPE, OUTSIDE, np.uint16))):
+                for name in ("in", "out"):
+                    (place / name).mkdir(parents=True)
+                write_image(place / "in" / "x.npy", samples, "YX")
+                write_image(place / "in" / "x.zarr", samples, "YX")
+            (outside / "secret").write_bytes(b"secret")
+            before = _tree(outside)
+            start.set()
             _run_jobs(client, found, time.monotonic() + seconds)
-        finally:
             stop.set()
-            for swapper in swappers:
-                swapper.join()
+    finally:
+        for event in (stop, start):
+            event.set()
+        for swapper in swappers:
+            swapper.join()
     found.swaps = swaps.value
     found.wrong += _written_outside(before, _tree(outside))
     found.wrong += _read_from_outside(data, outside)
     return found
 
 
+@contextmanager
+def workers_service(folder: Path, workers: int) -> Iterator[str]:
+    """`millrace serve`, with processes that plan and processes that compute."""
+    (folder / "data").mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with server(folder, port, "--workers", str(workers)):
+        yield f"http://127.0.0.1:{port}"
+
+
 def _run_jobs(client: Client, found: Found, end: float) -> None:
-    """Jobs that are unfinished in the end are left."""
+    """At least one; jobs that are unfinished in the end are left."""
     number, running = 0, []
-    while (left := end - time.monotonic()) > 0:
+    while not found.states or time.monotonic() < end:
         while len(running) < AT_ONCE:
             source, suffix = JOBS[number % len(JOBS)]
             number += 1
             with suppress(MillraceError):  # refused by the check at submission, which saw a link
                 running.append(client.submit("smooth", f"in/{source}", f"out/y{number}{suffix}", size="3"))
         with suppress(TimeoutError):
-            job = running[0].wait(timeout_s=left)
+            job = running[0].wait(timeout_s=max(end - time.monotonic(), 1.0))
             found.states[job.state] = found.states.get(job.state, 0) + 1
             found.errors.add(_kind_of(job.error or ""))
             del running[0]
@@ -126,18 +141,22 @@ def _read_from_outside(data: Path, outside: Path) -> list[str]:
 # What the two processes do
 
 
-def _swap_inputs(data: Path, outside: Path, seed: int, stop, swaps) -> None:
+def _swap(swap, data: Path, outside: Path, seed: int, start, stop, swaps) -> None:
+    start.wait()
+    if not stop.is_set():
+        swap(data, outside, random.Random(seed), stop, swaps)
+
+
+def _swap_inputs(data: Path, outside: Path, rng: random.Random, stop, swaps) -> None:
     links = [_link(data, outside, name) for name in ("in", "in/x.npy", "in/x.zarr", "in/x.zarr/0/c")]
-    rng = random.Random(seed)
     while not stop.is_set():
         name, link = rng.choice(links)
         _swap_for_a_moment(name, link, rng)
         swaps.value += 1
 
 
-def _swap_outputs(data: Path, outside: Path, seed: int, stop, swaps) -> None:
+def _swap_outputs(data: Path, outside: Path, rng: random.Random, stop, swaps) -> None:
     folder, link = _link(data, outside, "out")
-    rng = random.Random(seed)
     traps = {".partial": outside / "secret", ".ledger": outside / "out", ".json": outside / "secret"}
     while not stop.is_set():
         _swap_for_a_moment(folder, link, rng)
@@ -180,7 +199,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = race(Path(folder), seconds=given.seconds, workers=given.workers, seed=given.seed)
+        service = partial(workers_service, workers=given.workers)
+        found = race(Path(folder), service, seconds=given.seconds, seed=given.seed)
     print(f"{found.swaps} swaps; jobs: {found.states}")
     print(*sorted(found.errors), sep="\n")
     print(*found.wrong or ["nothing left the data roots"], sep="\n")
