@@ -40,8 +40,11 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
     @contextmanager
     def _named(self, key: str) -> Iterator[str]:
         """What zarr reads a file by: the key, or an absolute path, which replaces the root."""
-        _require_regular(self.root / key)
-        with by_descriptor(self.root / key) as found:
+        path = self.root / key
+        _require_regular(path)
+        with by_descriptor(path) as found:
+            if found != path:  # it may have been replaced since
+                _require_regular(found)
             yield str(found)
 
 
@@ -59,6 +62,8 @@ class PartialFiles(RegularFiles):
     def _named(self, key: str) -> Iterator[str]:
         descriptor = self._folder.open_file(key)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(f"{self._folder.path / key}: is not a regular file; remove it")
             yield f"/proc/self/fd/{descriptor}"
         finally:
             os.close(descriptor)
