@@ -15,6 +15,7 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
+from pipeline.workloads.common.axes import axes_named
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.common.statistics import ImageStatistics
@@ -79,17 +80,9 @@ class SmoothingJob:
     def _axes(self) -> tuple[int, ...]:
         """The smoothed axes, in the order the user named them."""
         letters = self.header.axes
-        spatial = [axis for axis, letter in enumerate(letters) if letter != "C"]
         if self.parameters.axes is None:
-            return tuple(spatial)
-        by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
-        chosen = [by_name.get(name.upper()) for name in self.parameters.axes]
-        if None in chosen or len(set(chosen)) != len(chosen):
-            known = ", ".join(f"{letters[axis]} ({axis})" for axis in spatial)
-            raise ParameterError(
-                f"--axes {','.join(self.parameters.axes)}: name each axis once, of those {self.spec.input} has: {known}"
-            )
-        return tuple(axis for axis in chosen if axis is not None)
+            return tuple(axis for axis, letter in enumerate(letters) if letter != "C")
+        return axes_named(self.parameters.axes, letters, self.spec.input)
 
     def _values(self, name: Literal["size", "sigma", "radius"]) -> tuple[Any, ...]:
         """A parameter's value for each smoothed axis, in the order of `_axes`."""
