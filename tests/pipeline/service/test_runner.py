@@ -606,6 +606,22 @@ def test_a_job_whose_end_comes_while_the_disk_is_full_is_not_run_again(
         assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
 
 
+def test_an_input_that_is_replaced_while_it_is_read_fails_its_job(service, streams, data):
+    other = data / "other.npy"
+    write_image(other, np.zeros((900, 301), np.uint16), "YX")
+
+    def replace_once(chunk):
+        if other.exists():
+            other.replace(data / "in.npy")
+
+    streams.on_chunk = replace_once
+    service.runner()
+    done = service.wait(service.submit())
+    assert (done.job.state, done.job.attempts, done.receipt) == (State.FAILED, 1, None)
+    assert done.job.error == f"{data / 'in.npy'}: changed while it was read; nothing was published; run again"
+    assert names_in(data) == ["in.npy"]
+
+
 def test_a_full_disk_of_the_state_does_not_stop_a_job_that_makes_progress(service, streams, full_disk, monkeypatch):
     monkeypatch.setattr(run, "PROGRESS_S", 0.0)
 

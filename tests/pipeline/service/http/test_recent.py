@@ -69,6 +69,23 @@ def test_an_answer_is_made_once_for_all_who_ask_within_a_second(clock, path):
     assert all_at_once(served, app, path=path) == [(503, f"part, {path} 2")] * CLIENTS
 
 
+def test_who_asks_again_waits_a_little_and_who_asks_first_does_not(clock, monkeypatch):
+    app, pauses = App(), []
+    app.asked = CLIENTS
+    monkeypatch.setattr(recent, "PAUSE_S", 0.125)
+    sleep = asyncio.sleep
+
+    async def noted(seconds):
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(recent.asyncio, "sleep", noted)
+    served = RecentAnswers(app)
+    for _ in range(3):
+        asyncio.run(request(served, app))
+    assert [seconds for seconds in pauses if seconds] == [0.125] * 2
+
+
 def test_browsers_and_others_do_not_get_each_others_answers(clock):
     app = App()
     app.asked = CLIENTS
