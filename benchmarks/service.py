@@ -5,6 +5,7 @@ crowd   : the same beside 64 clients without a token that request /metrics and /
 accept  : 100 jobs a second; all acknowledged jobs are in the list, and each succeeds
 list    : 10,000 finished jobs, page by page, and the first page
 queued  : 100,000 queued jobs: the first page of the list, and the page in a browser
+poison  : small files that take gigabytes once they are read: how much later another job of the same queue is done
 small   : a small job from submission to result, minus the time of the same job in a separate process
 drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
 memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
@@ -26,12 +27,14 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from benchmarks.options import Options
@@ -325,6 +328,71 @@ def queued(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
         yield below(f"100,000 queued jobs, {name}", statistics.median(found) * 1e3, 100, "ms")
 
 
+def _acquisitions_of_nothing(path: Path) -> None:
+    """200 million compressed rows that were never written: 7 KB."""
+    floats = h5py.vlen_dtype(np.float32)
+    kind = np.dtype([("head", np.void(340).dtype), ("traj", floats), ("data", floats)])
+    with h5py.File(path, "w") as file:
+        group = file.create_group("dataset")
+        group.create_dataset("data", (200_000_000,), kind, chunks=(1000,), maxshape=(None,), compression="gzip")
+        group.create_dataset("xml", data=np.array(["<ismrmrdHeader/>"], object), dtype=h5py.string_dtype("utf-8"))
+
+
+def _zeros(path: Path) -> None:
+    """4.8 GB of k-space that is zero: 21 MB."""
+    left = 4_800_000_000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("kspace.npy", "w", force_zip64=True) as member:
+            header = {"descr": "<c8", "fortran_order": False, "shape": (1, left // 8000, 1000)}
+            np.lib.format.write_array_header_1_0(member, header)
+            while left:
+                left -= member.write(bytes(min(left, 1 << 20)))
+        with archive.open("traj.npy", "w") as member:
+            np.lib.format.write_array(member, np.zeros((4, 4, 2)))
+
+
+def _many_atoms(path: Path) -> None:
+    """384 MB."""
+    line = b"ATOM 1 C ALA 1 1.000 2.000 3.000 1.0 1.5\n"
+    with path.open("wb") as file:
+        for _ in range(384):
+            file.write(line * (1_000_000 // len(line)))
+
+
+def poison(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service, label = Service(folder), itertools.count()
+    make_image(folder / "data", "small.npy", (64, 64))
+    files: dict[str, Callable[[Path], None]] = {
+        "in.h5": _acquisitions_of_nothing,
+        "in.npz": _zeros,
+        "in.pqr": _many_atoms,
+    }
+    for name, make in files.items():
+        make(folder / "data" / name)
+    with service.running() as client:
+
+        def seconds() -> float:
+            job = client.submit("smooth", "small.npy", f"small-{next(label)}.npy").wait()
+            assert job.state == "succeeded", job.error
+            return float(job.view["finished_at"] - job.view["submitted_at"])
+
+        alone = statistics.median(seconds() for _ in range(7))
+        before, _ = service.memory_mib()
+        bad = [
+            client.submit(
+                "coulomb" if name == "in.pqr" else "mri", name, f"{name}.{'dx' if name == 'in.pqr' else 'nii'}"
+            )
+            for name in files
+        ]
+        late = seconds()
+        for name, job in zip(files, bad, strict=True):
+            now = client.job(job.id)  # the atoms are many, but right: that job may run on
+            print(f"  {name}: {now.state}, {now.error}", flush=True)
+        after, _ = service.memory_mib()
+    yield below("a job behind three poison files, later than alone by", late - alone, 30, "s")
+    yield Figure(name="memory of the server, growth", value=after - before, unit="MiB")
+
+
 def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     service, count = Service(folder), 60
     make_image(folder / "data", "small.npy", (512, 512))
@@ -407,6 +475,7 @@ PARTS = {
     "accept": accept,
     "list": list_jobs,
     "queued": queued,
+    "poison": poison,
     "small": small,
     "drain": drain,
     "memory": memory,
