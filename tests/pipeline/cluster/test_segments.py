@@ -40,7 +40,7 @@ from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.in_time import in_background, in_time
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

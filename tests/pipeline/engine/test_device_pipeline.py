@@ -195,7 +195,7 @@ def ended(workload, plan, **options):
     pipeline = open_pipeline(CpuDevice(2), workload, plan)
     pipeline.__enter__()
     streaming = in_background(pipeline.stream, plan.chunks)
-    assert workload.computing.wait(10)
+    assert workload.computing.wait(60)
     pipeline.end(ArithmeticError("enough"), **options)
     return streaming.exception(10)
 
@@ -231,7 +231,7 @@ def test_segments_of_several_threads_share_one_ring(device, segments):
     cuts = [plan.chunks[first : first + size] for first in range(0, 60, size)]
     with open_pipeline(device, workload, plan) as pipeline:
         streaming = [in_background(pipeline.stream, cut) for cut in cuts]
-        records = [each.result(20) for each in streaming]
+        records = [each.result(60) for each in streaming]
         again = pipeline.stream(())
     check_results(workload, 60)
     assert [record.totals["write"].chunks for record in records] == [size] * segments
@@ -337,7 +337,7 @@ def test_the_first_of_two_errors_is_raised_ever_after():
         if index == 0:
             workload.wait_for("compute", 2)
             raise ArithmeticError("the first")
-        assert go.wait(10)
+        assert go.wait(60)
         raise KeyError("the second")
 
     workload = Scripted(compute=fail)
@@ -355,7 +355,7 @@ def test_the_first_of_two_errors_is_raised_ever_after():
 @in_time
 def test_an_error_wakes_every_segment_that_waits(stage):
     """The failing chunk is of the first; the second has chunks in hand, the third waits to be read."""
-    workload = Scripted(**{stage: failing(3, lambda: all(each.waits.wait(10) for each in records))})
+    workload = Scripted(**{stage: failing(3, lambda: all(each.waits.wait(60) for each in records))})
     plan, records = make_plan(60), [Watched() for _ in range(3)]
     pipeline = open_pipeline(CpuDevice(2), workload, plan)
     pipeline.__enter__()
@@ -363,7 +363,7 @@ def test_an_error_wakes_every_segment_that_waits(stage):
     for number, record in enumerate(records):
         chunks = plan.chunks[20 * number : 20 * number + 20]
         streaming.append(in_background(partial(pipeline.stream, chunks, record=record)))
-        assert record.waits.wait(10)
+        assert record.waits.wait(60)
     errors = [each.exception(10) for each in streaming]
     assert errors == [errors[0]] * 3
     with pytest.raises(ArithmeticError, match="chunk 3"):
