@@ -554,7 +554,7 @@ def test_a_damaged_entry_counts_for_nothing(folder, damaged):
 @pytest.mark.parametrize(
     "damaged",
     ["{", "3", '{"cut": 3}', '{"cut": {"budget_bytes": 5}}', '{"cut": {"budget_bytes": 5, "target_bytes": -5}}',
-     '{"cut": {"budget_bytes": 5, "target_bytes": "x"}}'],
+     '{"cut": {"budget_bytes": 5, "target_bytes": "x"}}', '{"cut": {"budget_bytes": 5, "target_bytes": 0}}'],
 )  # fmt: skip
 def test_a_damaged_job_is_not_resumed(folder, damaged):
     fail(folder, DeviceError("gone"))
@@ -635,6 +635,22 @@ def test_the_recorded_budget_comes_back(folder):
     ledger, _ = ledger_of(folder)
     (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))
     assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=5, target_bytes=4)
+
+
+def test_a_ledger_that_cannot_be_begun_is_named(folder, monkeypatch):
+    identity = {"cut": {"budget_bytes": 1, "target_bytes": 1}}
+    ledger = Ledger(folder / "out.npy", identity)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for step, call in (("mkdir", ledger.create), ("replace", ledger.create), ("replace", ledger.go_on)):
+        monkeypatch.setattr(Path, step, refuse)
+        with pytest.raises(StorageError, match=r"out\.npy\.ledger: .*EIO"):
+            call()
+        monkeypatch.undo()
+        ledger.create()
+    assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=1, target_bytes=1)
 
 
 def test_the_recorded_budget_of_another_job_is_not_taken(folder):

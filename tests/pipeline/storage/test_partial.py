@@ -102,7 +102,7 @@ def test_what_is_over_is_not_removed(tmp_path: Path) -> None:
             output.discard()
             assert path.exists() == (end == "publish")
             assert partial.partial_path(path).exists() == (end == "keep")
-        with pytest.raises(ValueError, match="already published|used after it was closed"):
+        with pytest.raises(ValueError, match=r"already published|used after it was closed"):
             output.publish()
 
 
