@@ -120,7 +120,7 @@ def mutants(module: str) -> Iterator[Mutant]:
     lines, seen = source.splitlines(), {source}
     for node, mutated, line in visitor.found:
         code = wrapper.module.deep_replace(node, mutated).code  # type: ignore[attr-defined]
-        if code in seen:
+        if code in seen or code.count("strict=True") != source.count("strict=True"):  # an assertion
             continue
         seen.add(code)
         changed = [each for each in difflib.ndiff(lines, code.splitlines()) if each[0] in "+-"]

@@ -169,7 +169,7 @@ def test_interruption_stops_every_thread(monkeypatch):
 
 def slowly(chunk=None):
     """Longer than a test may take, in parts of an instant."""
-    for_each(lambda part: time.sleep(0.01), range(8_000), 2)
+    for_each(lambda part: time.sleep(0.01), range(24_000), 2)
 
 
 class Slow(Counting):
@@ -197,7 +197,7 @@ def ended(workload, plan, **options):
     streaming = in_background(pipeline.stream, plan.chunks)
     assert workload.computing.wait(60)
     pipeline.end(ArithmeticError("enough"), **options)
-    return streaming.exception(10)
+    return streaming.exception(60)
 
 
 @in_time
@@ -258,7 +258,7 @@ class Scripted(Counting):
 
     def wait_for(self, stage, count):
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.begun[stage]) >= count, 10), f"{stage}: {self.begun[stage]}"
+            assert self.changed.wait_for(lambda: len(self.begun[stage]) >= count, 60), f"{stage}: {self.begun[stage]}"
 
 
 def failing(index, before=lambda: None, error=ArithmeticError):
@@ -364,7 +364,7 @@ def test_an_error_wakes_every_segment_that_waits(stage):
         chunks = plan.chunks[20 * number : 20 * number + 20]
         streaming.append(in_background(partial(pipeline.stream, chunks, record=record)))
         assert record.waits.wait(60)
-    errors = [each.exception(10) for each in streaming]
+    errors = [each.exception(60) for each in streaming]
     assert errors == [errors[0]] * 3
     with pytest.raises(ArithmeticError, match="chunk 3"):
         pipeline.stream(plan.chunks[:1])
@@ -380,7 +380,7 @@ def test_leaving_with_an_error_drops_the_chunks_that_wait():
     workload.wait_for("read", 3)
     workload.wait_for("compute", 1)
     pipeline.__exit__(RuntimeError, RuntimeError("left"), None)
-    assert str(streaming.exception(10)) == "left"
+    assert str(streaming.exception(60)) == "left"
     assert workload.begun == {"read": [0, 1, 2], "compute": [0], "write": []}
 
 
@@ -406,7 +406,7 @@ def test_ending_in_time_leaves_no_clock_running():
     workload.scripts["compute"] = lambda index: workload.computing.set()
     assert str(ended(workload, make_plan(60), within_s=3600.0)) in ("enough", "None")
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive(), thread
 
 
