@@ -496,6 +496,37 @@ def test_an_interrupted_computation_is_no_failure_of_its_own():
 
 
 @in_time
+def test_the_oldest_step_is_of_the_chunk_that_has_been_longest_in_one_stage():
+    """By it hung chunks are found."""
+    go, plan = [threading.Event(), threading.Event()], make_plan(2)
+
+    def held(index):
+        assert go[index].wait(60)
+
+    workload, before = Scripted(compute=held), time.monotonic()
+    with open_pipeline(CpuDevice(2), workload, plan) as pipeline:
+        chunk, since = pipeline.oldest_step
+        assert chunk is None
+        assert before <= since <= time.monotonic()
+        streaming = in_background(pipeline.stream, plan.chunks)
+        workload.wait_for("compute", 2)
+        first, began = pipeline.oldest_step
+        assert since <= began <= time.monotonic()
+        go[first].set()
+        workload.wait_for("write", 1)
+        last = 1 - first
+        while pipeline.oldest_step[0] != last:
+            time.sleep(0.001)
+        assert began <= pipeline.oldest_step[1] <= time.monotonic()
+        released = time.monotonic()
+        go[last].set()
+        streaming.result(60)
+    chunk, since = pipeline.oldest_step
+    assert chunk is None
+    assert released <= since <= time.monotonic()
+
+
+@in_time
 def test_a_segment_that_is_done_is_forgotten():
     """A pipeline lives as long as its worker's job."""
     plan, seen = make_plan(3), lambda chunk: None
