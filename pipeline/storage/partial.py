@@ -148,8 +148,7 @@ class PartialFolder(SharedDescriptor):
     @property
     def inside(self) -> Path:
         """Where to write the files, only while `in_use`: stays this folder even if its name now belongs to another."""
-        by_descriptor = Path(f"/proc/self/fd/{self._descriptor}")
-        return by_descriptor if by_descriptor.exists() else self.path
+        return Path(f"/proc/self/fd/{self._descriptor}")
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -303,10 +302,10 @@ def _exchanged(one: Path, other: Path) -> bool:
     here, there = os.fsencode(one), os.fsencode(other)
     if renameat2(_AT_FDCWD, here, _AT_FDCWD, there, _RENAME_EXCHANGE) == 0:
         return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+    error = _last_error()
+    if error.errno in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
-    raise OSError(code, os.strerror(code), str(one))
+    raise error
 
 
 def _sync_file_system(descriptor: int) -> None:
@@ -315,13 +314,18 @@ def _sync_file_system(descriptor: int) -> None:
     if syncfs is None:
         os.sync()
     elif syncfs(descriptor) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _last_error()
+
+
+def _last_error() -> OSError:
+    """The error of the last call into the C library."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
 
 
 def sync_folder(folder: Path) -> None:
     """Sync the folder's entries."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as exc:

@@ -190,7 +190,7 @@ def test_a_job_that_ends_early_does_not_wait_for_the_digest(tmp_path, monkeypatc
     class Watched:
         def update(self, block):
             blocks.append(block)
-            assert left.wait(10)
+            assert left.wait(60)
 
     monkeypatch.setattr(identity.hashlib, "sha256", Watched)
     with InputIdentity(path, {"bytes": 10}) as found:
