@@ -27,7 +27,7 @@ def measure_variants(work: Workload, host_image: Any, repeats: int) -> dict[str,
     windows = _case(work, image.shape).windows()
     runs: dict[str, Callable[[], object]] = {COPY: lambda: cupy.copyto(out, image)}
     for name, variant in VARIANTS.items():
-        if variant.applies(image.shape, image.dtype, windows):
+        if variant.can_filter(image.shape, image.dtype, windows):
             part = image[: max(2 * windows[0].taps, 64)]
             smooth(part, windows, 0, None, variant=name)  # compiled before it is timed
             runs[name] = lambda name=name: smooth(image, windows, 0, out, variant=name)

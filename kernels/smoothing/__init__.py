@@ -17,6 +17,11 @@ Gaussian, uint8 images, if no axis's radius exceeds 32: every sum is exact, so i
   a constant image stays constant. In addition to the last rounding's 0.5, each earlier one moves a result by up to
   0.125, and the weights by up to 0.08 (first axis) or 0.1 (each later axis): within 0.58 of the real Gaussian along
   one axis, 0.81 along two, 1.04 along three.
+Gaussian of standard deviation above 8.1, if neither `truncate` nor `radius` is given and no sample is left out:
+  decimated (kernels/smoothing/decimation.py), within 0.6 of a step for integer images, and 1e-5 of the largest
+  magnitude for floats.
+Derivatives of a Gaussian: along each axis a = w[0] x[i - radius]; a = fma(w[k], x[i - radius + k], a) in ascending
+  order, in float32 (float64 for float64 images); derivatives of integer images are float32. Decimated alike.
 Gaussian, all other images: along each axis in turn, with weights w[k] at distance k,
     a = w[0] * x[i];  for k = 1 … radius: a = fma(w[k], x[i - k] + x[i + k], a)
   in float32 for integer and float32 images, in float64 for float64 images. For integer images the weights are integer
@@ -29,6 +34,7 @@ Axes are taken in ascending order; the image is first extended beyond its edges 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +45,7 @@ import numpy as np
 from kernels.runtime.arrays import check_array, check_out, check_workers
 from kernels.runtime.filtering import DTYPES, NAN_POLICIES, check_cval, filtered_axes, per_axis
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
-from kernels.smoothing.window import MAX_TAPS, Window, box_window, gaussian_windows
+from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows, result_dtype
 
 __all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
 
@@ -61,7 +67,7 @@ def box(
     """Mean over a box around each sample (scipy.ndimage.uniform_filter's parameters).
 
     image        : NumPy or CuPy array, one of `DTYPES`, at least one sample
-    size         : samples along each filtered axis, 1 … 255; an even size reaches one sample farther to the left
+    size         : samples along each filtered axis, 1 … 2**20; an even size reaches one sample farther to the left
     mode         : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
     cval         : value beyond the edge for mode "constant"; for integer images an integer that the dtype can hold
     axes         : axes to filter; default all but `channel_axis`
@@ -84,27 +90,37 @@ def gaussian(
     image: Any,
     sigma: float | Sequence[float],
     *,
+    order: int | Sequence[int] = 0,
     mode: str | Sequence[str] = "reflect",
     cval: float = 0,
-    truncate: float = 4.0,
+    truncate: float | None = None,
     radius: int | Sequence[int] | None = None,
     axes: int | Sequence[int] | None = None,
     channel_axis: int | None = None,
+    offset: int | Sequence[int] = 0,
     nan_policy: str = "propagate",
     mask: Any = None,
     out: Any = None,
     workers: int | None = None,
     stream: Any = None,
 ) -> Any:
-    """Gaussian smoothing (scipy.ndimage.gaussian_filter's parameters, order 0).
+    """Gaussian smoothing, or derivatives of the smoothed image (scipy.ndimage.gaussian_filter's parameters).
 
-    sigma    : standard deviation in samples along each filtered axis, > 0
-    truncate : the kernel ends at round(truncate * sigma) samples
-    radius   : samples on each side instead of `truncate`; at most 127
+    sigma    : standard deviation in samples along each filtered axis; 0 leaves an axis as it is
+    order    : derivative along each filtered axis, 0 (smoothing) … 3, per sample; derivatives of integer images are
+               float32, since they are negative and fractional
+    truncate : the kernel ends at round(truncate * sigma) samples; default 4, and wide kernels are decimated
+    radius   : samples on each side instead of `truncate`
+    offset   : place of the image's first sample in a larger image, along each filtered axis: with it, pieces have the
+               same bits as the whole
 
     Everything else is as in `box`.
     """
-    request = _request(image, _gaussian_windows, (axes, channel_axis, sigma, mode, truncate, radius))
+    direct = mask is not None or nan_policy == "omit"
+    parameters = (axes, channel_axis, sigma, mode, truncate, radius, offset, order, direct)
+    request = _request(image, _gaussian_windows, parameters)
+    if direct and any(window.derivative for window in request.windows):
+        raise ValueError("order: the derivative of a mean over some samples is not defined; leave out mask and omit")
     return _smooth(image, request, cval, nan_policy, mask, out, workers, stream)
 
 
@@ -137,9 +153,11 @@ def _checked_request(
     windows = make_windows(dtype, filtered_axes(shape, dtype, axes, channel_axis), *rest)
     windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
     _check_lengths(shape, windows)
-    return _Request(
-        windows=tuple(windows), dtype=np.dtype(dtype).newbyteorder("="), shape=_output_shape(shape, windows)
-    )
+    samples = math.prod(window.taps for window in windows if window.half_weights is None)
+    if samples > MAX_SAMPLES:
+        raise ValueError(f"size makes a box of {samples:,} samples; at most {MAX_SAMPLES:,} are supported")
+    of_result = result_dtype(np.dtype(dtype).newbyteorder("="), windows)
+    return _Request(windows=tuple(windows), dtype=of_result, shape=_output_shape(shape, windows))
 
 
 @lru_cache(maxsize=256)
@@ -155,11 +173,25 @@ def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any) -> lis
 
 
 def _gaussian_windows(
-    dtype: Any, axes: tuple[int, ...], sigma: Any, mode: Any, truncate: float, radius: Any
+    dtype: Any,
+    axes: tuple[int, ...],
+    sigma: Any,
+    mode: Any,
+    truncate: float | None,
+    radius: Any,
+    offset: Any,
+    order: Any,
+    direct: bool,
 ) -> list[Window]:
     sigmas, modes = per_axis("sigma", sigma, axes), per_axis("mode", mode, axes)
-    radii = per_axis("radius", radius, axes)
-    return gaussian_windows(axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii)
+    radii, offsets = per_axis("radius", radius, axes), per_axis("offset", offset, axes)
+    for each in offsets:
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise TypeError(f"offset must be a whole number of samples; got {each!r}")
+    return gaussian_windows(
+        axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct,
+        orders=per_axis("order", order, axes),
+    )  # fmt: skip
 
 
 def _smooth(

@@ -59,7 +59,7 @@ def filtered_constant(window: Window, value: Any) -> Any:
     weights = [value.dtype.type(weight) for weight in window.half_weights]
     total = weights[0] * value
     for weight in weights[1:]:
-        total = _fma(weight, value + value, total)
+        total = fma(weight, value + value, total)
     return total
 
 
@@ -74,7 +74,7 @@ def _box_sum(value: Any, taps: int) -> Any:
     return total
 
 
-def _fma(a: Any, b: Any, c: Any) -> Any:
+def fma(a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding to nearest, ties to even."""
     if not all(math.isfinite(number) for number in (a, b, c)):
         return a * b + c

@@ -19,6 +19,10 @@
 //   tree (tree.cuh)                 square boxes of float32: both axes at once, by doubling sums in registers
 //   box_running (running.cuh)       boxes of integers, any size: both axes at once, by running sums
 //   box_column_sums (columns.cuh)   the same for bytes, if windows are not too wide: by sums down the columns
+//   box_extend, box_double          boxes past 255 samples, one axis per pass, by doubling in device memory (far.cuh)
+//   gauss_far                       Gaussians past 255 taps that are not decimated: gauss_gather with weights in memory
+//   decimate, interpolate           wide Gaussians on a coarse grid (resample.cuh)
+//   decimate_plane, …               the same along two axes at once (planes.cuh)
 //   wide (wide.cuh)                 Gaussians of medium reach: both axes at once, along strips of rows
 //   fused (fused.cuh)               short windows: both axes at once, from registers
 //   tensor (tensor.cuh)             Gaussians of bytes: both axes at once, by products on tensor cores
@@ -28,6 +32,8 @@
 #include "cuda/columns.cuh"
 #include "cuda/fused.cuh"
 #include "cuda/ladder/steps.cuh"
+#include "cuda/resample.cuh"
+#include "cuda/planes.cuh"
 #include "cuda/running.cuh"
 #include "samples.cuh"
 #include "cuda/axis_rounding.cuh"
@@ -43,6 +49,7 @@ struct Axis {
     int before, taps, mode, columns;  // columns: samples of `inner` in a tile of a separable pass
 };
 
+#include "cuda/far.cuh"
 #include "cuda/streamed.cuh"
 
 template <typename Work>
@@ -71,7 +78,7 @@ __device__ inline Work weighed_tap(const In* line, long long at, const Axis& axi
 // W(taps) at `first` by the contract's doubling tree, walked depth first: two halves merge as carries of a counter do.
 template <typename Sum, typename In>
 __device__ inline Sum window_sum(const In* line, long long first, const Axis& axis, Sum fill) {
-    Sum pending[8];
+    Sum pending[8];  // up to 255 taps
     const int depth = 31 - __clz(axis.taps);
     for (int leaf = 0;; ++leaf) {
         long long start = first;

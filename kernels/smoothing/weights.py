@@ -27,6 +27,18 @@ def half_weights(sigma: float, radius: int, dtype: np.dtype) -> tuple[float, ...
 
 
 @functools.lru_cache(maxsize=64)
+def derivative_weights(sigma: float, radius: int, order: int, dtype: np.dtype) -> tuple[float, ...]:
+    """Weights of samples i - radius … i + radius in the derivative of order 1 … 3 at i, per sample: those of the
+    derivative of the real Gaussian, whose own weights sum to one."""
+    half = _gaussian_half(sigma, radius)
+    gaussian = np.concatenate((half[:0:-1], half))
+    distance = np.arange(-radius, radius + 1) / sigma
+    # The Hermite polynomials; a sample after i has the sign of a positive slope.
+    polynomial = {1: distance, 2: distance**2 - 1, 3: distance**3 - 3 * distance}[order]
+    return tuple(float(weight) for weight in (polynomial * gaussian / sigma**order).astype(dtype))
+
+
+@functools.lru_cache(maxsize=64)
 def exact_half_weights(sigma: float, radius: int, one: int) -> tuple[float, ...]:
     """Multiples of 1 / `one` (a power of two) with at most 11 significant bits, none negative, that sum to exactly one.
     They do not grow with distance, except that the centre may be one step less than its neighbours."""
@@ -66,6 +78,8 @@ def _spacing(unit: int) -> int:
 
 
 def _gaussian_half(sigma: float, radius: int) -> NDArray[np.float64]:
+    if radius == 0:
+        return np.ones(1)
     distance = np.arange(radius + 1, dtype=np.float64)
     half = np.exp(-0.5 * (distance / sigma) ** 2)
     normalised: NDArray[np.float64] = half / (half[0] + 2 * half[1:].sum())

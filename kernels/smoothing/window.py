@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 
 from kernels.smoothing.borders import MODES
-from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
+from kernels.smoothing.decimation import Decimation, decimation
+from kernels.smoothing.weights import (
+    EXACT_FIRST_ONE,
+    EXACT_LATER_ONE,
+    derivative_weights,
+    exact_half_weights,
+    half_weights,
+)
 
-MAX_TAPS = 255
+MAX_TAPS = 1 << 20
+MAX_SAMPLES = 1 << 40  # of a box over all axes: sums of 16-bit samples fit 64 bits
 EXACT_RADIUS = 32  # Gaussians of uint8 are exact if they reach no farther along any axis
+DIRECT_RADIUS = 32  # Gaussians that reach farther are decimated, unless `truncate` or `radius` is given
+TRUNCATE = 4.0
+MAX_ORDER = 3  # of derivatives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +33,7 @@ class Window:
     """The taps along one axis: output i is computed from inputs i - before … i + after.
 
     With mode "valid" output 0 is the first whose window lies inside the image, and the axis shrinks by `taps - 1`.
+    A decimated Gaussian has the largest reach of any output; `half_weights` are those of its coarse samples.
     """
 
     axis: int
@@ -30,6 +42,9 @@ class Window:
     mode: str
     half_weights: tuple[float, ...] | None = None  # Gaussian: weights at distance 0 … radius; None: a box
     exact: bool = False  # Gaussian of uint8 whose sums are exact in any order: see kernels.smoothing
+    derivative: tuple[float, ...] | None = None  # of a Gaussian: weights of all taps, of coarse samples if decimated
+    decimation: Decimation | None = None  # Gaussian: computed on a coarse grid
+    offset: int = 0  # decimated: absolute coordinate of the image's first sample, modulo the grid's step
 
     @property
     def taps(self) -> int:
@@ -55,33 +70,87 @@ def gaussian_windows(
     modes: Sequence[str],
     dtype: np.dtype,
     *,
-    truncate: float = 4.0,
+    truncate: float | None = None,
     radii: Sequence[int | None] | None = None,
+    offsets: Sequence[int] | None = None,
+    direct: bool = False,
+    orders: Sequence[int] | None = None,
 ) -> list[Window]:
-    """A Gaussian of standard deviation `sigmas` samples along `axes`, which ends at `radii` (None: round(truncate *
-    sigma)). Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
+    """Gaussians of standard deviation `sigmas` samples along `axes`, which end at `radii` or round(truncate * sigma).
+    Takes all axes at once: whether it is exact depends on all of them, and its weights on their order.
+
+    Without radius and truncate, those that reach more than `DIRECT_RADIUS` samples at 4 sigma are decimated.
+    offsets : absolute coordinates of the image's first sample along `axes`; default 0
+    direct  : decimate none
+    orders  : derivatives along `axes`, 0 … 3; default 0
     """
     dtype = np.dtype(dtype)
-    asked = zip(sigmas, [None] * len(axes) if radii is None else radii, strict=True)
-    reaches = [gaussian_radius(sigma, truncate=truncate, radius=radius) for sigma, radius in asked]
-    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS
+    each_radius = [None] * len(axes) if radii is None else radii
+    reaches = [
+        gaussian_radius(sigma, truncate=truncate, radius=radius)
+        for sigma, radius in zip(sigmas, each_radius, strict=True)
+    ]
+    coarse = [
+        not direct and truncate is None and radius is None and reach > DIRECT_RADIUS
+        for radius, reach in zip(each_radius, reaches, strict=True)
+    ]
+    derivatives = [0] * len(axes) if orders is None else [_known_order(order) for order in orders]
+    for sigma, reach, order in zip(sigmas, reaches, derivatives, strict=True):
+        if order and reach == 0:
+            raise ValueError(f"sigma {sigma:g} reaches no neighbour, from which a derivative is computed: raise sigma")
+    exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS and not any(derivatives)
     first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0), default=None)
     windows = []
-    for axis, sigma, mode, reach in zip(axes, sigmas, modes, reaches, strict=True):
+    for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):
+        if coarse[place]:
+            offset = 0 if offsets is None else offsets[place]
+            windows.append(_decimated_window(axis, float(sigma), mode, dtype, offset, derivatives[place]))
+            continue
+        if derivatives[place]:
+            taps = derivative_weights(float(sigma), reach, derivatives[place], _precision(dtype))
+            windows.append(
+                Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=(), derivative=taps)
+            )
+            continue
         one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
         half = exact_half_weights(float(sigma), reach, one) if exact else half_weights(float(sigma), reach, dtype)
         windows.append(Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=half, exact=exact))
     return windows
 
 
-def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None = None) -> int:
+def result_dtype(dtype: np.dtype, windows: Sequence[Window]) -> np.dtype:
+    """Derivatives of integer images are float32; all else has the image's dtype."""
+    derived = any(window.derivative for window in windows)
+    return np.dtype(np.float32) if derived and dtype.kind != "f" else np.dtype(dtype)
+
+
+def _precision(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def _known_order(order: Any) -> int:
+    if isinstance(order, bool) or not isinstance(order, int | np.integer) or not 0 <= order <= MAX_ORDER:
+        raise ValueError(f"order must be a whole number, 0 … {MAX_ORDER}; got {order!r}")
+    return int(order)
+
+
+def _decimated_window(axis: int, sigma: float, mode: str, dtype: np.dtype, offset: int, order: int) -> Window:
+    coarse = decimation(sigma, _precision(dtype), order)
+    before, after = coarse.extent
+    return Window(
+        axis=axis, before=before, after=after, mode=_known(mode), half_weights=coarse.half_weights, decimation=coarse,
+        offset=offset % coarse.factor, derivative=coarse.derivative,
+    )  # fmt: skip
+
+
+def gaussian_radius(sigma: float, *, truncate: float | None = None, radius: int | None = None) -> int:
     """Samples on each side of the centre; ValueError if sigma, truncate or the reach is out of range."""
-    if not _is_positive(sigma):
-        raise ValueError(f"sigma must be a positive number of samples; got {sigma!r} (axes says which are smoothed)")
+    if not (_is_finite(sigma) and float(sigma) >= 0):
+        raise ValueError(f"sigma must be a number of samples, 0 (no smoothing) or more; got {sigma!r}")
+    if truncate is not None and not (_is_finite(truncate) and float(truncate) > 0):
+        raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")
     if radius is None:
-        if not _is_positive(truncate):
-            raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")
-        reach = int(min(truncate * float(sigma) + 0.5, 1e9))
+        reach = int(min((TRUNCATE if truncate is None else truncate) * float(sigma) + 0.5, 1e9))
     elif isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
         raise ValueError(f"radius must be a whole number of samples, 0 or more; got {radius!r}")
     else:
@@ -91,11 +160,11 @@ def gaussian_radius(sigma: float, *, truncate: float = 4.0, radius: int | None =
             f"a Gaussian of sigma {sigma:g} reaches {reach} samples to each side; at most {MAX_TAPS // 2} are "
             f"supported: choose a smaller sigma, truncate or radius"
         )
-    return reach
+    return reach if sigma > 0 else 0
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value)) and float(value) > 0
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(float(value))
 
 
 def _known(mode: str) -> str:

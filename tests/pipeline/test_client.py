@@ -752,7 +752,7 @@ def test_bash_completes_commands_workloads_and_options():
 def test_mistakes_are_one_line(service):
     submit = ("submit", "smooth", "in.npy", "x.npy")
     for command, said in (
-        ((*submit, "--size", "many"), "got 'many'"), ((*submit, "--size", "0"), "size must lie in 1 … 255; got 0"),
+        ((*submit, "--size", "many"), "got 'many'"), ((*submit, "--size", "0"), "size must lie in 1 … 1048576; got 0"),
         ((*submit, "--array", "x"), "array: must be FROM-TO, such as 0-99; got 'x'"),
         ((*submit, "--after", "x"), "must be ids of jobs"), (("status", "nonsense"), ""), (("cancel", "x"), ""),
         ((*submit, "--key", ""), "key '': an idempotency key"),

@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from kernels.runtime.arrays import native
 from kernels.runtime.threads import for_each
+from kernels.smoothing import decimated
 from kernels.smoothing.axis_rounding import axis_roundings
 from kernels.smoothing.borders import border_indices
 from kernels.smoothing.cpu import floats as cpu_float
 from kernels.smoothing.cpu import integer_box as cpu_integer_box
 from kernels.smoothing.cpu import small_box as cpu_small_box
+from kernels.smoothing.cpu.resample import CpuPasses
 from kernels.smoothing.cpu.rows import Axis, Tile, row_pitch
-from kernels.smoothing.window import Window
+from kernels.smoothing.window import Window, result_dtype
 
 Array = NDArray[Any]
 
@@ -35,6 +37,7 @@ TILES_PER_WORKER = 4
 MAX_KEPT_SCRATCH_BYTES = 1 << 24
 CACHE_LINE_BYTES = 64
 MAX_INT32_TAPS = (1 << 16) - 1  # samples of 16 bits, relative to the middle of their range, that fit an int32 sum
+MAX_PAIRED_TAPS = 255  # of filters whose scratch has a row for every tap
 MANY_CHANNELS = 8  # from which a single axis is filtered by sums of whole rows instead of within a row
 
 
@@ -58,6 +61,7 @@ class Method:
     scratch_rows: Callable[[Axis], int]  # needed for the windows down the rows
     cache_samples: int  # scratch that stays in a core's cache
     parameters: Callable[[Sweep, bool, bool], tuple[Any, ...]]  # of (sweep, is first, is last)
+    most_paired_taps: float = math.inf  # along either axis of a pair: its scratch has as many rows, each longer
 
 
 def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, *, workers: int | None = None) -> Array:
@@ -71,19 +75,23 @@ def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, 
     shape = [*image.shape]
     for window in windows:
         shape[window.axis] = window.output_length(shape[window.axis])
-    result = np.empty(shape, dtype) if out is None else out
+    result = np.empty(shape, result_dtype(dtype, windows)) if out is None else out
     if not windows:
         result[...] = image
         return result
+    workers = workers or len(os.sched_getaffinity(0))
+    if any(window.decimation or window.derivative for window in windows):
+        decimated.smooth(native(image), windows, cval, result, CpuPasses(smooth, workers))
+        return result
     method = _method(tuple(windows), dtype)
-    groups = list(_neighbours(windows))
+    groups = list(_neighbours(windows, method.most_paired_taps))
     source, border = native(image), dtype.type(cval)
     for index, group in enumerate(groups):
         first, last = index == 0, index == len(groups) - 1
         sweep = _sweep(source.shape, group)
         target = result if last else np.empty(_swept_shape(source.shape, group), method.precision)
         parameters = method.parameters(sweep, first, last)
-        _compute(method, sweep, parameters, source, border, target, workers or len(os.sched_getaffinity(0)))
+        _compute(method, sweep, parameters, source, border, target, workers)
         if not last:
             border = _swept_border(method, group, first, source, border)
         source = target
@@ -152,6 +160,7 @@ def _float_box(divisor: int, dtype: np.dtype[Any]) -> Method:
         tile=cpu_float.float_box_tile,
         precision=dtype,
         scratch_rows=cpu_float.float_box_scratch_rows,
+        most_paired_taps=MAX_PAIRED_TAPS,
         cache_samples=1 << 16,
         parameters=lambda sweep, _first, last: (
             cpu_float.doublings(sweep.rows.taps),
@@ -178,16 +187,17 @@ def _gaussian(windows: tuple[Window, ...], dtype: np.dtype[Any]) -> Method:
         tile=cpu_float.gaussian_tile,
         precision=precision,
         scratch_rows=cpu_float.gaussian_scratch_rows,
+        most_paired_taps=MAX_PAIRED_TAPS,
         cache_samples=1 << 16,
         parameters=parameters,
     )
 
 
-def _neighbours(windows: list[Window]) -> Iterator[tuple[Window, ...]]:
-    """The windows in order, two of neighbouring axes together where possible."""
+def _neighbours(windows: list[Window], most_taps: float) -> Iterator[tuple[Window, ...]]:
+    """The windows in order, two of neighbouring axes together if possible and neither has more taps than this."""
     rest = list(windows)
     while rest:
-        pair = len(rest) > 1 and rest[0].axis + 1 == rest[1].axis
+        pair = len(rest) > 1 and rest[0].axis + 1 == rest[1].axis and max(rest[0].taps, rest[1].taps) <= most_taps
         # Of three neighbours, the last two are paired: they are closer in memory.
         if pair and len(rest) > 2 and rest[1].axis + 1 == rest[2].axis and len(rest) % 2:
             pair = False

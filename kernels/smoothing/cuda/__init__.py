@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
-from kernels.smoothing.cuda import fused, ladder, passes, running, streamed, tensor, tree, wide
-from kernels.smoothing.window import Window
+from kernels.smoothing import decimated
+from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, tensor, tree, wide
+from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
 OPTIONS = ("--fmad=false",)
@@ -32,6 +33,13 @@ class Variant:
     # (image's shape and dtype, windows) -> whether it can filter them
     applies: Callable[[tuple[int, ...], np.dtype, Sequence[Window]], bool] = lambda shape, dtype, windows: True
     repeatable: bool = False  # whether `run` only launches kernels on the image and the result
+    most_taps: int = passes.MOST_TAPS  # along any axis
+    decimates: bool = False  # Gaussians of which an axis is decimated, and derivatives; others do not
+
+    def can_filter(self, shape: tuple[int, ...], dtype: np.dtype, windows: Sequence[Window]) -> bool:
+        if self.decimates != any(window.decimation or window.derivative for window in windows):
+            return False
+        return max(window.taps for window in windows) <= self.most_taps and self.applies(shape, dtype, windows)
 
 
 def smooth(
@@ -54,7 +62,7 @@ def smooth(
     with on_stream(image, stream) as current:
         source = cupy.ascontiguousarray(image)
         if out is None:
-            out = cupy.empty(_output_shape(image.shape, windows), image.dtype)
+            out = cupy.empty(_output_shape(image.shape, windows), result_dtype(image.dtype, windows))
         if not windows:
             cupy.copyto(out, source)
             return out
@@ -103,7 +111,7 @@ def _run_and_record(chosen: Variant, image: Any, windows: Sequence[Window], cval
 def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
     if name is None:
         return _fastest(image.shape, image.dtype, tuple(windows))
-    if not VARIANTS[name].applies(image.shape, image.dtype, windows):
+    if not VARIANTS[name].can_filter(image.shape, image.dtype, windows):
         raise ValueError(f"variant {name!r} cannot smooth {image.dtype} of shape {image.shape} along these axes")
     return VARIANTS[name]
 
@@ -111,7 +119,7 @@ def _chosen(name: str | None, image: Any, windows: Sequence[Window]) -> Variant:
 @lru_cache(maxsize=256)
 def _fastest(shape: tuple[int, ...], dtype: np.dtype, windows: tuple[Window, ...]) -> Variant:
     """The last variant that applies; cached, since a stream of chunks repeats calls."""
-    return [found for found in VARIANTS.values() if found.applies(shape, dtype, windows)][-1]
+    return [found for found in VARIANTS.values() if found.can_filter(shape, dtype, windows)][-1]
 
 
 def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int, ...]:
@@ -121,9 +129,26 @@ def _output_shape(shape: Sequence[int], windows: Sequence[Window]) -> tuple[int,
     return tuple(lengths)
 
 
+def _run_decimated(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    decimated.smooth(image, windows, cval, out, resample.CudaPasses(smooth, stream))
+
+
 # In the order of the source, naive to fast: production uses the last that applies.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
+        "far": Variant(
+            summary="windows of any size, one axis per pass: boxes by doubling in device memory, Gaussians tap by tap",
+            entries=far.ENTRIES,
+            run=far.run,
+            most_taps=MAX_TAPS,
+        ),
+        "decimated": Variant(
+            summary="wide Gaussians, on a coarse grid, and derivatives of Gaussians",
+            entries=resample.ENTRIES,
+            run=_run_decimated,
+            most_taps=MAX_TAPS,
+            decimates=True,
+        ),
         "naive": Variant(
             summary="one thread per result, every tap from global memory",
             entries=(*passes.DIRECT_ENTRIES, *passes.pass_entries("box_gather", "gauss_gather", single_box=False)),

@@ -15,10 +15,12 @@ from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, AxisRounding, axis_roundings, filtered_constant
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import streamed
-from kernels.smoothing.window import MAX_TAPS, Window
+from kernels.smoothing.window import Window
 
 THREADS = 256
 TILE_BYTES = 64 * THREADS  # a separable pass's tile of sums in shared memory
+MAX_HALF = 128  # weights of half a Gaussian that kernels take as an argument
+MOST_TAPS = 2 * MAX_HALF - 1
 MAX_BLOCKS = 1 << 30  # kernels loop if there is more to do
 
 _C_TYPES = {
@@ -28,8 +30,13 @@ _C_TYPES = {
     "float32": "float",
     "float64": "double",
 }
-_CTYPES = {"uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": ctypes.c_float, "float64": ctypes.c_double}
-_SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
+C_SCALARS = {
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+SUM_TYPES = {"uint32": "unsigned", "uint64": "unsigned long long", "float32": "float", "float64": "double"}
 
 
 class Axis(ctypes.Structure):
@@ -67,17 +74,17 @@ class DoubleRounding(ctypes.Structure):
 class FloatWeights(ctypes.Structure):
     """struct Weights<float> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_float * (MAX_TAPS // 2 + 1)), ("rounding", FloatRounding))
+    _fields_ = (("half", ctypes.c_float * (MAX_HALF)), ("rounding", FloatRounding))
 
 
 class DoubleWeights(ctypes.Structure):
     """struct Weights<double> of smoothing.cu."""
 
-    _fields_ = (("half", ctypes.c_double * (MAX_TAPS // 2 + 1)), ("rounding", DoubleRounding))
+    _fields_ = (("half", ctypes.c_double * (MAX_HALF)), ("rounding", DoubleRounding))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pass:
+class Pass:
     """One axis's pass between two arrays."""
 
     axis: Axis
@@ -91,14 +98,14 @@ class _Pass:
 
     def entry(self, family: str, sums: str) -> str:
         """The kernel that reads the source's type and writes the target's."""
-        return f"{family}<{_type(self.source.dtype)}, {_SUM_TYPES[sums]}, {_type(self.target.dtype)}>"
+        return f"{family}<{type_name(self.source.dtype)}, {SUM_TYPES[sums]}, {type_name(self.target.dtype)}>"
 
 
-def _type(dtype: Any) -> str:
-    return {**_SUM_TYPES, **_C_TYPES}[np.dtype(dtype).name]
+def type_name(dtype: Any) -> str:
+    return {**SUM_TYPES, **_C_TYPES}[np.dtype(dtype).name]
 
 
-def _sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
+def sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
     """The type of the sums: the image's precision, or integers that hold the whole window's sum."""
     if windows[0].half_weights is not None:
         return "float64" if dtype == np.float64 else "float32"
@@ -108,7 +115,7 @@ def _sum_type(dtype: np.dtype, windows: Sequence[Window]) -> str:
     return "uint32" if values * math.prod(window.taps for window in windows) <= 1 << 32 else "uint64"
 
 
-def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: str) -> list[_Pass]:
+def passes_of(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: str) -> list[Pass]:
     passes = []
     source, shape = image, list(image.shape)
     fill = np.dtype(sums).type(cval + 32768 if windows[0].half_weights is None and image.dtype == np.int16 else cval)
@@ -124,7 +131,7 @@ def _passes(image: Any, windows: Sequence[Window], cval: float, out: Any, sums: 
         target = out if last else type(image)(tuple(shape), sums)  # on the stream that `smooth` made current
         samples = math.prod(each.taps for each in windows)
         passes.append(
-            _Pass(
+            Pass(
                 axis=view, window=window, source=source, target=target, fill=fill, rounding=rounding, last=last,
                 samples=samples,
             )
@@ -141,14 +148,14 @@ def _roundings(dtype: np.dtype, windows: Sequence[Window]) -> list[AxisRounding]
     return axis_roundings(windows, whole=dtype.kind != "f")
 
 
-def _divisor(step: _Pass, sums: str) -> Any:
-    """The divisor of box kernels: the number of samples, or for floats its reciprocal (1 before the last pass)."""
+def divisor(step: Pass, sums: str) -> Any:
+    """The divisor of box kernels: the number of samples; for floats its reciprocal, rounded once, 1 before the last."""
     if np.dtype(sums).kind == "u":
-        return _CTYPES[sums](step.samples)
-    return _CTYPES[sums](np.dtype(sums).type(1) / np.dtype(sums).type(step.samples) if step.last else 1)
+        return C_SCALARS[sums](step.samples)
+    return C_SCALARS[sums](np.dtype(sums).type(1 / step.samples if step.last else 1))
 
 
-def _weights(step: _Pass, sums: str) -> Any:
+def _weights(step: Pass, sums: str) -> Any:
     half = step.window.half_weights
     assert half is not None
     weights = DoubleWeights() if sums == "float64" else FloatWeights()
@@ -162,33 +169,33 @@ def _blocks(total: int, each: int) -> tuple[int]:
 
 
 def run_gather(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    sums = _sum_type(image.dtype, windows)
-    for step in _passes(image, windows, cval, out, sums):
+    sums = sum_type(image.dtype, windows)
+    for step in passes_of(image, windows, cval, out, sums):
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_gather" if gaussian else "box_gather", sums)
-        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
-        args = (step.source, step.target, step.axis, _CTYPES[sums](step.fill), finish)
+        finish = _weights(step, sums) if gaussian else divisor(step, sums)
+        args = (step.source, step.target, step.axis, C_SCALARS[sums](step.fill), finish)
         kernel("smoothing", entry).launch(_blocks(step.target.size, THREADS), (THREADS,), args, stream=stream)
 
 
 def run_separable(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    sums = _sum_type(image.dtype, windows)
-    for step in _passes(image, windows, cval, out, sums):
+    sums = sum_type(image.dtype, windows)
+    for step in passes_of(image, windows, cval, out, sums):
         gaussian = step.window.half_weights is not None
         entry = step.entry("gauss_separable" if gaussian else "box_separable", sums)
-        finish = _weights(step, sums) if gaussian else _divisor(step, sums)
+        finish = _weights(step, sums) if gaussian else divisor(step, sums)
         axis, size = step.axis, TILE_BYTES // np.dtype(sums).itemsize
         axis.columns = _tile_columns(axis, size)
         outputs = size // axis.columns - axis.taps + 1
         tiles = axis.outer * -(-axis.out_length // outputs) * -(-axis.inner // axis.columns)
-        args = (step.source, step.target, axis, _CTYPES[sums](step.fill), finish, ctypes.c_longlong(tiles))
+        args = (step.source, step.target, axis, C_SCALARS[sums](step.fill), finish, ctypes.c_longlong(tiles))
         kernel("smoothing", entry).launch(_blocks(tiles, 1), (THREADS,), args, stream=stream)
 
 
 def run_streamed(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
-    sums = _sum_type(image.dtype, windows)
-    for step in _passes(image, windows, cval, out, sums):
-        streamed.launch(step.axis, step.source, step.target, _CTYPES[sums](step.fill), _divisor(step, sums), stream)
+    sums = sum_type(image.dtype, windows)
+    for step in passes_of(image, windows, cval, out, sums):
+        streamed.launch(step.axis, step.source, step.target, C_SCALARS[sums](step.fill), divisor(step, sums), stream)
 
 
 def _tile_columns(axis: Axis, size: int) -> int:
@@ -219,7 +226,7 @@ def run_naive(image: Any, windows: Sequence[Window], cval: float, out: Any, stre
     axes.inner = math.prod(shape[before:])
     samples = math.prod(window.taps for window in windows)
     args = (image, out, axes, ctypes.c_int(int(cval)), ctypes.c_uint64(samples))
-    entry = f"box_direct<{_type(image.dtype)}>"
+    entry = f"box_direct<{type_name(image.dtype)}>"
     kernel("smoothing", entry).launch(_blocks(out.size, THREADS), (THREADS,), args, stream=stream)
 
 

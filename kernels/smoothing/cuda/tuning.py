@@ -5,8 +5,6 @@ Tile shapes, and the blocks that registers allow, are fixed in the headers and r
 
 from __future__ import annotations
 
-from kernels.smoothing.window import MAX_TAPS
-
 # block_partition: how much longer than the others the last piece of a line takes, as a share of its time.
 TAIL = 0.25
 
@@ -31,7 +29,7 @@ TREE_LINKED_TAIL, TREE_TAIL = 0.25, 0.05
 # fastest of those that fit registers. Across more than `most_taps` samples box_running is faster, since it sums no
 # columns beside its results.
 RUNNING_COLUMNS = {
-    1: {"words": 13, "most_taps": MAX_TAPS},
+    1: {"words": 13, "most_taps": 255},
     2: {"words": 15, "most_taps": 150},
     3: {"words": 15, "most_taps": 45},
     4: {"words": 21, "teams": 12, "most_taps": 70},

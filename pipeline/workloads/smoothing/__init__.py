@@ -71,8 +71,16 @@ class SmoothingJob:
             axes=header.axes,
             dtype=header.dtype.name,
             nbytes=2 * header.nbytes,
-            remarks={"statistics": statistics.describe()} if statistics and statistics.is_complete else {},
+            remarks=self._definition
+            | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )
+
+    @property
+    def _definition(self) -> dict[str, str]:
+        """Which definition of the Gaussian holds: see `kernels.smoothing`."""
+        if self.parameters.filter == "box":
+            return {}
+        return {"gaussian": "decimated" if any(window.decimation for window in self._windows) else "direct"}
 
     # What is asked for
 
@@ -107,8 +115,12 @@ class SmoothingJob:
                 return tuple(box_window(axis, size, asked.mode) for axis, size in sizes)
             sigmas, radii = self._values("sigma"), self._values("radius")
             modes = (asked.mode,) * len(self._axes)
-            made = gaussian_windows(self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii)
-            return tuple(made)
+            return tuple(
+                gaussian_windows(
+                    self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii,
+                    direct=asked.nan_policy == "omit",
+                )
+            )  # fmt: skip
         except (TypeError, ValueError) as error:
             raise ParameterError(f"--{asked.named(str(error))}: {error}") from error
 
@@ -154,6 +166,7 @@ class SmoothingJob:
                 box(inputs[0], self._values("size"), **options)
             else:
                 radius = None if asked.radius is None else self._values("radius")
+                options["offset"] = [self._offset(window, chunk) for window in self._windows]
                 gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
@@ -161,6 +174,12 @@ class SmoothingJob:
             raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
         if self._statistics is not None:
             self._statistics.compute(outputs[0], outputs[1], stream)
+
+    @staticmethod
+    def _offset(window: Window, chunk: Chunk) -> int:
+        """The place of the chunk's first input sample, as far as the window depends on it."""
+        step = 1 if window.decimation is None else window.decimation.factor
+        return (chunk.region.start[window.axis] - chunk.halo[window.axis][0]) % step
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         return None if self._statistics is None else self._statistics.note(chunk, outputs[1])

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kernels.smoothing.window import MAX_TAPS, box_window, gaussian_radius
+from kernels.smoothing.window import box_window, gaussian_radius
 from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
 
 DEFAULT_SIZE = (3,)
@@ -18,13 +18,17 @@ class SmoothingParameters(Parameters):
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
     size: tuple[int, ...] | None = Field(
-        None,
-        description=f"box: samples along each axis, 1 … {MAX_TAPS}; for all or for each: 3 or 3,5 [default: 3]",
+        None, description="box: samples along each axis; for all or for each: 3 or 3,5 [default: 3]"
     )
     sigma: tuple[float, ...] | None = Field(
-        None, description="gaussian: standard deviation in samples; for all axes or for each: 2 or 1.5,3"
+        None,
+        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2 or 1.5,3",
     )
-    truncate: float = Field(4.0, description="gaussian: cut the kernel at this many standard deviations", gt=0)
+    truncate: float | None = Field(
+        None,
+        description="gaussian: cut the kernel at this many standard deviations [default: 4; none past sigma 8]",
+        gt=0,
+    )
     radius: tuple[int, ...] | None = Field(None, description="gaussian: cut the kernel at this many samples instead")
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
         "reflect", description="samples beyond the edge"
@@ -110,8 +114,6 @@ class SmoothingParameters(Parameters):
 
     def in_force(self) -> dict[str, Any]:
         own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius"}
-        if self.radius is not None:
-            own -= {"truncate"}
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)

@@ -127,7 +127,7 @@ def _launches(cupy: Any, variant: str) -> dict[int, set[str]]:
 
 def _applies(variant: str, place: int) -> bool:
     case = _cases()[place]
-    fits = VARIANTS[variant].applies(case.shape, np.dtype(case.dtype), case.windows())
+    fits = VARIANTS[variant].can_filter(case.shape, np.dtype(case.dtype), case.windows())
     return fits and (_usual()[place] or variant in BOTH_WAYS) and not _is_too_slow(variant, case)
 
 

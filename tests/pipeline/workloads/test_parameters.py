@@ -47,12 +47,12 @@ def test_true_and_false_are_no_numbers(workload, given):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"sigma": float("nan")}, "--sigma: sigma must be a positive number"),
-        ({"sigma": (2, -1)}, "--sigma: sigma must be a positive number"),
-        ({"sigma": 50}, "--sigma: a Gaussian of sigma 50 reaches 200 samples"),
+        ({"sigma": float("nan")}, "--sigma: sigma must be a number of samples, 0"),
+        ({"sigma": (2, -1)}, "--sigma: sigma must be a number of samples, 0"),
+        ({"sigma": 1e6}, r"--sigma: a Gaussian of sigma 1e\+06 reaches 4000000 samples"),
         ({"truncate": float("inf")}, "--truncate: "),
         ({"radius": (3, -1)}, "--radius: radius must be a whole number"),
-        ({"radius": 128}, "--radius: a Gaussian of sigma 2 reaches 128 samples"),
+        ({"radius": 1 << 20}, "--radius: a Gaussian of sigma 2 reaches 1048576 samples"),
     ],
 )
 def test_a_gaussian_that_fits_no_image_is_refused_before_there_is_one(given, said):

@@ -17,8 +17,8 @@ from kernels.runtime.launch import kernel, shared_bytes_a_block
 from kernels.smoothing.axis_rounding import NO_ROUNDING, axis_roundings
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda.fused import C_TYPES, MAX_BLOCKS, MAX_LENGTH, View, view_of
-from kernels.smoothing.cuda.passes import FloatRounding
-from kernels.smoothing.window import MAX_TAPS, Window
+from kernels.smoothing.cuda.passes import MAX_HALF, FloatRounding
+from kernels.smoothing.window import Window
 
 # Padding and pitching move bits: types of the same width share kernels.
 BITS = {1: "unsigned char", 2: "unsigned short", 4: "float"}
@@ -61,8 +61,8 @@ class Frame(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("tile_rows", "tile_columns", "tiles_y", "tiles_x")),
         ("divisor", ctypes.c_uint),
         ("scale", ctypes.c_float),
-        ("weights_y", ctypes.c_float * (MAX_TAPS // 2 + 1)),
-        ("weights_x", ctypes.c_float * (MAX_TAPS // 2 + 1)),
+        ("weights_y", ctypes.c_float * (MAX_HALF)),
+        ("weights_x", ctypes.c_float * (MAX_HALF)),
         *((name, FloatRounding) for name in ("between", "after")),
     )
 

@@ -1,0 +1,65 @@
+"""Windows of more than 255 taps, kernels of far.cuh: boxes by doubling, one axis per pass, and direct Gaussians."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import kernel
+from kernels.smoothing.cuda import passes
+from kernels.smoothing.window import Window
+
+THREADS = 256
+_SUMS = ("unsigned", "unsigned long long", "float", "double")
+_SAMPLES = ("unsigned char", "unsigned short", "short")
+ENTRIES = (
+    *(f"box_double<{sums}>" for sums in _SUMS),
+    *(f"{each}<{sums}, {sums}>" for each in ("box_extend", "box_finish") for sums in _SUMS),
+    *(f"box_extend<{sample}, {sums}>" for sample in _SAMPLES for sums in _SUMS[:2]),
+    *(f"box_finish<{sums}, {sample}>" for sample in _SAMPLES for sums in _SUMS[:2]),
+    *(f"gauss_far<{sample}, float, {each}>" for sample in _SAMPLES for each in (sample, "float")),
+    *(f"gauss_far<float, float, {sample}>" for sample in _SAMPLES),
+    *(f"gauss_far<{real}, {real}, {real}>" for real in ("float", "double")),
+)  # fmt: skip
+
+
+def run(image: Any, windows: Sequence[Window], cval: float, out: Any, stream: Any) -> None:
+    sums = passes.sum_type(image.dtype, windows)
+    for step in passes.passes_of(image, windows, cval, out, sums):
+        (_box if step.window.half_weights is None else _gaussian)(step, sums, stream)
+
+
+def _gaussian(step: passes.Pass, sums: str, stream: Any) -> None:
+    import cupy
+
+    half = cupy.asarray(np.array(step.window.half_weights, sums))  # on the stream that `smooth` made current
+    rounding = (passes.DoubleRounding if sums == "float64" else passes.FloatRounding)()
+    rounding.up, rounding.down = step.rounding.up, step.rounding.down
+    args = (step.source, step.target, half, step.axis, passes.C_SCALARS[sums](step.fill), rounding)
+    _launch(step.entry("gauss_far", sums), step.target.size, args, stream)
+
+
+def _box(step: passes.Pass, sums: str, stream: Any) -> None:
+    import cupy
+
+    axis, name = step.axis, passes.SUM_TYPES[sums]
+    samples = cupy.empty(axis.outer * (axis.out_length + axis.taps - 1) * axis.inner, sums)
+    entry = f"box_extend<{passes.type_name(step.source.dtype)}, {name}>"
+    _launch(entry, samples.size, (step.source, samples, axis, passes.C_SCALARS[sums](step.fill)), stream)
+    widened, taps = samples, 1
+    for bit in f"{axis.taps:b}"[1:]:
+        source, widened = widened, cupy.empty_like(samples)
+        total, reach = ctypes.c_longlong(samples.size), ctypes.c_longlong(taps * axis.inner)
+        args = (source, samples, widened, total, reach, ctypes.c_int(bit == "1"))
+        _launch(f"box_double<{name}>", samples.size, args, stream)
+        taps = 2 * taps + (bit == "1")
+    entry = f"box_finish<{name}, {passes.type_name(step.target.dtype)}>"
+    _launch(entry, step.target.size, (widened, step.target, axis, passes.divisor(step, sums)), stream)
+
+
+def _launch(entry: str, total: int, args: tuple[Any, ...], stream: Any) -> None:
+    blocks = min(-(-total // THREADS), passes.MAX_BLOCKS)
+    kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=stream)

@@ -1,0 +1,137 @@
+"""Gaussians that are decimated: the passes of `kernels.smoothing.decimated` on CuPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.launch import kernel
+from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
+from kernels.smoothing.borders import MODES
+from kernels.smoothing.cuda import planes
+from kernels.smoothing.decimated import Resampling
+from kernels.smoothing.window import Window
+
+THREADS = 256
+MAX_BLOCKS = 1 << 30  # kernels loop if there is more to do
+MOST_WEIGHTS = 48
+C_TYPES = {
+    "uint8": "unsigned char", "uint16": "unsigned short", "int16": "short", "float32": "float", "float64": "double",
+}  # fmt: skip
+ENTRIES = (
+    *(f"decimate<{name}, float>" for name in ("unsigned char", "unsigned short", "short", "float")),
+    *(f"interpolate<float, {name}>" for name in ("unsigned char", "unsigned short", "short", "float")),
+    "decimate<double, double>",
+    "interpolate<double, double>",
+    *planes.ENTRIES,
+)
+
+
+class Resample(ctypes.Structure):
+    """struct Resample of resample.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("outer", "length", "inner", "count", "first")),
+        *((name, ctypes.c_int) for name in ("factor", "taps", "mode")),
+    )
+
+
+class FloatSplines(ctypes.Structure):
+    """struct Splines<float> of resample.cuh."""
+
+    _fields_ = (("weight", ctypes.c_float * MOST_WEIGHTS), ("up", ctypes.c_float), ("down", ctypes.c_float))
+
+
+class DoubleSplines(ctypes.Structure):
+    """struct Splines<double> of resample.cuh."""
+
+    _fields_ = (("weight", ctypes.c_double * MOST_WEIGHTS), ("up", ctypes.c_double), ("down", ctypes.c_double))
+
+
+class CudaPasses:
+    """`kernels.smoothing.decimated.Passes` on CuPy arrays."""
+
+    def __init__(self, smooth: Callable[..., Any], stream: Any) -> None:
+        self._smooth = smooth
+        self._stream = stream
+
+    def decimate(self, values: Any, steps: Sequence[Resampling]) -> Any:
+        if planes.applies(values, steps):
+            return planes.decimate(values, steps, self._stream)
+        for step in steps:
+            values = self._decimate(values, step)
+        return values
+
+    def _decimate(self, values: Any, step: Resampling) -> Any:
+        stage, precision = step.stage, np.dtype(np.float64 if values.dtype == np.float64 else np.float32)
+        out = _new(values, step, precision)
+        view = _view(values, step, len(stage.down))
+        fill = (ctypes.c_double if precision == np.float64 else ctypes.c_float)(step.fill)
+        args = (values, out, _on_device(stage.down, precision.name, values.device.id), view, fill)
+        self._launch(f"decimate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
+        return out
+
+    def smooth(self, values: Any, windows: Sequence[Window], fill: Any) -> Any:
+        import cupy
+
+        shape = list(values.shape)
+        for window in windows:
+            shape[window.axis] = window.output_length(shape[window.axis])
+        # With an array for the result, later calls repeat these launches.
+        return self._smooth(values, windows, float(fill), cupy.empty(shape, values.dtype), stream=self._stream)
+
+    def interpolate(self, values: Any, steps: Sequence[Resampling], out: Any) -> Any:
+        if planes.applies(values, steps):
+            return planes.interpolate(values, steps, out, self._stream)
+        for step in steps:
+            values = self._interpolate(values, step, out if step is steps[-1] else None)
+        return values
+
+    def _interpolate(self, values: Any, step: Resampling, out: Any) -> Any:
+        if out is None:
+            out = _new(values, step, values.dtype)
+        view = _view(values, step, step.stage.order)
+        weights = [weight for phase in step.stage.up for weight in phase]
+        args = (values, out, view, _splines(weights, values.dtype, whole=out.dtype.kind != "f"))
+        self._launch(f"interpolate<{C_TYPES[values.dtype.name]}, {C_TYPES[out.dtype.name]}>", out.size, args)
+        return out
+
+    def _launch(self, entry: str, total: int, args: tuple[Any, ...]) -> None:
+        blocks = min(-(-total // THREADS), MAX_BLOCKS)
+        kernel("smoothing", entry).launch((blocks,), (THREADS,), args, stream=self._stream)
+
+
+@lru_cache(maxsize=64)
+def _on_device(weights: tuple[float, ...], dtype: str, device: int) -> Any:
+    """The weights in memory of the current device, there before the call returns."""
+    import cupy
+
+    found = cupy.asarray(np.array(weights, dtype))
+    cupy.cuda.get_current_stream().synchronize()  # other streams may use it next
+    return found
+
+
+def _new(values: Any, step: Resampling, dtype: Any) -> Any:
+    import cupy
+
+    return cupy.empty((*values.shape[: step.axis], step.count, *values.shape[step.axis + 1 :]), dtype)
+
+
+def _view(values: Any, step: Resampling, taps: int) -> Resample:
+    return Resample(
+        outer=math.prod(values.shape[: step.axis]), length=values.shape[step.axis],
+        inner=math.prod(values.shape[step.axis + 1 :]), count=step.count, first=step.first, factor=step.stage.factor,
+        taps=taps, mode=MODES.index(step.mode),
+    )  # fmt: skip
+
+
+def _splines(weights: Sequence[float], dtype: Any, *, whole: bool) -> FloatSplines | DoubleSplines:
+    made = FloatSplines() if dtype == np.float32 else DoubleSplines()
+    made.weight[: len(weights)] = weights
+    made.up, made.down = (WHOLES, WHOLES) if whole else (NO_ROUNDING.up, NO_ROUNDING.down)
+    return made

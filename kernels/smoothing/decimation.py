@@ -1,0 +1,147 @@
+"""Wide Gaussians at a cost that does not grow with their width: decimate, smooth a coarse grid, interpolate.
+
+Along an axis, a Gaussian of standard deviation sigma is smooth over several samples, so a coarse grid of every D-th
+sample holds it: D = 2**e, with sigma between 3.2 D and 6.4 D. Coarse samples lie at the multiples of D in absolute
+coordinates, so results do not depend on how an image is cut. D is the product of stages of factor d <= 8:
+    decimate      c[j] = sum over k of B[k] x[d j + k]
+    interpolate   y[i] = sum over j of d B[i - d j] c[j]
+where B is m boxes of d samples convolved (a B-spline of order m), whose spectrum has an m-fold zero at every frequency
+that folds onto a low one. Between decimation and interpolation the coarse samples are smoothed with
+weights whose spectrum is that of the Gaussian divided by those of all stages, cut at 5 sigma.
+
+The weights that a sample receives differ from the real Gaussian's by at most `WEIGHT_ERROR` in all (the sum of the
+absolute differences, along one axis), measured over sigmas from 8 to 400: 0.04 of a step of 16 bits. m is 6, or 4 for
+stages after which sigma is still 16 samples or more.
+
+Source: Unser, Aldroubi and Eden, "Fast B-spline transforms for continuous image representation and interpolation",
+IEEE PAMI 13 (1991); the correction of the coarse weights is that of gridding in non-uniform FFTs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+WEIGHT_ERROR = 1.2e-6
+COARSE_SIGMA = 3.2  # least standard deviation, in coarse samples
+MOST_FACTOR = 8  # of a stage
+CUT = 5.0  # the coarse weights end at this many standard deviations
+FREQUENCIES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One decimation by `factor`, and the interpolation back."""
+
+    factor: int
+    order: int
+    down: tuple[float, ...]  # weights of samples d j - reach … d j + reach
+    up: tuple[tuple[float, ...], ...]  # for each phase i % d: weights of coarse i // d - order / 2 + 1 … + order / 2
+
+    @property
+    def reach(self) -> int:
+        return len(self.down) // 2
+
+    def coarse(self, first: int, last: int) -> tuple[int, int]:
+        """The coarse samples from which samples `first` … `last` are interpolated, both inclusive."""
+        return first // self.factor - self.order // 2 + 1, last // self.factor + self.order // 2
+
+    def fine(self, first: int, last: int) -> tuple[int, int]:
+        """The samples from which coarse samples `first` … `last` are computed."""
+        return first * self.factor - self.reach, last * self.factor + self.reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decimation:
+    """How a Gaussian along one axis is computed; the first stage is the finest."""
+
+    stages: tuple[Stage, ...]
+    half_weights: tuple[
+        float, ...
+    ]  # of coarse samples at distance 0 … radius; of a derivative, only their number counts
+    derivative: tuple[float, ...] | None = None  # weights of coarse samples -radius … radius
+
+    @functools.cached_property
+    def factor(self) -> int:
+        return math.prod(stage.factor for stage in self.stages)
+
+    def interpolated(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The samples first … last, and of each coarser grid those needed to interpolate them."""
+        spans = [(first, last)]
+        for stage in self.stages:
+            spans.append(stage.coarse(*spans[-1]))
+        return spans
+
+    def decimated(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The image's samples, and those of each coarser grid, from which samples first … last are computed."""
+        low, high = self.interpolated(first, last)[-1]
+        radius = len(self.half_weights) - 1
+        spans = [(low - radius, high + radius)]
+        for stage in reversed(self.stages):
+            spans.insert(0, stage.fine(*spans[0]))
+        return spans
+
+    @functools.cached_property
+    def extent(self) -> tuple[int, int]:
+        """Samples that any output may need before and after itself."""
+        needed = [(at, *self.decimated(at, at)[0]) for at in range(self.factor)]
+        return max(at - low for at, low, _ in needed), max(high - at for at, _, high in needed)
+
+
+@functools.lru_cache(maxsize=64)
+def decimation(sigma: float, dtype: np.dtype, order: int = 0) -> Decimation:
+    """For a standard deviation of at least 8 samples; weights are rounded to `dtype`, float32 or float64.
+
+    order : of the derivative, 0 for the Gaussian itself
+    """
+    stages, factor = [], 1
+    whole = 1 << int(math.log2(sigma / COARSE_SIGMA))
+    while factor < whole:
+        step = min(MOST_FACTOR, whole // factor)
+        factor *= step
+        stages.append(_stage(step, 4 if sigma >= 16 * factor else 6, dtype))
+    spectrum = _coarse_spectrum(sigma / whole, stages)
+    if order:
+        # A cut at the same place leaves out more of a derivative, which falls later.
+        radius = math.ceil((CUT + 0.25 * order) * sigma / whole)
+        frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES / whole
+        kernel = np.fft.irfft(spectrum * (2j * math.pi * frequency) ** order)
+        taps = tuple(float(weight) for weight in kernel[-np.arange(-radius, radius + 1)].astype(dtype))
+        return Decimation(stages=tuple(stages), half_weights=(0.0,) * (radius + 1), derivative=taps)
+    half = np.fft.irfft(spectrum)[: math.ceil(CUT * sigma / whole) + 1]
+    half = (half / (half[0] + 2 * half[1:].sum())).astype(dtype)
+    return Decimation(stages=tuple(stages), half_weights=tuple(float(weight) for weight in half))
+
+
+@functools.cache
+def _stage(factor: int, order: int, dtype: np.dtype) -> Stage:
+    spline = np.ones(1)
+    for _ in range(order):
+        spline = np.convolve(spline, np.ones(factor))  # whole numbers, exact
+    down = spline / float(factor) ** order
+    reach = len(down) // 2
+    up = np.zeros((factor, order))
+    for phase in range(factor):
+        for tap in range(order):
+            distance = phase + (order // 2 - 1 - tap) * factor
+            if abs(distance) <= reach:
+                up[phase, tap] = down[reach + distance] * factor
+    rounded = (tuple(map(float, weights.astype(dtype))) for weights in (down, *up))
+    return Stage(factor=factor, order=order, down=next(rounded), up=tuple(rounded))
+
+
+def _coarse_spectrum(sigma: float, stages: list[Stage]) -> NDArray[np.float64]:
+    """That of the coarse weights: the Gaussian's over those of the stages, twice each."""
+    frequency = np.arange(FREQUENCIES // 2 + 1) / FREQUENCIES  # cycles per coarse sample
+    spectrum = np.exp(-2 * (math.pi * sigma * frequency) ** 2)
+    step = math.prod(stage.factor for stage in stages)
+    for stage in stages:
+        at = np.maximum(frequency, 1e-12) / step  # cycles per sample of the stage's finer grid
+        box = np.sin(math.pi * stage.factor * at) / (stage.factor * np.sin(math.pi * at))
+        spectrum = spectrum / box ** (2 * stage.order)
+        step //= stage.factor
+    return spectrum

@@ -1,0 +1,171 @@
+"""Wide windows, beyond the cases: decimated Gaussians against SciPy in float64, and pieces against the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from scipy import ndimage
+
+from kernels.smoothing import BORDER_MODES, DTYPES, box, gaussian
+from kernels.smoothing.decimation import WEIGHT_ERROR, Decimation, decimation
+from kernels.smoothing.window import gaussian_windows
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def noise(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    held = np.iinfo(dtype)
+    return rng.integers(held.min, held.max, shape, dtype, endpoint=True)
+
+
+def effective_weights(coarse: Decimation, at: int) -> tuple[int, np.ndarray]:
+    """The place of the first, and the weights that the samples of a line receive in result `at`, in float64."""
+    found = {at: 1.0}
+    for stage in coarse.stages:
+        finer, found = found, {}
+        for position, weight in finer.items():
+            for tap, up in enumerate(stage.up[position % stage.factor]):
+                place = position // stage.factor - stage.order // 2 + 1 + tap
+                found[place] = found.get(place, 0.0) + weight * up
+    first, half = min(found), coarse.half_weights
+    weights = np.array([found.get(place, 0.0) for place in range(first, max(found) + 1)])
+    weights, first = np.convolve(weights, (*half[:0:-1], *half)), first - len(half) + 1
+    for stage in reversed(coarse.stages):
+        spread = np.zeros((len(weights) - 1) * stage.factor + 1)
+        spread[:: stage.factor] = weights
+        weights, first = np.convolve(spread, stage.down), first * stage.factor - stage.reach
+    return first, weights
+
+
+@pytest.mark.parametrize(
+    "sigma", [8.125, 8.5, 10.0, 12.99, 13.0, 17.7, 25.99, 26.0, 52.0, 104.0, 120.0, 128.0, 208.0, 333.3]
+)
+def test_the_weights_are_the_gaussians_at_every_phase(sigma: float) -> None:
+    coarse = decimation(sigma, FLOAT32)
+    far = np.exp(-0.5 * (np.arange(-int(12 * sigma), int(12 * sigma) + 1) / sigma) ** 2).sum()
+    before, after = coarse.extent
+    for at in range(0, coarse.factor, max(1, coarse.factor // 8)):
+        first, weights = effective_weights(coarse, at)
+        distance = np.arange(first, first + len(weights)) - at
+        real = np.exp(-0.5 * (distance / sigma) ** 2) / far
+        assert np.abs(weights - real).sum() <= WEIGHT_ERROR
+        assert -distance[0] <= before
+        assert distance[-1] <= after
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", BORDER_MODES)
+@pytest.mark.parametrize("sigmas", [(9.0, 30.0), (0.0, 14.0), (70.0, 8.2)])
+def test_is_within_the_bound_of_scipys_float64(dtype: str, mode: str, sigmas: tuple[float, float]) -> None:
+    image = noise(1, (61, 47), dtype)
+    ours = gaussian(image, sigmas, mode=mode, cval=2).astype(np.float64)
+    theirs = ndimage.gaussian_filter(image.astype(np.float64), sigmas, mode=mode, cval=2, truncate=8)
+    bound = 1e-5 * np.ptp(image) if np.dtype(dtype).kind == "f" else 0.6
+    assert np.abs(ours - theirs).max() <= bound
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64"])
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 99), data=st.data(), sigma=st.sampled_from([8.3, 13.0, 27.0]))
+def test_pieces_at_any_offset_equal_the_whole(dtype: str, seed: int, data: st.DataObject, sigma: float) -> None:
+    image = noise(seed, (23, 31, 2), dtype)
+    where = data.draw(st.integers(-50, 50))
+    whole = gaussian(image, sigma, mode="nearest", channel_axis=-1, offset=where)
+    (window, _) = gaussian_windows((0, 1), (sigma,) * 2, ("nearest",) * 2, image.dtype)
+    first = data.draw(st.integers(0, 22))
+    last = data.draw(st.integers(first + 1, 23))
+    extended = np.pad(image, [(window.before, window.after), (0, 0), (0, 0)], "edge")
+    piece = gaussian(
+        extended[first : last + window.taps - 1], sigma, mode=("valid", "nearest"), channel_axis=-1,
+        offset=(where + first - window.before, where),
+    )  # fmt: skip
+    assert_array_equal(piece, whole[first:last])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+@settings(max_examples=10, deadline=None)
+@given(share=st.floats(0, 1), sigma=st.floats(8.2, 400))
+def test_a_constant_stays_constant(dtype: str, share: float, sigma: float) -> None:
+    held = np.iinfo(dtype)
+    image = np.full((19, 23), round(held.min + share * (held.max - held.min)), dtype)
+    assert_array_equal(gaussian(image, sigma), image)
+
+
+@pytest.mark.parametrize("sigma", [8.2, 13.0, 26.0])
+def test_integers_stay_within_the_bound_on_the_worst_images(sigma: float) -> None:
+    """Samples of 0 and 65535 by the sign of the weights' error, moved from result to result until none gets worse."""
+    coarse = decimation(sigma, FLOAT32)
+    before, after = coarse.extent
+    length = before + after + 1 + coarse.factor
+    for at in range(before, before + coarse.factor, max(1, coarse.factor // 2)):
+        first, weights = effective_weights(coarse, at)
+        distance = np.arange(first, first + len(weights)) - at
+        real = np.exp(-0.5 * (distance / sigma) ** 2)
+        line = np.zeros(length, np.uint16)
+        line[first : first + len(weights)] = np.where(weights > real / real.sum(), 65535, 0)
+        for image in (line, 65535 - line):
+            got = gaussian(image, sigma, mode="nearest").astype(np.float64)
+            exact = ndimage.gaussian_filter(image.astype(np.float64), sigma, mode="nearest", truncate=8)
+            assert np.abs(got - exact).max() <= 0.6
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("options", [{"truncate": 4.0}, {"radius": 260}, {"truncate": 3, "mode": "wrap"}])
+def test_a_given_end_of_the_kernel_is_scipys(dtype: str, options: dict) -> None:
+    image = noise(2, (41, 600), dtype)
+    ours = gaussian(image, (0, 70), **options).astype(np.float64)
+    theirs = ndimage.gaussian_filter(image.astype(np.float64), (0, 70), **options)
+    assert np.abs(ours - theirs).max() <= (0.9 if dtype == "uint16" else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sigma_0_leaves_an_axis_as_it_is(dtype: str) -> None:
+    image = noise(3, (19, 23), dtype)
+    assert_array_equal(gaussian(image, 0), image)
+    assert_array_equal(gaussian(image, (0, 2.0)), gaussian(image, 2.0, axes=1))
+    assert_array_equal(gaussian(image, (9.0, 0)), gaussian(image, 9.0, axes=0))
+
+
+def test_missing_samples_are_left_out_of_wide_gaussians() -> None:
+    image = noise(4, (50, 61), "float32")
+    image[10:30, 5:50] = np.nan
+    got = gaussian(image, 12.0, nan_policy="omit")
+    counted = ~np.isnan(image)
+    exact = [ndimage.gaussian_filter(np.where(counted, x, 0).astype(float), 12.0) for x in (image, 1)]
+    np.testing.assert_allclose(got, exact[0] / exact[1], rtol=1e-4, atol=1e-5)
+
+
+def test_nan_stays_within_reach() -> None:
+    line = np.zeros(1000, np.float32)
+    line[500] = np.nan
+    window = gaussian_windows((0,), (20.0,), ("reflect",), FLOAT32)[0]
+    got = np.flatnonzero(np.isnan(gaussian(line, 20.0)))
+    assert 500 - window.after <= got[0] <= 500 - 100
+    assert 500 + 100 <= got[-1] <= 500 + window.before
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16"])
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    sizes=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+    mode=st.sampled_from(BORDER_MODES),
+)
+def test_boxes_of_any_size_are_exact(dtype: str, seed: int, sizes: tuple[int, int], mode: str) -> None:
+    image = noise(seed, (37, 41), dtype)
+    padded, count = image.astype(object), sizes[0] * sizes[1]
+    for axis, size in enumerate(sizes):
+        before, after = size // 2, size - 1 - size // 2
+        names = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
+        pads = [(before, after) if each == axis else (0, 0) for each in range(2)]
+        sums = np.cumsum(np.pad(padded.astype(np.int64), pads, names[mode]), axis=axis)
+        sums = np.concatenate((np.zeros_like(np.take(sums, [0], axis)), sums), axis)
+        high = np.take(sums, np.arange(size, sums.shape[axis]), axis)
+        padded = high - np.take(sums, np.arange(sums.shape[axis] - size), axis)
+    assert_array_equal(box(image, sizes, mode=mode), (2 * padded + count) // (2 * count))

@@ -1,0 +1,98 @@
+"""Jobs with wide windows: chunked equals whole, receipts name the definition, and the audit finds a wrong result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels.smoothing import box, gaussian
+from pipeline.engine.devices.device import CpuDevice
+from pipeline.engine.run import RunOptions, plan_job, run_job
+from pipeline.errors import AuditError, ParameterError
+from pipeline.workloads import JobSpec, workloads
+from pipeline.workloads.smoothing import SmoothingJob
+from tests.images import names_in, read_image, write_image
+
+
+def smoothed(folder, samples, axes, chunk_bytes, **given):
+    write_image(folder / "in.npy", samples, axes)
+    parameters = workloads()["smooth"].Parameters(**given)
+    spec = JobSpec(workload="smooth", input=folder / "in.npy", output=folder / "out.npy", parameters=parameters)
+    device = CpuDevice(1)
+    options = RunOptions(memory_bytes=device.ring_depth * chunk_bytes)
+    receipt = run_job(plan_job(spec, device, options), options)
+    return receipt, read_image(folder / "out.npy")
+
+
+def image(dtype, shape=(907, 211)):
+    rng = np.random.default_rng(7)
+    if np.dtype(dtype).kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    return rng.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_chunks_of_a_decimated_gaussian_equal_the_whole(tmp_path, dtype, mode):
+    samples = image(dtype)
+    cval = {"cval": 9} if mode == "constant" else {}
+    given = {"filter": "gaussian", "sigma": (9, 1.5), "mode": mode, **cval}
+    receipt, found = smoothed(tmp_path, samples, "YX", 120_000 * samples.itemsize, **given)
+    assert receipt["chunks"] > 1
+    assert receipt["image"]["gaussian"] == "decimated"
+    assert receipt["audit"]["worst_error"] <= (1e-5 if dtype == "float32" else 1.0)
+    np.testing.assert_array_equal(found, gaussian(samples, (9, 1.5), mode=mode, cval=9))
+
+
+def test_both_axes_decimated_are_audited_to_0_6_of_a_step(tmp_path):
+    samples = image("uint16")
+    receipt, found = smoothed(tmp_path, samples, "YX", 500_000, filter="gaussian", sigma=14)
+    assert receipt["chunks"] > 1
+    assert receipt["audit"]["tolerance"] == 0.6
+    np.testing.assert_array_equal(found, gaussian(samples, 14))
+
+
+def test_a_volume_and_an_axis_left_alone(tmp_path):
+    samples = image("int16", (9, 101, 97))
+    receipt, found = smoothed(tmp_path, samples, "ZYX", 300_000, filter="gaussian", sigma=(0, 8.5, 8.5))
+    assert receipt["chunks"] > 1
+    np.testing.assert_array_equal(found, gaussian(samples, (0, 8.5, 8.5)))
+
+
+@pytest.mark.parametrize("given", [{"truncate": 3}, {"radius": 40}, {"nan_policy": "omit"}])
+def test_a_kernel_with_a_given_end_and_missing_samples_are_smoothed_directly(tmp_path, given):
+    samples = image("float32", (61, 83))
+    samples[5, 7] = np.nan if given.get("nan_policy") else 1
+    receipt, found = smoothed(tmp_path, samples, "YX", 1 << 20, filter="gaussian", sigma=12, **given)
+    assert receipt["image"]["gaussian"] == "direct"
+    np.testing.assert_array_equal(found, gaussian(samples, 12, **given))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_chunks_of_a_wide_box_equal_the_whole(tmp_path, dtype):
+    samples = image(dtype, (701, 53))
+    receipt, found = smoothed(tmp_path, samples, "YX", 300_000, size=(301, 999), mode="wrap")
+    assert "gaussian" not in receipt["image"]
+    np.testing.assert_array_equal(found, box(samples, (301, 999), mode="wrap"))
+
+
+def test_a_halo_that_no_chunk_can_hold_names_the_memory_it_needs(tmp_path):
+    write_image(tmp_path / "in.npy", image("uint8", (3000, 4000)), "YX")
+    parameters = workloads()["smooth"].Parameters(filter="gaussian", sigma=200)
+    spec = JobSpec(workload="smooth", input=tmp_path / "in.npy", output=tmp_path / "out.npy", parameters=parameters)
+    with pytest.raises(ParameterError, match=r"--memory is too small for one chunk .* with its halo.*raise it to"):
+        plan_job(spec, CpuDevice(1), RunOptions(memory_bytes=1 << 20))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_wrong_result_is_not_published(tmp_path, monkeypatch, dtype):
+    compute = SmoothingJob.compute
+
+    def wrong(job, chunk, inputs, outputs, stream):
+        compute(job, chunk, inputs, outputs, stream)
+        outputs[0] += np.asarray(2 if dtype == "uint16" else 2e-3, dtype)
+
+    monkeypatch.setattr(SmoothingJob, "compute", wrong)
+    with pytest.raises(AuditError, match="audit failed at sample"):
+        smoothed(tmp_path, image(dtype, (53, 61)), "YX", 1 << 20, filter="gaussian", sigma=20)
+    assert names_in(tmp_path) == ["in.npy"]
