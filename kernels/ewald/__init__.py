@@ -150,22 +150,22 @@ class FarField:
         self.scale = 2.0 ** (61 - math.ceil(math.log2(max(total, 1e-300))))
         self._bodies: dict[Any, Any] = {}
 
-    def _body(self, like: Any) -> Any:
-        """The body for an array's device, with its influence function."""
+    def _body(self, like: Any, stream: Any) -> Any:
+        """The body for an array's device, with its influence function, computed on the stream."""
         on_cpu = isinstance(like, np.ndarray)
         key = "cpu" if on_cpu else int(like.device.id)
         if key not in self._bodies:
             device = import_module(f"kernels.ewald.{'cpu' if on_cpu else 'cuda'}")
-            self._bodies[key] = device.Body(self.mesh, self.scale)
+            self._bodies[key] = device.Body(self.mesh, self.scale, like, stream)
         return self._bodies[key]
 
     def spread(self, atoms: Any, charges: Any = None, *, workers: int | None = None, stream: Any = None) -> Any:
         """Add the atoms [n, 4], NumPy or CuPy, to a mesh of charges: int64, new if `charges` is None."""
-        return self._body(atoms).spread(atoms, charges, workers, stream)
+        return self._body(atoms, stream).spread(atoms, charges, workers, stream)
 
     def solve(self, charges: Any, *, workers: int | None = None, stream: Any = None) -> Any:
         """The potential of a mesh of charges: float32, of the mesh's shape."""
-        return self._body(charges).solve(charges, workers, stream)
+        return self._body(charges, stream).solve(charges, workers, stream)
 
     def add(
         self, solved: Any, grid: Grid, out: Any, dipole: Any = None, *, workers: int | None = None, stream: Any = None
@@ -179,13 +179,14 @@ class FarField:
             *vector, second = np.asarray(dipole, np.float64).tolist()
             ramp = np.array([-second, *(2 * d for d in vector)])
             ramp *= 2 * math.pi * self.mesh.factor / (3 * self.mesh.volume)
-        self._body(solved).add(solved, grid, out, ramp, workers, stream)
+        self._body(solved, stream).add(solved, grid, out, ramp, workers, stream)
 
 
-def dipole(atoms: np.ndarray) -> np.ndarray:
-    """Σ q x, Σ q y, Σ q z and Σ q r² of NumPy atoms, float64."""
+def dipole(atoms: Any) -> np.ndarray:
+    """Σ q x, Σ q y, Σ q z and Σ q r² of NumPy or CuPy atoms: a NumPy array, float64."""
     positions, charges = atoms[:, :3].astype(np.float64), atoms[:, 3].astype(np.float64)
-    return np.append((charges[:, None] * positions).sum(0), (charges * (positions**2).sum(1)).sum())
+    sums = [(charges * positions[:, axis]).sum() for axis in range(3)]
+    return np.array([float(each) for each in (*sums, (charges * (positions**2).sum(1)).sum())])
 
 
 def near(

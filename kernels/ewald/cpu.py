@@ -19,7 +19,7 @@ Array = NDArray[Any]
 class Body:
     """The CPU's far field on one mesh."""
 
-    def __init__(self, mesh: Mesh, scale: float) -> None:
+    def __init__(self, mesh: Mesh, scale: float, _like: Any, _stream: Any) -> None:
         self._mesh = mesh
         self._scale = scale
         self._dtype = np.dtype(np.float64 if mesh.level.accuracy < DOUBLE_BELOW else np.float32)

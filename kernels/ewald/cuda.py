@@ -55,15 +55,16 @@ def _lattice(grid: Grid, ramp: Any) -> LatticeStruct:
 class Body:
     """One device's far field on one mesh."""
 
-    def __init__(self, mesh: Mesh, scale: float) -> None:
+    def __init__(self, mesh: Mesh, scale: float, like: Any, stream: Any) -> None:
         import cupy
 
         self._mesh = mesh
         self._scale = scale
         self._taps = mesh.level.taps
         self._dtype = np.dtype(np.float64 if mesh.level.accuracy < DOUBLE_BELOW else np.float32)
-        self._influence = mesh.influence(cupy).astype(self._dtype)
-        self._polynomials = cupy.asarray(mesh.polynomials)
+        with on_stream(like, stream):
+            self._influence = mesh.influence(cupy).astype(self._dtype)
+            self._polynomials = cupy.asarray(mesh.polynomials)
         self._far = FarStruct(scale=scale)
         self._far.origin[:], self._far.shape[:] = mesh.origin, mesh.shape
         self._far.to_mesh[:] = mesh.to_mesh.ravel()
