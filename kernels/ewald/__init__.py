@@ -147,7 +147,7 @@ class FarField:
         self.mesh = mesh
         self.vacuum = vacuum
         # Sums of 64-bit integers cannot overflow: the window is at most one.
-        self.scale = 2.0 ** (61 - math.ceil(math.log2(max(total, 1e-300))))
+        self.scale = 2.0 ** (61 - math.ceil(math.log2(max(total, 1e-30))))
         self._bodies: dict[Any, Any] = {}
 
     def _body(self, like: Any, stream: Any) -> Any:

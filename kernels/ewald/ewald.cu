@@ -1,5 +1,7 @@
 // The far field of a full electrostatic sum on a mesh; the contract is in kernels/ewald/__init__.py.
 //
+// bricks    the brick of 8 × 8 × 8 mesh points that each atom lies in; sorted by it, neighbours are added together, while
+//           their part of a mesh larger than the L2 cache is in it
 // spread    charges to the mesh: a warp an atom, 64-bit integer additions, so that their order does not matter
 // scaled    integers to floats, before the FFT (cuFFT)
 // along_z, along_y, along_x
@@ -41,14 +43,31 @@ __device__ inline int wrapped(long long index, int count) {
     return rest < 0 ? rest + count : rest;
 }
 
+template <typename Real>
+__global__ void bricks(const Real* __restrict__ atoms, unsigned* __restrict__ keys, const __grid_constant__ Far far,
+                       long long count) {
+    const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+    if (i >= count) return;
+    const double at[3] = {atoms[4 * i] - far.origin[0], atoms[4 * i + 1] - far.origin[1], atoms[4 * i + 2] - far.origin[2]};
+    unsigned key = 0;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+        const int place = wrapped(static_cast<long long>(floor(mesh_place(at, far, axis))), far.shape[axis]);
+        key = key * ((far.shape[axis] + 7) / 8) + place / 8;
+    }
+    keys[i] = key;
+}
+
+// order: the atoms' numbers in the order to add them, or null.
 template <typename Real, int TAPS>
 __global__ void __launch_bounds__(SPREAD_THREADS)
 spread(const Real* __restrict__ atoms, const double* __restrict__ polynomials, unsigned long long* __restrict__ mesh,
-       const __grid_constant__ Far far, long long count) {
+       const __grid_constant__ Far far, long long count, const long long* __restrict__ order) {
     __shared__ double weights[SPREAD_THREADS / 32][3 * TAPS];
     __shared__ int places[SPREAD_THREADS / 32][3 * TAPS];
-    const long long atom = (blockIdx.x * static_cast<long long>(SPREAD_THREADS) + threadIdx.x) / 32;
-    if (atom >= count) return;
+    const long long number = (blockIdx.x * static_cast<long long>(SPREAD_THREADS) + threadIdx.x) / 32;
+    if (number >= count) return;
+    const long long atom = order == nullptr ? number : order[number];
     const int lane = threadIdx.x % 32;
     double* const weight = weights[threadIdx.x / 32];
     int* const place = places[threadIdx.x / 32];
@@ -152,7 +171,8 @@ along_x(const float* __restrict__ in, const int* __restrict__ taps, const float*
     }
 }
 
-// map += the mesh at each point through the window along the mesh's own axes, and the ramp: a thread a point, a block a row.
+// map += the mesh at each point through the window along the mesh's own axes, and the ramp: a thread a point, a block a
+// row.
 template <int TAPS>
 __global__ void __launch_bounds__(READ_THREADS)
 gather(const float* __restrict__ mesh, const double* __restrict__ polynomials, float* __restrict__ map,
