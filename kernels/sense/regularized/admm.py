@@ -31,7 +31,7 @@ class Admm:
         self._real = problem.right.real.dtype
         self.image = xp.zeros_like(problem.right)
         self._normal = self.image.copy()
-        self._split = [penalty.apply(self.image) for penalty in problem.penalties]
+        self._split = [penalty.apply(self.image).copy() for penalty in problem.penalties]
         self._dual = [each.copy() for each in self._split]
         strengths = [penalty.strength for penalty in problem.penalties]
         self.weights = xp.asarray(strengths, np.float64)
