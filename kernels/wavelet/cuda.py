@@ -72,6 +72,8 @@ class Body:
 
         with on_stream(self._like) as stream:
             lags = shift if shift is None or hasattr(shift, "data") else cupy.asarray(shift, cupy.int32)
+            if not levels:
+                out[...] = coefficients
             works = [cupy.empty_like(out), cupy.empty_like(out)]
             for number, level in enumerate(reversed(levels)):
                 source, finest = coefficients, number == len(levels) - 1

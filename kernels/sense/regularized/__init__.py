@@ -17,6 +17,7 @@ from kernels.sense.regularized.iterate import iterate
 from kernels.sense.regularized.penalties import L1Wavelet, LowRank, Penalty, TotalVariation
 from kernels.sense.regularized.problem import Problem
 from kernels.sense.regularized.solve import Regularized, regularized_sense
+from kernels.sense.regularized.strength import automatic_strength
 
 __all__ = ["Admm", "Fista", "L1Wavelet", "LowRank", "Penalty", "Problem", "Regularized", "TotalVariation", "iterate"]
-__all__ += ["largest_eigenvalue", "regularized_sense"]
+__all__ += ["automatic_strength", "largest_eigenvalue", "regularized_sense"]

@@ -34,12 +34,8 @@ class Admm:
         self._split = [penalty.apply(self.image).copy() for penalty in problem.penalties]
         self._dual = [each.copy() for each in self._split]
         strengths = [penalty.strength for penalty in problem.penalties]
-        self.weights = xp.asarray(strengths, np.float64)
         self._rho = xp.full((), max(min(_RHO_OF_STRENGTH * max(strengths, default=0.0), 1.0), 1e-3))
         self.status = xp.zeros(3, np.float64)
-
-    def restart(self) -> None:
-        """After the weights have changed: nothing depends on them."""
 
     def _coupled(self, image: Any) -> Any:
         """Σ K^H K x."""
@@ -65,8 +61,8 @@ class Admm:
         for number, penalty in enumerate(problem.penalties):
             seen = penalty.apply(self.image)
             moved = seen + self._dual[number]
-            split, _ = penalty.shrink(moved, (self.weights[number] / self._rho).astype(real))
-            objective = objective + self.weights[number] * penalty.value(self.image)
+            split, _ = penalty.shrink(moved, (penalty.strength / self._rho).astype(real))
+            objective = objective + penalty.strength * penalty.value(self.image)
             apart, change = seen - split, split - self._split[number]
             primal = primal + inner(apart, apart)
             dual_residual = dual_residual + self._rho**2 * inner(change, change)

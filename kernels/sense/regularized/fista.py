@@ -22,7 +22,7 @@ from kernels.sense.arrays import namespace
 from kernels.sense.regularized.problem import Problem
 
 # Power iterations end once an estimate grows by less than this, and the bound exceeds it by as much.
-_POWER_SHARE, _POWER_STEPS = 0.01, 30
+_POWER_SHARE, _POWER_STEPS = 0.01, 12
 _ROUNDING = 1e-6  # a smaller rise of the objective is none
 
 
@@ -66,15 +66,10 @@ class Fista:
         self.image = xp.zeros_like(problem.right)
         self._before = self.image.copy()  # the image of the iteration before, and the normal operator of both
         self._normal, self._normal_before = self.image.copy(), self.image.copy()
-        self.weights = xp.full(1, self._penalty.strength, np.float64)
         self._lipschitz = xp.asarray(largest + problem.damping, np.float64)
         self._momentum, self._beta = xp.ones((), np.float64), xp.zeros((), np.float64)
         self._objective = xp.full((), np.inf)
         self.status = xp.zeros(3, np.float64)
-
-    def restart(self) -> None:
-        """After the weights have changed."""
-        self._momentum[...], self._beta[...], self._objective[...] = 1, 0, np.inf
 
     def step(self) -> None:
         xp, real, problem = self._xp, self._real, self._problem
@@ -86,12 +81,12 @@ class Fista:
         gradient = self._normal + beta * (self._normal - self._normal_before) - right
         if damping:
             gradient += np.float32(damping) * start
-        image, size = self._penalty.shrink(start - rate * gradient, (self.weights[0] * rate).astype(real))
+        image, size = self._penalty.shrink(start - rate * gradient, real.type(self._penalty.strength) * rate)
         normal = problem.normal(image)
         step, change = image - start, image - self.image
         squares = inner(image, image)
         fidelity = 0.5 * inner(image, normal) - inner(image, right) + 0.5 * problem.energy
-        objective = fidelity + 0.5 * damping * squares + self.weights[0] * size
+        objective = fidelity + 0.5 * damping * squares + self._penalty.strength * size
         moved_square = inner(change, change)
         bent = inner(change, normal - self._normal) + damping * moved_square
         uphill = inner(step, change) < 0

@@ -32,6 +32,7 @@ class Penalty(ABC):
 
     simple = True  # K = 1
     wipes = True  # R(x) = 0 is no image
+    captured = True  # a CUDA graph can hold its operations
 
     def __init__(self, strength: float) -> None:
         if not (np.isfinite(strength) and strength >= 0):
@@ -95,6 +96,8 @@ class L1Wavelet(_Shifted):
 
 class LowRank(_Shifted):
     """Σ over blocks of the nuclear norm of (pixels × frames), in units of `rank_scale`; blocks are shifted randomly."""
+
+    captured = False  # CuPy refuses to capture cuBLAS
 
     def __init__(
         self, strength: float, shape: Sequence[int], *, xp: Any, frames: int, block: int = 8, seed: int | None = 0

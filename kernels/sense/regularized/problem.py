@@ -20,7 +20,6 @@ class Problem:
     right   : E^H W s, complex64 [frames, *shape], NumPy or CuPy
     energy  : Σ W |s|² over all coils and samples
     damping : λ₂, relative to the normal operator's diagonal, which is about 1
-    noise   : the expected Σ W |n|² of the samples' noise, for automatic strengths
     capture : normal may be captured in a CUDA graph: it neither waits for the device nor uses other streams
     """
 
@@ -29,7 +28,6 @@ class Problem:
     energy: float
     penalties: Sequence[Penalty] = ()
     damping: float = 0.0
-    noise: float | None = None
     capture: bool = True
 
     def in_units(self) -> tuple[Problem, float]:
@@ -40,5 +38,4 @@ class Problem:
             self,
             right=self.right / np.float32(scale),
             energy=self.energy / scale**2,
-            noise=None if self.noise is None else self.noise / scale**2,
         ), scale
