@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
+from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.cfl import files_of, pair_of
@@ -306,6 +307,10 @@ class MriJob:
                 note = {**note, "preview": packed(self._shown)}
         if note["residual"] is not None:
             self._report(chunk.index, note)
+            metrics.solver_iterations.labels(Mri.name).inc(note["iterations"])
+            metrics.solver_residual.labels(Mri.name).set(note["residual"])
+            if "objective" in note:
+                metrics.solver_objective.labels(Mri.name).set(note["objective"])
         return lambda: note
 
     def add_note(self, chunk: int, note: Any) -> None:
