@@ -132,7 +132,8 @@ def _solvers() -> list[Panel]:
             )],
         ),
         graph(
-            "Residual", "Relative residual of each worker's newest reconstruction. Near 1 it does not fit the samples.", "percentunit",
+            "Residual", "Relative residual of each worker's newest reconstruction. Near 1 nothing is fitted.",
+            "percentunit",
             [Query(f"millrace_solver_residual_ratio{_CHOSEN}", "{{workload}} on {{instance}} {{device}}")],
         ),
         graph(

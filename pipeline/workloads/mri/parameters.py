@@ -20,6 +20,7 @@ from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
 DENSITIES = ("pipe-menon", "ramp", "none")
 OF_THE_FILE = "file"
 SENSITIVITIES = ("walsh", "espirit")
+ITERATIONS, REGULARIZED_ITERATIONS = 10, 50
 PENALTIES = ("l1-wavelet", "tv", "tv-time", "llr", "l2")
 NO_PENALTY, AUTO = "none", "auto"
 ARRAY_SUFFIXES = (".npy", ".cfl")
@@ -194,7 +195,8 @@ class MriParameters(Parameters):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
         if self.method == "gridding":
-            self._refuse(("iterations", "damping", "tolerance", "regularizer"), "--method cg-sense")
+            stated = () if self.iterations == ITERATIONS else ("iterations",)
+            self._refuse((*stated, "damping", "tolerance", "regularizer"), "--method cg-sense")
         self._check_penalties()
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
@@ -253,7 +255,7 @@ class MriParameters(Parameters):
 
     @property
     def most_iterations(self) -> int:
-        return self.iterations or (10 if not self.penalty_names else 50)
+        return self.iterations or (REGULARIZED_ITERATIONS if self.has_penalties else ITERATIONS)
 
     @property
     def slice_range(self) -> IndexRange:
