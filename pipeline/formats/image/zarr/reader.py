@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Region
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.layout import Layout, find_array
+from pipeline.formats.image.zarr.nodes import UnusualError, node
 from pipeline.formats.image.zarr.stored_array import Place, stored_array
 from pipeline.storage.positional import reading
 
@@ -152,6 +153,9 @@ def _open(path: Path) -> tuple[Any, Layout]:
     mark = next((mark for mark in MARKS if mark in names), None)
     if mark is None:
         raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
+    with suppress(UnusualError, ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError):
+        # Of anything unexpected zarr says what is wrong.
+        return find_array(node(path), path)
     import zarr
 
     from pipeline.formats.image.zarr.lazy_store import RegularFiles
@@ -161,8 +165,8 @@ def _open(path: Path) -> tuple[Any, Layout]:
         # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
         store = RegularFiles(path, read_only=True)
-        node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
-        array, layout = find_array(node, path)
+        opened = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
+        array, layout = find_array(opened, path)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:
         raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")
