@@ -45,7 +45,7 @@ class Layout:
 
 
 def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
-    """The image's array within an opened node (zarr's, or of `nodes`), and its layout. InputError if none, or several."""
+    """The image's array within an opened node (zarr's or that of `nodes`), and its layout. InputError unless one."""
     if hasattr(node, "chunks"):  # an array
         return node, _plain_layout(node, path)
     attributes = node.attrs.asdict()
