@@ -10,17 +10,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MOST_THREADS = 32
+_AT_ONCE_BYTES = 64 << 20
 # By process: threads do not survive a fork.
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-def for_each(work: Callable[[T], object], items: Sequence[T]) -> None:
+def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0) -> None:
     """Call `work` with each item, on this thread and on those of the pool that are free; returns once all are done.
+
+    nbytes : memory that `work` takes for an item: few large ones are in work at once
 
     The calling thread takes part, so calls may be nested and progress never depends on a free thread. Raises the first
     error; items that have not begun are then left out.
     """
-    cores = len(os.sched_getaffinity(0))
+    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    wanted = min(threads, len(items), max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
     left = iter(items)
     errors: list[BaseException] = []
 
@@ -34,9 +38,8 @@ def for_each(work: Callable[[T], object], items: Sequence[T]) -> None:
                 errors.append(error)
 
     helpers: list[Future[None]] = []
-    if cores > 1:
-        pool = _pool(min(cores, _MOST_THREADS))
-        helpers = [pool.submit(drain) for _ in range(min(cores, len(items)) - 1)]
+    if wanted > 1:
+        helpers = [_pool(threads).submit(drain) for _ in range(wanted - 1)]
     drain()
     for helper in helpers:
         if not helper.cancel():

@@ -83,7 +83,8 @@ class TiffReader(ImageReader):
             for plane in stacked:
                 read_plane(plane)
         else:
-            for_each(read_plane, stacked)
+            first = stacked[0][1][0]
+            for_each(read_plane, stacked, first.block[0] * first.block_row_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)
@@ -110,8 +111,9 @@ class TiffReader(ImageReader):
             if not self._copy_block(page, (plane, *place), piece, target, wait=False):
                 busy.append(place)
 
-        for_each(copy, list(_blocks_under(page, piece)))
-        for_each(lambda place: self._copy_block(page, (plane, *place), piece, target, wait=True), busy)
+        nbytes = page.block[0] * page.block_row_bytes
+        for_each(copy, list(_blocks_under(page, piece)), nbytes)
+        for_each(lambda place: self._copy_block(page, (plane, *place), piece, target, wait=True), busy, nbytes)
 
     def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
         """Read straight into `target` if it is contiguous, which channels stored separately are not."""

@@ -74,8 +74,8 @@ class ZarrReader(ImageReader):
             if not self._copy(place, wanted, target, wait=False):
                 busy.append(place)
 
-        for_each(copy, list(itertools.product(*grid)))
-        for_each(lambda place: self._copy(place, wanted, target, wait=True), busy)
+        for_each(copy, list(itertools.product(*grid)), self._stored_bytes)
+        for_each(lambda place: self._copy(place, wanted, target, wait=True), busy, self._stored_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._cache.hold_at_most(budget_bytes)

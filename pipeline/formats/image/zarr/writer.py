@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
     "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1}),),
     "deflate": (Stage("gzip", {"level": 5}),),
 }
+DEFAULT_COMPRESSION = "zstd"
 
 
 class ZarrWriter(PartialWriter):
@@ -53,7 +55,7 @@ class ZarrWriter(PartialWriter):
         chunk: tuple[int, ...],
         attributes: Mapping[str, Any],
         shard: tuple[int, ...] | None = None,
-        compression: str = "zstd",
+        compression: str = DEFAULT_COMPRESSION,
     ) -> None:
         """`stored`: the header's axes in the array's order; `chunk`, `shard`: in the header's, a shard in whole chunks;
         `attributes`: of the group; `compression`: of `COMPRESSIONS`."""
@@ -105,7 +107,7 @@ class ZarrWriter(PartialWriter):
             self._written.write(self._array.name(file), shard_of(self._array, chunks))
 
         with writing(self.path, samples.nbytes), self._partial.in_use():
-            for_each(store, whole)
+            for_each(store, whole, math.prod(self._array.file_shape) * self.header.dtype.itemsize)
             if parts:
                 with self._alone() as older:
                     for file in parts:
@@ -142,7 +144,7 @@ class ZarrWriter(PartialWriter):
 
         first = [number * count for number, count in zip(file, array.per_file, strict=True)]
         chunks = [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*array.per_file)]
-        for_each(encode, chunks)
+        for_each(encode, chunks, array.codec.nbytes)
         return [found[chunk] for chunk in chunks]
 
     def _encoded_chunk(self, chunk: Place, start: Place, stored: NDArray[Any], older: ChunkFiles | None) -> Any | None:

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
-from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.errors import OutputError, ParameterError
+from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.zarr import Zarr
 from pipeline.formats.image.zarr.reader import ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, ZarrWriter
@@ -197,11 +198,46 @@ def test_other_codecs_are_left_to_the_zarr_library(tmp_path: Path) -> None:
 
 
 def test_a_resumed_output_of_another_kind_is_refused(tmp_path: Path) -> None:
-    from pipeline.errors import OutputError
-
     header = ImageHeader(shape=(30, 31), axes="YX", dtype=np.dtype("uint16"))
     FORMAT.create(tmp_path / "a.zarr", header).keep()
     metadata = tmp_path / "a.zarr.partial" / "0" / "zarr.json"
     metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "data_type": "int16"}))
     with pytest.raises(OutputError, match="run again without --resume"):
         FORMAT.create(tmp_path / "a.zarr", header, Opening.RESUME)
+
+
+@pytest.mark.parametrize(
+    ("storage", "chunk", "shard"),
+    [
+        (Storage(), (1, 256, 500, 1), None),
+        (Storage(chunks=(64,)), (1, 64, 64, 1), None),
+        (Storage(chunks=(2, 32, 64, 3)), (2, 32, 64, 3), None),
+        (Storage(chunks=(64,), shards=(128,)), (1, 64, 64, 1), (1, 128, 128, 1)),
+        (Storage(shards=(512,)), (1, 256, 4, 1), (1, 512, 512, 1)),
+    ],
+)
+def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
+    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXC", dtype=np.dtype("uint16"))
+    form = FORMAT.storing(storage)
+    assert form.block_shape(header) == (shard or chunk)
+    form.create(tmp_path / "a.zarr", header).publish()
+    array = zarr.open_array(tmp_path / "a.zarr" / "0", mode="r")
+    in_order = [3, 0, 1, 2]  # channels first
+    assert array.chunks == tuple(chunk[axis] for axis in in_order)
+    assert array.shards == (None if shard is None else tuple(shard[axis] for axis in in_order))
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        Storage(chunks=(0,)),
+        Storage(chunks=(8, 8)),
+        Storage(chunks=(48,), shards=(64,)),
+        Storage(chunks=(1 << 16,)),
+        Storage(compression="lzw"),
+    ],
+)
+def test_chunks_and_shards_that_do_not_fit_are_refused(storage: Storage) -> None:
+    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXC", dtype=np.dtype("uint16"))
+    with pytest.raises(ParameterError):
+        FORMAT.storing(storage).block_shape(header)
