@@ -13,9 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pipeline.errors import MillraceError
 _STATE_FILES = ("lock", "previews")
 _STATE_PREFIX = "jobs.sqlite"
 _FOLDER = os.O_PATH | os.O_DIRECTORY
+_WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
 
 
 class Confinement:
@@ -159,24 +159,49 @@ def open_within(folder: int, name: str, flags: int, *, make_folders: bool = Fals
         return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=here)
 
 
-def put_within(folder: int, name: str, content: bytes | memoryview) -> None:
-    """Write the file `name` in an open folder at once, in place of an older one, without following any link.
+def put_within(folder: int, name: str, buffers: Sequence[Any], unfinished: str) -> None:
+    """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
 
-    Missing folders on the way are created. OSError as from `open_within`.
+    Missing folders on the way are created. The file is old or new, never a part, whichever process is killed.
+
+    unfinished : its name until it is whole, in the same folder or another one in it; of one writer at a time
+
+    OSError as from `open_within`.
     """
-    with _last_folder(folder, name, make=True) as (here, last):
-        temporary = f".{last}.{secrets.token_hex(8)}.partial"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=here)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                left = memoryview(content).cast("B")
-                while left:
-                    left = left[file.write(left) :]
-            os.replace(temporary, last, src_dir_fd=here, dst_dir_fd=here)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=here)
-            raise
+    descriptor = open_within(folder, unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, make_folders=True)
+    try:
+        for first in range(0, len(buffers), _WRITTEN_AT_ONCE):
+            _write_all(descriptor, [memoryview(each).cast("B") for each in buffers[first : first + _WRITTEN_AT_ONCE]])
+    finally:
+        os.close(descriptor)
+    with _last_folder(folder, unfinished, make=False) as (there, temporary), _last_folder(folder, name, make=True) as (
+        here, last,
+    ):  # fmt: skip
+        os.replace(temporary, last, src_dir_fd=there, dst_dir_fd=here)
+
+
+def remove_files_within(folder: int, name: str) -> None:
+    """Remove the folder `name`, which holds only files, from an open folder, without following any link.
+
+    OSError as from `open_within`.
+    """
+    descriptor = open_within(folder, name, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for each in os.listdir(descriptor):  # noqa: PTH208 - by its descriptor
+            os.unlink(each, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    with _last_folder(folder, name, make=False) as (here, last):
+        os.rmdir(last, dir_fd=here)
+
+
+def _write_all(descriptor: int, buffers: list[memoryview]) -> None:
+    while buffers:
+        done = os.writev(descriptor, buffers)
+        while buffers and done >= len(buffers[0]):
+            done -= len(buffers.pop(0))
+        if buffers:
+            buffers[0] = buffers[0][done:]
 
 
 @contextmanager

@@ -15,14 +15,16 @@ import errno
 import os
 import shutil
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import OutputError, counted
-from pipeline.storage.confinement import in_its_folder, open_within, put_within, resolved
+from pipeline.storage.confinement import in_its_folder, open_within, put_within, remove_files_within, resolved
 from pipeline.storage.output_lock import (
     create_locked_file,
     create_locked_folder,
@@ -35,6 +37,7 @@ from pipeline.storage.positional import SharedDescriptor
 from pipeline.storage.writable import WritableFile, writing
 
 _GONE = "was removed or replaced while it was written; run the job again"
+_UNFINISHED = ".unfinished"  # in a partial folder: files until they are whole
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 LATE_FILES_S = 10.0
@@ -144,6 +147,7 @@ class PartialFolder(SharedDescriptor):
             else:
                 descriptor = open_existing(here, os.O_RDONLY | os.O_DIRECTORY, lock=self._live)
         super().__init__(path, descriptor)
+        self._token = os.urandom(6).hex()
 
     @property
     def inside(self) -> Path:
@@ -170,10 +174,10 @@ class PartialFolder(SharedDescriptor):
         with self._in_use() as descriptor:
             return open_within(descriptor, name, flags, make_folders=make_folders)
 
-    def put(self, name: str, content: bytes | memoryview) -> None:
-        """Write a file inside, which may lie in subfolders, at once; no link is followed. Raises as `put_within`."""
+    def put(self, name: str, buffers: Sequence[Any]) -> None:
+        """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use() as descriptor:
-            put_within(descriptor, name, content)
+            put_within(descriptor, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
 
     def flush(self) -> None:
         """Sync what has been written so far."""
@@ -190,6 +194,8 @@ class PartialFolder(SharedDescriptor):
         if not self._live:
             raise ValueError(f"{self.final}: already published or discarded, or owned by another process")
         with writing(self.final), in_its_folder(self.path) as here:
+            with suppress(FileNotFoundError):  # what killed workers have left
+                remove_files_within(self._descriptor, _UNFINISHED)
             _sync_file_system(self._descriptor)
             if not is_at(here, self._descriptor):
                 raise OutputError(f"{self.path}: {_GONE}")

@@ -53,7 +53,7 @@ class OperatorJob:
     ) -> None:
         """`arguments`: the function's, besides the block and xp."""
         self.spec, self.definition, self._parameters, self._arguments = spec, definition, parameters, arguments
-        output_format = images.format_for_output(spec.output)
+        output_format = images.format_for_output(spec.output, parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
@@ -127,7 +127,15 @@ class OperatorJob:
 
     def plan(self, budget: Budget) -> Plan:
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
-        plan = plan_image(self._reader, self.spec, budget, self._halo, header=self.header, pads_uncut=True)
+        plan = plan_image(
+            self._reader,
+            self.spec,
+            budget,
+            self._halo,
+            header=self.header,
+            pads_uncut=True,
+            storage=self._parameters.storage,
+        )
         self._audit.begin(len(plan.chunks))
         return plan
 
@@ -135,7 +143,7 @@ class OperatorJob:
         return self._reader.hold_at_most(budget_bytes)
 
     def sink(self, opening: Opening) -> ImageWriter:
-        return images.create_image(self.spec.output, self.header, opening)
+        return images.create_image(self.spec.output, self.header, opening, self._parameters.storage)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         self._read(chunk.region, inputs[0])

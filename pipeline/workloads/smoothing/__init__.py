@@ -47,7 +47,7 @@ class SmoothingJob:
         assert isinstance(spec.parameters, SmoothingParameters)
         self.spec = spec
         self.parameters = spec.parameters
-        output_format = images.format_for_output(spec.output)
+        output_format = images.format_for_output(spec.output, spec.parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
@@ -132,8 +132,16 @@ class SmoothingJob:
             halo[window.axis] = (window.before, window.after)
         counted = self._statistics
         if counted is None:
-            return plan_image(self._reader, self.spec, budget, halo)
-        plan = plan_image(self._reader, self.spec, budget, halo, further=counted.spec, most_bytes=counted.most_bytes)
+            return plan_image(self._reader, self.spec, budget, halo, storage=self.parameters.storage)
+        plan = plan_image(
+            self._reader,
+            self.spec,
+            budget,
+            halo,
+            further=counted.spec,
+            most_bytes=counted.most_bytes,
+            storage=self.parameters.storage,
+        )
         counted.forget(len(plan.chunks))
         return plan
 
@@ -143,7 +151,7 @@ class SmoothingJob:
     # One chunk
 
     def sink(self, opening: Opening) -> ImageWriter:
-        return images.create_image(self.spec.output, self.header, opening)
+        return images.create_image(self.spec.output, self.header, opening, self.parameters.storage)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = grown(chunk.region, chunk.halo)

@@ -25,6 +25,7 @@ from pipeline.storage.confinement import (
     open_beneath,
     open_within,
     put_within,
+    remove_files_within,
     resolved,
 )
 from pipeline.storage.partial import Opening, PartialFile, PartialFolder, behind_link
@@ -256,8 +257,8 @@ def test_files_within_a_folder(tmp_path):
     (tmp_path / "link").symlink_to("/etc")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        put_within(folder, "a/b/c", b"first")
-        put_within(folder, "a/b/c", memoryview(np.arange(3, dtype=np.int32)))
+        put_within(folder, "a/b/c", [b"first"], "new/1")
+        put_within(folder, "a/b/c", [memoryview(np.arange(2, dtype=np.int32)), b"\2\0\0\0"], "new/1")
         assert (tmp_path / "a" / "b" / "c").read_bytes() == np.arange(3, dtype=np.int32).tobytes()
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c"]
         for name in ("link/passwd", "../x", "a/../../x", "", "/etc/passwd", "a/b/"):
@@ -266,9 +267,14 @@ def test_files_within_a_folder(tmp_path):
         (tmp_path / "a" / "x").symlink_to("/etc/passwd")
         with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
             open_within(folder, "a/x", os.O_RDONLY)
-        put_within(folder, "a/x", b"mine")  # in the link's place
+        put_within(folder, "a/x", [b"mine"], "new/1")  # in the link's place
         assert (tmp_path / "a" / "x").read_bytes() == b"mine"
         assert not (tmp_path / "a" / "x").is_symlink()
+        (tmp_path / "new" / "left").touch()
+        remove_files_within(folder, "new")
+        assert not (tmp_path / "new").exists()
+        with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
+            remove_files_within(folder, "link")
     finally:
         os.close(folder)
 

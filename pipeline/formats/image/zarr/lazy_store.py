@@ -5,8 +5,6 @@ Imported on first use, since its base class needs zarr, which is slow to import.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,6 @@ from zarr.storage import LocalStore
 
 from pipeline.errors import InputError
 from pipeline.storage.confinement import by_descriptor
-from pipeline.storage.partial import PartialFolder
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
@@ -46,37 +43,6 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
             if found != path:  # it may have been replaced since
                 _require_regular(found)
             yield str(found)
-
-
-class PartialFiles(RegularFiles):
-    """The files of a partial output. Links in it are not ours, and are not followed."""
-
-    def __init__(self, folder: PartialFolder, *, read_only: bool = False) -> None:
-        super().__init__(folder.inside, read_only=read_only)
-        self._folder = folder
-
-    def with_read_only(self, read_only: bool = False) -> PartialFiles:
-        return PartialFiles(self._folder, read_only=read_only)
-
-    @contextmanager
-    def _named(self, key: str) -> Iterator[str]:
-        descriptor = self._folder.open_file(key)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{self._folder.path / key}: is not a regular file; remove it")
-            yield f"/proc/self/fd/{descriptor}"
-        finally:
-            os.close(descriptor)
-
-    async def set(self, key: str, value: Any) -> None:
-        await asyncio.to_thread(self.set_sync, key, value)
-
-    async def set_if_not_exists(self, key: str, value: Any) -> None:
-        if not await self.exists(key):
-            await self.set(key, value)
-
-    def set_sync(self, key: str, value: Any) -> None:
-        self._folder.put(key, value.as_buffer_like())
 
 
 def _require_regular(path: Path) -> None:
