@@ -1,8 +1,11 @@
 """The promises of the service, measured on a local one with CPU workers: each figure with its goal.
 
-submit  : 50 jobs a second at fixed times, independent of answers: seconds until each is on disk
+submit  : 50 jobs a second at fixed times, independent of answers, while they run: seconds until each is on disk
+crowd   : the same beside 64 clients without a token that request /metrics and /readyz at full speed
 accept  : 100 jobs a second; all acknowledged jobs are in the list, and each succeeds
 list    : 10,000 finished jobs, page by page, and the first page
+queued  : 100,000 queued jobs: the first page of the list, and the page in a browser
+poison  : small files that take gigabytes once they are read: how much later another job of the same queue is done
 small   : a small job from submission to result, minus the time of the same job in a separate process
 drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
 memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
@@ -24,12 +27,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from benchmarks.options import Options
@@ -172,18 +177,64 @@ def all_over(client: Client, count: int) -> list[Mapping[str, Any]]:
     return found
 
 
+# Each on a connection of its own, one request after another at full speed; its answers are not looked at.
+_ASKING = """
+import selectors, socket, sys
+port, count = map(int, sys.argv[1:])
+waiting = selectors.DefaultSelector()
+for number in range(count):
+    client = socket.create_connection(("127.0.0.1", port))
+    request = b"GET %s HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n" % (b"/metrics", b"/readyz")[number % 2]
+    client.sendall(request)
+    waiting.register(client, selectors.EVENT_READ, (request, bytearray()))
+while True:
+    for key, _ in waiting.select():
+        request, said = key.data
+        said += key.fileobj.recv(1 << 20)
+        head, end, body = said.partition(b"\\r\\n\\r\\n")
+        if end and len(body) == int(head.lower().partition(b"content-length: ")[2].split()[0]):
+            assert b" 200 " in head.splitlines()[0], head
+            said.clear()
+            key.fileobj.sendall(request)
+"""
+ANONYMOUS = 64
+
+
+@contextmanager
+def anonymous(service: Service) -> Iterator[None]:
+    """Clients without a token that request /metrics and /readyz without a pause, in a process."""
+    process = subprocess.Popen([sys.executable, "-c", _ASKING, str(service.port), str(ANONYMOUS)])
+    try:
+        yield
+        if process.poll() is not None:
+            raise SystemExit("the anonymous clients ended early")
+    finally:
+        process.kill()
+        process.wait()
+
+
 def submit(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _submitted(folder, options, "submit at 50/s while jobs run", lambda service: nullcontext())
+
+
+def crowd(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    yield from _submitted(folder, options, f"submit at 50/s, {ANONYMOUS} anonymous clients", anonymous)
+
+
+def _submitted(
+    folder: Path, options: argparse.Namespace, name: str, beside: Callable[[Service], AbstractContextManager[None]]
+) -> Iterator[Figure]:
     service = Service(folder)
     make_image(folder / "data", "small.npy", (64, 64))
-    with service.running():
+    with service.running(), beside(service):
         sent(service, 50, 2, "warm")
         waited, ids = sent(service, 50, options.seconds, "submit")
     p50, p99 = np.quantile(waited, (0.5, 0.99)) * 1e3
-    yield Figure(name="submit at 50/s, median", value=p50, unit="ms")
-    yield below("submit at 50/s, 99th percentile", p99, 50, "ms")
-    yield Figure(name="submit at 50/s, slowest", value=max(waited) * 1e3, unit="ms")
+    yield Figure(name=f"{name}, median", value=p50, unit="ms")
+    yield below(f"{name}, 99th percentile", p99, 50, "ms")
+    yield Figure(name=f"{name}, slowest", value=max(waited) * 1e3, unit="ms")
     yield Figure(
-        name="submit at 50/s, not accepted", value=round(50 * options.seconds) - len(ids), unit="jobs",
+        name=f"{name}, not accepted", value=round(50 * options.seconds) - len(ids), unit="jobs",
         goal="0", met=len(ids) == round(50 * options.seconds),
     )  # fmt: skip
 
@@ -243,6 +294,103 @@ def list_jobs(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
     yield below("10,000 finished jobs, all of them", statistics.median(rounds["all"]) * 1e3, 200, "ms")
     yield below("10,000 finished jobs, the newest 100", statistics.median(rounds["first"]) * 1e3, 200, "ms")
     yield below("10,000 finished jobs, the page in a browser", statistics.median(rounds["page"]) * 1e3, 200, "ms")
+
+
+def queued(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    """Other owners' jobs that cannot all run soon: what runs meanwhile is part of the measurement."""
+    count, service = 100_000, Service(folder)
+    make_image(folder / "data", "small.npy", (64, 64))
+    store = Store(folder / "state" / "jobs.sqlite")
+    with store._database.reading() as connection:  # the one that everything here uses
+        connection.execute("PRAGMA synchronous = OFF")
+    for first in range(0, count, 1000):
+        store.accept(
+            [
+                NewJob(owner=f"user-{n % 10}", workload="smooth", input="small.npy", output=f"{n}.npy", parameters={})
+                for n in range(first, first + 1000)
+            ],
+            now=time.time(),
+        )
+    store.close()
+    with service.running():
+        sought = {"the newest 100": "/v1/jobs?limit=100", "queued ones": "/v1/jobs?state=queued&limit=100", "page": "/"}
+        rounds: dict[str, list[float]] = {name: [] for name in sought}
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+        for _ in range(20):
+            for name, path in sought.items():
+                began = time.monotonic()
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                assert answer.read()
+                assert answer.status == 200
+                rounds[name].append(time.monotonic() - began)
+    for name, found in rounds.items():
+        yield below(f"100,000 queued jobs, {name}", statistics.median(found) * 1e3, 100, "ms")
+
+
+def _acquisitions_of_nothing(path: Path) -> None:
+    """200 million compressed rows that were never written: 7 KB."""
+    floats = h5py.vlen_dtype(np.float32)
+    kind = np.dtype([("head", np.void(340).dtype), ("traj", floats), ("data", floats)])
+    with h5py.File(path, "w") as file:
+        group = file.create_group("dataset")
+        group.create_dataset("data", (200_000_000,), kind, chunks=(1000,), maxshape=(None,), compression="gzip")
+        group.create_dataset("xml", data=np.array(["<ismrmrdHeader/>"], object), dtype=h5py.string_dtype("utf-8"))
+
+
+def _zeros(path: Path) -> None:
+    """4.8 GB of k-space that is zero: 21 MB."""
+    left = 4_800_000_000
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("kspace.npy", "w", force_zip64=True) as member:
+            header = {"descr": "<c8", "fortran_order": False, "shape": (1, left // 8000, 1000)}
+            np.lib.format.write_array_header_1_0(member, header)
+            while left:
+                left -= member.write(bytes(min(left, 1 << 20)))
+        with archive.open("traj.npy", "w") as member:
+            np.lib.format.write_array(member, np.zeros((4, 4, 2)))
+
+
+def _many_atoms(path: Path) -> None:
+    """384 MB."""
+    line = b"ATOM 1 C ALA 1 1.000 2.000 3.000 1.0 1.5\n"
+    with path.open("wb") as file:
+        for _ in range(384):
+            file.write(line * (1_000_000 // len(line)))
+
+
+def poison(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
+    service, label = Service(folder), itertools.count()
+    make_image(folder / "data", "small.npy", (64, 64))
+    files: dict[str, Callable[[Path], None]] = {
+        "in.h5": _acquisitions_of_nothing,
+        "in.npz": _zeros,
+        "in.pqr": _many_atoms,
+    }
+    for name, make in files.items():
+        make(folder / "data" / name)
+    with service.running() as client:
+
+        def seconds() -> float:
+            job = client.submit("smooth", "small.npy", f"small-{next(label)}.npy").wait()
+            assert job.state == "succeeded", job.error
+            return float(job.view["finished_at"] - job.view["submitted_at"])
+
+        alone = statistics.median(seconds() for _ in range(7))
+        before, _ = service.memory_mib()
+        bad = [
+            client.submit(
+                "coulomb" if name == "in.pqr" else "mri", name, f"{name}.{'dx' if name == 'in.pqr' else 'nii'}"
+            )
+            for name in files
+        ]
+        late = seconds()
+        for name, job in zip(files, bad, strict=True):
+            now = client.job(job.id)  # the atoms are many, but right: that job may run on
+            print(f"  {name}: {now.state}, {now.error}", flush=True)
+        after, _ = service.memory_mib()
+    yield below("a job behind three poison files, later than alone by", late - alone, 30, "s")
+    yield Figure(name="memory of the server, growth", value=after - before, unit="MiB")
 
 
 def small(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
@@ -321,7 +469,17 @@ def memory(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-PARTS = {"submit": submit, "accept": accept, "list": list_jobs, "small": small, "drain": drain, "memory": memory}
+PARTS = {
+    "submit": submit,
+    "crowd": crowd,
+    "accept": accept,
+    "list": list_jobs,
+    "queued": queued,
+    "poison": poison,
+    "small": small,
+    "drain": drain,
+    "memory": memory,
+}
 
 
 def main() -> None:

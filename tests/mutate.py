@@ -1,8 +1,9 @@
 """Mutation testing with mutmut's operators: which small changes of a module does no test notice?
 
 mutmut's own runner leaves out decorated functions (all of Numba's) and what tests start as processes of their own.
-Here each mutant is written into a copy of the tree. A forked process, which has the libraries loaded already, runs
-the tests that reach the changed line, quickest first, and stops at the first that fails.
+Here each mutant is written into a copy of the tree. A process forked from one that has collected the tests already
+takes the changed function over, runs the tests that reach the changed line, quickest first, and stops at the first that
+fails. Where a function cannot be exchanged, since Numba compiles it or its defaults change, pytest starts anew.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
+import gc
+import inspect
 import json
 import os
 import shutil
@@ -24,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
+from types import CodeType, FunctionType
 from typing import Any
 
 import libcst as cst
@@ -116,7 +120,7 @@ def mutants(module: str) -> Iterator[Mutant]:
     lines, seen = source.splitlines(), {source}
     for node, mutated, line in visitor.found:
         code = wrapper.module.deep_replace(node, mutated).code  # type: ignore[attr-defined]
-        if code in seen:
+        if code in seen or code.count("strict=True") != source.count("strict=True"):  # an assertion
             continue
         seen.add(code)
         changed = [each for each in difflib.ndiff(lines, code.splitlines()) if each[0] in "+-"]
@@ -204,17 +208,105 @@ def trace(folder: Path, modules: list[str], tests: list[str]) -> dict[str, Reach
     }
 
 
-def is_noticed(mutant: Mutant, folder: Path, reach: Reach, stamp: int) -> bool:
-    tests = reach.tests(mutant.line)
-    target = folder / mutant.module
-    original = target.read_bytes()
-    target.write_text(mutant.code)
-    os.utime(target, (stamp, stamp))  # no two mutants have one time, by which compiled files are told apart
-    limit_s = 20 + 5 * sum(reach.seconds.get(test, 0.0) for test in tests)
-    try:
-        return in_a_child(folder, lambda: int(pytest.main([*_OPTIONS, *tests])), limit_s) != 0
-    finally:
-        target.write_bytes(original)
+def functions_of(code: CodeType) -> dict[tuple[str, int], CodeType]:
+    """The code of each function by its name and line, nested ones and methods too."""
+    found: dict[tuple[str, int], CodeType] = {}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            if inner.co_flags & inspect.CO_OPTIMIZED:
+                found[inner.co_qualname, inner.co_firstlineno] = inner
+            found |= functions_of(inner)
+    return found
+
+
+def runs_once(code: CodeType) -> list[object]:
+    """What a module and its classes do when they are imported, such as computing the defaults of parameters."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType) and not each.co_flags & inspect.CO_OPTIMIZED]
+    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+    return [code.co_code, code.co_names, repr(constants), *(runs_once(each) for each in inner)]
+
+
+def exchange(mutant: Mutant, path: Path) -> bool:
+    """Give the functions of this process the mutant's code; False if that would not be the same as importing it."""
+    source = path.read_text()
+    before, after = (compile(each, str(path), "exec") for each in (source, mutant.code))
+    if "@compiled" in source or runs_once(before) != runs_once(after):
+        return False
+    changed = functions_of(after)
+    gc.unfreeze()
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename == str(path):
+            code = changed.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
+            if code is None or code.co_freevars != each.__code__.co_freevars:
+                return False
+            each.__code__ = code
+        elif isinstance(each, functools._lru_cache_wrapper):
+            each.cache_clear()
+    return True
+
+
+class Judge:
+    """A pytest plugin that, instead of running the collected tests, runs those of each mutant in a fork."""
+
+    def __init__(self, folder: Path, numbered: list[tuple[int, Mutant]], reach: dict[str, Reach]) -> None:
+        self.folder, self.numbered, self.reach = folder, numbered, reach
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        for number, mutant in self.numbered:
+            noticed = self.is_noticed(session, items, mutant, number)
+            with (self.folder / "outcome.txt").open("a") as file:
+                print(json.dumps([number, noticed]), file=file)
+        return True
+
+    def is_noticed(self, session: pytest.Session, items: dict[str, pytest.Item], mutant: Mutant, number: int) -> bool:
+        reach = self.reach[mutant.module]
+        tests = reach.tests(mutant.line)
+        target = self.folder / mutant.module
+        original = target.read_bytes()
+
+        def judge() -> int:
+            exchanged = exchange(mutant, target)
+            target.write_text(mutant.code)  # for processes that the tests start
+            stamp = 1_000_000_000 + number  # no two mutants have one time, by which compiled files are told apart
+            os.utime(target, (stamp, stamp))
+            if not exchanged:
+                command = [sys.executable, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"]
+                return subprocess.run([*command, *_OPTIONS, *tests], check=False).returncode
+            ordered = [items[test] for test in tests if test in items]
+            for item, following in zip(ordered, [*ordered[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.testsfailed:
+                    return 1
+            return 0
+
+        try:
+            return in_a_child(self.folder, judge, 20 + 5 * sum(reach.seconds.get(test, 0.0) for test in tests)) != 0
+        finally:
+            target.write_bytes(original)
+
+
+def judged(
+    folder: Path, numbered: list[tuple[int, Mutant]], reach: dict[str, Reach], tests: list[str]
+) -> Iterator[tuple[int, bool]]:
+    """The number of each mutant, and whether it is noticed, as they are tried in a process of their own."""
+    into, shown = folder / "outcome.txt", 0
+    into.touch()
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(
+            in_a_child,
+            folder,
+            lambda: int(pytest.main([*_OPTIONS, *tests], plugins=[Judge(folder, numbered, reach)])),
+            86400,
+        )
+        while True:
+            over = run.done()
+            for line in (lines := into.read_text().splitlines())[shown:]:
+                yield tuple(json.loads(line))
+            shown = len(lines)
+            if over:
+                return
+            time.sleep(0.5)
 
 
 def tests_beside(module: str) -> list[str]:
@@ -239,38 +331,30 @@ def main() -> None:
         __import__(library)
 
     with tempfile.TemporaryDirectory(prefix="millrace-mutate-") as scratch:
-        folders: SimpleQueue[Path] = SimpleQueue()
-        for n in range(options.processes):
-            folders.put(copy_of_the_tree(Path(scratch) / str(n)))
-        first = folders.get()
-        reach = trace(first, options.modules, tests)
-        folders.put(first)
+        folders = [copy_of_the_tree(Path(scratch) / str(n)) for n in range(options.processes)]
+        reach = trace(folders[0], options.modules, tests)
         tried = [each for module in options.modules for each in mutants(module)][:: options.every]
         if options.again:
             left = {name for name, noticed in json.loads(options.again.read_text()).items() if not noticed}
             tried = [each for each in tried if each.name in left]
         print(f"{len(tried)} mutants, {len(next(iter(reach.values())).seconds)} tests", flush=True)
+        numbered = list(enumerate(tried))
+        outcome: dict[int, bool] = {}
 
-        def judge(number: int, mutant: Mutant) -> bool:
-            folder = folders.get()
-            try:
-                noticed = is_noticed(mutant, folder, reach[mutant.module], 1_000_000_000 + number)
-            finally:
-                folders.put(folder)
-            if not noticed:
-                print(f"{mutant.module}:{mutant.line}: {mutant.change}", flush=True)
-            return noticed
+        def judge(n: int) -> None:
+            for number, noticed in judged(folders[n], numbered[n :: options.processes], reach, tests):
+                outcome[number] = noticed
+                if not noticed:
+                    print(f"{tried[number].module}:{tried[number].line}: {tried[number].change}", flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps({tried[k].name: v for k, v in outcome.items()}, indent=1))
 
         with ThreadPoolExecutor(options.processes) as pool:
-            outcome = list(pool.map(judge, range(len(tried)), tried))
+            list(pool.map(judge, range(options.processes)))
     for module in options.modules:
-        of_module = [noticed for mutant, noticed in zip(tried, outcome, strict=True) if mutant.module == module]
+        of_module = [noticed for number, noticed in outcome.items() if tried[number].module == module]
         if of_module:
             print(f"{module}: {sum(of_module)} of {len(of_module)} noticed ({sum(of_module) / len(of_module):.0%})")
-    if options.json:
-        options.json.write_text(
-            json.dumps({m.name: noticed for m, noticed in zip(tried, outcome, strict=True)}, indent=1)
-        )
 
 
 if __name__ == "__main__":

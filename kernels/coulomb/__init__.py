@@ -44,6 +44,7 @@ __all__ = [
     "Scheme",
     "cutoff",
     "direct",
+    "exclude",
     "potential",
     "reaching",
 ]
@@ -130,6 +131,31 @@ def potential(
     from kernels.coulomb import cuda
 
     return cuda.potential(atoms, grid, scheme, cell, out, stream=stream)
+
+
+def exclude(
+    atoms: Any,
+    grid: Grid,
+    radius_angstrom: float,
+    *,
+    cell: Cell | None = None,
+    out: Any,
+    workers: int | None = None,
+    stream: Any = None,
+) -> None:
+    """Set the points of `out` that are closer than a radius to any atom, charged or not, to zero, in place.
+
+    The arrays are those of `potential`. A cell's narrowest width is at least twice the radius.
+    """
+    _check_atoms(atoms)
+    if isinstance(atoms, np.ndarray):
+        from kernels.coulomb import cpu
+
+        cpu.exclude_near(atoms, grid, radius_angstrom, cell, out, workers=workers)
+    else:
+        from kernels.coulomb import cuda
+
+        cuda.exclude_near(atoms, grid, radius_angstrom, cell, out, stream=stream)
 
 
 def _check_types(grid: Any, scheme: Any, cell: Any) -> None:

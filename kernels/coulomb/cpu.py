@@ -17,7 +17,17 @@ from kernels.coulomb import tuning
 from kernels.coulomb.cells import Cells, cells_around
 from kernels.coulomb.cpu_sums import Block, Lattice, cutoff_block, direct_block, exclude
 from kernels.coulomb.cpu_terms import LANES
-from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme, images, reach_box, times
+from kernels.coulomb.geometry import (
+    SCHEMES,
+    SOFTENING_ANGSTROM,
+    SPLIT_TERMS,
+    Cell,
+    Grid,
+    Scheme,
+    images,
+    reach_box,
+    times,
+)
 from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
@@ -41,8 +51,19 @@ def potential(
     return out
 
 
+def exclude_near(
+    atoms: Array, grid: Grid, radius: float, cell: Cell | None, out: Array, *, workers: int | None = None
+) -> None:
+    """See kernels.coulomb.exclude."""
+    _exclude(atoms, grid, radius, cell, out, workers or len(os.sched_getaffinity(0)))
+
+
 def _kind(scheme: Scheme) -> int:
     return SCHEMES.index(scheme.name) + len(SCHEMES) * scheme.distance_dependent
+
+
+def _split(scheme: Scheme) -> Array:
+    return np.array(scheme.split or [0.0] * SPLIT_TERMS, np.float32)
 
 
 def _scale(scheme: Scheme, unit: float) -> float:
@@ -103,12 +124,14 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
     unit = scheme.cutoff_angstrom
     positions = positions / unit
     lattice, softening = _lattice(grid, unit, cells), (SOFTENING_ANGSTROM / unit) ** 2
-    kind, scale = _kind(scheme), _scale(scheme, unit)
+    kind, scale, split = _kind(scheme), _scale(scheme, unit), _split(scheme)
 
     def compute(block: Block) -> None:
         points, pitch = _points(block)
         sums, squares = np.empty(points, np.float32), np.empty(pitch, np.float32)
-        cutoff_block(kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale)
+        cutoff_block(
+            kind, positions, charges, starts, lattice, softening, block, sums, squares, out, grid.first, scale, split
+        )
 
     for_each(compute, _blocks(grid, tuning.CUTOFF_BLOCK_ROWS, grid.shape[2], workers), workers)
 
@@ -116,12 +139,14 @@ def _cutoff(atoms: Array, grid: Grid, scheme: Scheme, cell: Cell | None, out: Ar
 def _direct(atoms: Array, grid: Grid, scheme: Scheme, out: Array, workers: int) -> None:
     positions, charges = from_origin(atoms, grid), atoms[:, 3].astype(np.float32)
     lattice, softening = _lattice(grid, 1.0), SOFTENING_ANGSTROM**2
-    kind, scale = _kind(scheme), _scale(scheme, 1.0)
+    kind, scale, split = _kind(scheme), _scale(scheme, 1.0), _split(scheme)
 
     def compute(block: Block) -> None:
         points, pitch = _points(block)
         sums, totals, squares = np.empty(points, np.float32), np.empty(points), np.empty(pitch, np.float32)
-        direct_block(kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale)
+        direct_block(
+            kind, positions, charges, lattice, softening, block, sums, totals, squares, out, grid.first, scale, split
+        )
 
     most_points = tuning.MOST_BLOCK_PAIRS / max(len(atoms), 1)
     for_each(

@@ -66,12 +66,14 @@ def cutoff_block(
     out: Any,
     first: Any,
     scale: float,
+    split: Any,
 ) -> None:
     """Sums a block. Every block visits the cells, and so each point its atoms, in ascending order.
 
     positions : [atoms, 3] float64, sorted by cell; charges: [atoms] float32; starts: first atom of each cell
     sums      : scratch for the block's rows, each of a multiple of eight points; squares: scratch for one row
     out       : the map, [x, y, z] float32; first: index in the whole grid of out[0, 0, 0]
+    split     : the coefficients of the scheme "split", float32; zeros for others
     """
     pitch = (block.z1 - block.z0 + LANES - 1) // LANES * LANES
     rows_y = block.y1 - block.y0
@@ -93,7 +95,7 @@ def cutoff_block(
             for atom in range(starts[column], starts[column + lattice.cells_z]):
                 _add_atom(
                     kind, positions[atom, 0], positions[atom, 1], positions[atom, 2], charges[atom],
-                    lattice, softening, block, sums, squares, chords, across, pitch,
+                    lattice, softening, block, sums, squares, chords, across, pitch, split,
                 )  # fmt: skip
     for x in range(block.x0, block.x1):
         for y in range(block.y0, block.y1):
@@ -107,6 +109,7 @@ def cutoff_block(
 def _add_atom(
     kind: int, x: float, y: float, z: float, charge: np.float32,
     lattice: Lattice, softening: float, block: Block, sums: Any, squares: Any, chords: Any, across: Any, pitch: int,
+    split: Any,
 ) -> None:  # fmt: skip
     """Adds one atom's terms to all rows that its sphere reaches (the cylinder test), each over its own chord."""
     reach = 1.00001  # slightly more than the cutoff; the terms are exact zeros beyond it
@@ -137,7 +140,7 @@ def _add_atom(
         row = ((i - block.x0) * (block.y1 - block.y0) + y_first - block.y0) * pitch + z_first
         for j in range(rows):
             begin = chords[j, 0]
-            add_row(kind, sums, row + j * pitch + begin, squares, begin, chords[j, 1], across[j], charge)
+            add_row(kind, sums, row + j * pitch + begin, squares, begin, chords[j, 1], across[j], charge, split)
 
 
 @compiled
@@ -154,6 +157,7 @@ def direct_block(
     out: Any,
     first: Any,
     scale: float,
+    split: Any,
 ) -> None:
     """Sums a block over all atoms, in input order; totals: float64 scratch, as long as `sums`."""
     pitch = (block.z1 - block.z0 + LANES - 1) // LANES * LANES
@@ -169,7 +173,7 @@ def direct_block(
                 for j in range(block.y0, block.y1):
                     dy = j * lattice.step_y - positions[atom, 1]
                     row = ((i - block.x0) * rows_y + j - block.y0) * pitch
-                    add_row(kind, sums, row, squares, 0, pitch, np.float32(dx * dx + dy * dy), charges[atom])
+                    add_row(kind, sums, row, squares, 0, pitch, np.float32(dx * dx + dy * dy), charges[atom], split)
         for point in range(points):
             totals[point] += sums[point]
     for x in range(block.x0, block.x1):

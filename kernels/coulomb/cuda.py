@@ -97,6 +97,17 @@ def potential(
     return out
 
 
+def exclude_near(atoms: Any, grid: Grid, radius: float, cell: Cell | None, out: Any, *, stream: Any = None) -> None:
+    """See kernels.coulomb.exclude."""
+    import cupy
+
+    with on_stream(atoms, stream) as current:
+        atoms = cupy.ascontiguousarray(atoms, np.dtype(atoms.dtype).newbyteorder("="))
+        scheme = Scheme(name="direct", exclude_radius_angstrom=radius)
+        if len(atoms):
+            _exclude(Task(atoms=atoms, grid=grid, scheme=scheme, cell=cell, out=out, stream=current))
+
+
 def variants_of(scheme: Scheme) -> Mapping[str, Variant]:
     """The variants that compute a scheme, naive to fast; the last is in production."""
     return DIRECT if scheme.name == "direct" else CUTOFF
@@ -292,7 +303,8 @@ def _run_tiles(task: Task) -> None:
 
 def _entries(*names: str) -> tuple[str, ...]:
     kinds = itertools.product(names, range(len(CUTOFF_SCHEMES)), ("false", "true"))
-    return tuple(f"{name}<{scheme}, {by_distance}>" for name, scheme, by_distance in kinds)
+    split = CUTOFF_SCHEMES.index("split")  # has no distance-dependent dielectric
+    return tuple(f"{name}<{scheme}, {far}>" for name, scheme, far in kinds if (scheme, far) != (split, "true"))
 
 
 def _reals(*names: str) -> tuple[str, ...]:

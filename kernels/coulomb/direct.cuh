@@ -8,6 +8,7 @@ struct Points {
     double origin[3], step[3];  // angstrom; origin of the whole grid
     int first[3], shape[3];
     float scale, softening;  // softening: added to r²
+    float split[SPLIT_TERMS];
     long long atoms;
 };
 
@@ -50,7 +51,7 @@ __global__ void direct_scatter(const float4* __restrict__ atoms, float* __restri
             const float across = across_of(place(points, 0, x), place(points, 1, y), atom, points.softening);
             for (int z = 0; z < points.shape[2]; ++z) {
                 float term = 0;
-                add_term<DIRECT, BY_DISTANCE>(term, place(points, 2, z) - atom.z, across, atom.w);
+                add_term<DIRECT, BY_DISTANCE>(term, place(points, 2, z) - atom.z, across, atom.w, points.split);
                 atomicAdd(to++, term * points.scale);
             }
         }
@@ -69,7 +70,7 @@ direct_gather(const float4* __restrict__ atoms, float* __restrict__ map, Points 
     float sum = 0;
     for (long long a = 0; a < points.atoms; ++a) {
         const float4 atom = atoms[a];
-        add_term<DIRECT, BY_DISTANCE>(sum, z - atom.z, across_of(x, y, atom, points.softening), atom.w);
+        add_term<DIRECT, BY_DISTANCE>(sum, z - atom.z, across_of(x, y, atom, points.softening), atom.w, points.split);
     }
     map[i] = sum * points.scale;
 }
@@ -94,10 +95,10 @@ struct Row {
     }
 
     template <bool BY_DISTANCE>
-    __device__ void add(const float4& atom, float softening) {
-        const float across = across_of(x, y, atom, softening);
+    __device__ void add(const float4& atom, const Points& points) {
+        const float across = across_of(x, y, atom, points.softening);
 #pragma unroll
-        for (int k = 0; k < COARSE; ++k) add_term<DIRECT, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w);
+        for (int k = 0; k < COARSE; ++k) add_term<DIRECT, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w, points.split);
     }
 
     // Stores the sums, or adds them to the map.
@@ -117,7 +118,7 @@ template <bool BY_DISTANCE, bool APART>
 __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_coarsened(const float4* __restrict__ atoms, float* __restrict__ map, Points points) {
     Row<APART> row(points);
-    for (long long a = 0; a < points.atoms; ++a) row.template add<BY_DISTANCE>(atoms[a], points.softening);
+    for (long long a = 0; a < points.atoms; ++a) row.template add<BY_DISTANCE>(atoms[a], points);
     row.template store<false>(map, points);
 }
 
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(DIRECT_THREADS)
 direct_constant(const __grid_constant__ AtomChunk chunk, int count, float* __restrict__ map,
                 const __grid_constant__ Points points) {
     Row<true> row(points);
-    for (int a = 0; a < count; ++a) row.template add<BY_DISTANCE>(chunk.atom[a], points.softening);
+    for (int a = 0; a < count; ++a) row.template add<BY_DISTANCE>(chunk.atom[a], points);
     row.template store<true>(map, points);
 }
 
@@ -181,7 +182,7 @@ direct_tiles(const Real* __restrict__ atoms, float* __restrict__ map, Points poi
             const float4 atom = stage[a];
             const float across = across_of(x, y, atom, points.softening);
 #pragma unroll
-            for (int k = 0; k < COARSE; ++k) add_term<DIRECT, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w);
+            for (int k = 0; k < COARSE; ++k) add_term<DIRECT, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w, points.split);
         }
 #pragma unroll
         for (int k = 0; k < COARSE; ++k) {  // Knuth's two-sum

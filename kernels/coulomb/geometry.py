@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMES = ("shift", "taylor2", "truncate", "direct")
+SCHEMES = ("shift", "taylor2", "truncate", "split", "direct")
 SOFTENING_ANGSTROM = 1e-4
+SPLIT_TERMS = 8  # in terms.cuh too
+# Of 1/sqrt(1 - u) in powers of u.
+INVERSE_ROOT_SERIES = (1.0, 1 / 2, 3 / 8, 5 / 16, 35 / 128, 63 / 256, 231 / 1024, 429 / 2048)
 MAX_POINTS_AN_AXIS = 1 << 26
 MAX_IMAGES = 1 << 20  # lattice vectors whose images can come near a grid
 
@@ -133,11 +136,14 @@ class Scheme:
     name : "shift"     q/r (1 - rho²)², smooth at the cutoff
            "taylor2"   q (1/r - (1.875 - 1.25 rho² + 0.375 rho⁴) / cutoff)
            "truncate"  q/r
+           "split"     q (1/r - P(1 - rho²) / cutoff), the near part of a full sum (kernels.ewald)
            "direct"    q/r, no cutoff
     cutoff_angstrom : atoms beyond it contribute nothing (not used by "direct")
     dielectric      : the relative permittivity, or its factor if `distance_dependent`
     distance_dependent : the permittivity is dielectric × r (r in angstrom): each term is divided by r once more
     exclude_radius_angstrom : points closer than this to any atom, charged or not, are set to zero; 0 disables it
+    split : only for "split": the coefficients of the polynomial P, constant first, which is 1: the potential is then
+            zero at the cutoff. By default the series of 1/sqrt, with which all derivatives up to the seventh are zero
 
     Raises ValueError.
     """
@@ -147,6 +153,7 @@ class Scheme:
     dielectric: float = 1.0
     distance_dependent: bool = False
     exclude_radius_angstrom: float = 0.0
+    split: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
@@ -156,6 +163,12 @@ class Scheme:
             if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) < 1e30:
                 raise ValueError(f"{name} must be a number of at least {least:g}; got {value!r}")
             object.__setattr__(self, name, float(value))
+        if self.name == "split" and not self.split:
+            object.__setattr__(self, "split", INVERSE_ROOT_SERIES)
+        if self.split and (self.name != "split" or len(self.split) != SPLIT_TERMS):
+            raise ValueError(f'scheme "split", and it alone, takes {SPLIT_TERMS} coefficients; got {self.split!r}')
+        if self.split and (self.distance_dependent or self.split[0] != 1):
+            raise ValueError('scheme "split" has the first coefficient 1 and no distance-dependent dielectric')
 
 
 def check_cell(cell: Cell, scheme: Scheme) -> None:

@@ -55,13 +55,14 @@ struct Region {
     }
 
     template <int SCHEME, bool BY_DISTANCE>
-    __device__ void add(const float4* staged, int count, float softening) {
+    __device__ void add(const float4* staged, int count, const Points& points) {
         for (int a = 0; a < count; ++a) {
             const float4 atom = staged[a];
-            const float across = across_of(x, y, atom, softening);
+            const float across = across_of(x, y, atom, points.softening);
             if (across > 1.0f) continue;
 #pragma unroll
-            for (int k = 0; k < REGION_EACH; ++k) add_term<SCHEME, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w);
+            for (int k = 0; k < REGION_EACH; ++k) 
+                add_term<SCHEME, BY_DISTANCE>(sum[k], z[k] - atom.z, across, atom.w, points.split);
         }
     }
 
@@ -117,7 +118,7 @@ regions_slots(const float4* __restrict__ bins, float* __restrict__ map, Points p
         __syncthreads();
         staged[threadIdx.x] = atom;
         __syncthreads();
-        region.add<SCHEME, BY_DISTANCE>(staged, REGION_THREADS, points.softening);
+        region.add<SCHEME, BY_DISTANCE>(staged, REGION_THREADS, points);
     }
     region.store(map, points);
 }
@@ -142,7 +143,7 @@ add_overflow(const float4* __restrict__ overflow, const int* __restrict__ overfl
             const int y = first[1] + static_cast<int>(m / count[2] % count[1]), z = first[2] + static_cast<int>(m % count[2]);
             const float across = across_of(place(points, 0, x), place(points, 1, y), atom, points.softening);
             float term = 0;
-            add_term<SCHEME, BY_DISTANCE>(term, place(points, 2, z) - atom.z, across, atom.w);
+            add_term<SCHEME, BY_DISTANCE>(term, place(points, 2, z) - atom.z, across, atom.w, points.split);
             if (term != 0) atomicAdd(map + (x * static_cast<long long>(points.shape[1]) + y) * points.shape[2] + z, term * points.scale);
         }
     }
@@ -166,7 +167,7 @@ regions_sorted(const float4* __restrict__ atoms, const int* __restrict__ starts,
             __syncthreads();
             if (base + threadIdx.x < end) staged[threadIdx.x] = atoms[base + threadIdx.x];
             __syncthreads();
-            region.add<SCHEME, BY_DISTANCE>(staged, min(end - base, REGION_THREADS), points.softening);
+            region.add<SCHEME, BY_DISTANCE>(staged, min(end - base, REGION_THREADS), points);
         }
     }
     region.store(map, points);

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from kernels.coulomb.cells import Cells
-from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, Cell, Grid, Scheme
+from kernels.coulomb.geometry import SCHEMES, SOFTENING_ANGSTROM, SPLIT_TERMS, Cell, Grid, Scheme
 
 CONSTANT_ATOMS = 240  # in direct.cuh too
 
@@ -21,6 +21,7 @@ class PointsStruct(ctypes.Structure):
         ("shape", ctypes.c_int * 3),
         ("scale", ctypes.c_float),
         ("softening", ctypes.c_float),
+        ("split", ctypes.c_float * SPLIT_TERMS),
         ("atoms", ctypes.c_longlong),
     )
 
@@ -59,6 +60,7 @@ def points_struct(grid: Grid, scheme: Scheme, atoms: int, unit: float) -> Points
     points.first[:], points.shape[:] = grid.first, grid.shape
     points.scale = 1 / (scheme.dielectric * unit ** (1 + scheme.distance_dependent))
     points.softening = (SOFTENING_ANGSTROM / unit) ** 2
+    points.split[:] = scheme.split or [0.0] * SPLIT_TERMS
     return points
 
 

@@ -69,7 +69,7 @@ struct Lane {
 // Adds the atoms of a queue, in whole groups of UNROLL, to the points of the halves FROM … TO - 1, and moves the rest to
 // the front; the last time the queue is padded with atoms of zero charge.
 template <int SCHEME, bool BY_DISTANCE, int FROM, int TO>
-__device__ inline void drain(Lane& lane, unsigned queue, int& count, bool last, float softening) {
+__device__ inline void drain(Lane& lane, unsigned queue, int& count, bool last, const Points& points) {
     const int number = threadIdx.x % 32;
     if (last) {
         const int missing = -count & (UNROLL - 1);
@@ -84,12 +84,12 @@ __device__ inline void drain(Lane& lane, unsigned queue, int& count, bool last, 
 #pragma unroll
         for (int a = 0; a < UNROLL; ++a) {
             const float4 atom = shared_atom(at + a * ATOM);
-            const float across = across_of(lane.x, lane.y, atom, softening);
+            const float across = across_of(lane.x, lane.y, atom, points.softening);
 #pragma unroll
             for (int half = FROM; half < TO; ++half)
 #pragma unroll
                 for (int k = 0; k < 2; ++k)
-                    add_term<SCHEME, BY_DISTANCE>(lane.sum[half][k], lane.z[half][k] - atom.z, across, atom.w);
+                    add_term<SCHEME, BY_DISTANCE>(lane.sum[half][k], lane.z[half][k] - atom.z, across, atom.w, points.split);
         }
     __syncwarp();
     if (number < rest) put_shared_atom(queue + number * ATOM, shared_atom(end + number * ATOM));
@@ -220,17 +220,17 @@ tiles(const float4* __restrict__ high, const float4* __restrict__ low, const int
                                                     : down_hit ? lower_queue + lower * ATOM : upper_queue + upper * ATOM;
             if (down_hit || up_hit) put_shared_atom(end + __popc(alike & lanes_before()) * ATOM, atom);
             both += __popc(twice), lower += __popc(down_hits & ~twice), upper += __popc(up_hits & ~twice);
-            if (both > FULL) drain<SCHEME, BY_DISTANCE, 0, 2>(lane, both_queue, both, false, points.softening);
+            if (both > FULL) drain<SCHEME, BY_DISTANCE, 0, 2>(lane, both_queue, both, false, points);
             if (max(lower, upper) > HALF_FULL) {
-                drain<SCHEME, BY_DISTANCE, 0, 1>(lane, lower_queue, lower, false, points.softening);
-                drain<SCHEME, BY_DISTANCE, 1, 2>(lane, upper_queue, upper, false, points.softening);
+                drain<SCHEME, BY_DISTANCE, 0, 1>(lane, lower_queue, lower, false, points);
+                drain<SCHEME, BY_DISTANCE, 1, 2>(lane, upper_queue, upper, false, points);
             }
         }
         __syncwarp();
     }
-    drain<SCHEME, BY_DISTANCE, 0, 2>(lane, both_queue, both, true, points.softening);
-    drain<SCHEME, BY_DISTANCE, 0, 1>(lane, lower_queue, lower, true, points.softening);
-    drain<SCHEME, BY_DISTANCE, 1, 2>(lane, upper_queue, upper, true, points.softening);
+    drain<SCHEME, BY_DISTANCE, 0, 2>(lane, both_queue, both, true, points);
+    drain<SCHEME, BY_DISTANCE, 0, 1>(lane, lower_queue, lower, true, points);
+    drain<SCHEME, BY_DISTANCE, 1, 2>(lane, upper_queue, upper, true, points);
 
     const int px = tile.corner[0] + i - points.first[0], py = tile.corner[1] + j - points.first[1];
     if (px < 0 || px >= points.shape[0] || py < 0 || py >= points.shape[1]) return;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["check_array", "check_out", "check_workers"]
+__all__ = ["check_array", "check_out", "check_workers", "native"]
 
 
 def check_array(name: str, array: Any) -> None:
@@ -52,6 +54,16 @@ def check_out(
             continue
         if np.may_share_memory(array, out) if on_host else _may_share_device_memory(array, out):
             raise ValueError(f"out shares memory with {name}, which would be overwritten before it is read")
+
+
+def native(image: NDArray[Any]) -> NDArray[Any]:
+    """The image, C-contiguous, in native byte order, and as writable, since Numba would compile again for read-only."""
+    image = np.ascontiguousarray(image, image.dtype.newbyteorder("="))
+    if image.flags.writeable:
+        return np.asarray(image)
+    memory: Any = (ctypes.c_char * image.nbytes).from_address(image.ctypes.data)
+    view: NDArray[Any] = np.frombuffer(memory, image.dtype).reshape(image.shape)
+    return view
 
 
 def _are_same(one: Any, other: Any) -> bool:

@@ -38,19 +38,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from kernels.runtime.arrays import check_array, check_out, check_workers
+from kernels.runtime.filtering import DTYPES, NAN_POLICIES, check_cval, filtered_axes, per_axis
 from kernels.smoothing.borders import BORDER_MODES, MODES, border_indices
 from kernels.smoothing.window import MAX_SAMPLES, MAX_TAPS, Window, box_window, gaussian_windows, result_dtype
 
 __all__ = ["BORDER_MODES", "DTYPES", "MAX_TAPS", "MODES", "border_indices", "box", "gaussian"]
-
-DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
-NAN_POLICIES = ("propagate", "omit", "raise")
 
 
 def box(
@@ -153,7 +150,7 @@ def _checked_request(
     shape: tuple[int, ...], dtype: Any, make_windows: Callable[..., list[Window]], parameters: tuple[Any, ...]
 ) -> _Request:
     axes, channel_axis, *rest = parameters
-    windows = make_windows(dtype, _filtered_axes(shape, dtype, axes, channel_axis), *rest)
+    windows = make_windows(dtype, filtered_axes(shape, dtype, axes, channel_axis), *rest)
     windows = sorted((w for w in windows if w.taps > 1), key=lambda window: window.axis)
     _check_lengths(shape, windows)
     samples = math.prod(window.taps for window in windows if window.half_weights is None)
@@ -171,7 +168,7 @@ def _known_request(
 
 
 def _box_windows(dtype: Any, axes: tuple[int, ...], size: Any, mode: Any) -> list[Window]:
-    sizes, modes = _per_axis("size", size, axes), _per_axis("mode", mode, axes)
+    sizes, modes = per_axis("size", size, axes), per_axis("mode", mode, axes)
     return [box_window(axis, s, m) for axis, s, m in zip(axes, sizes, modes, strict=True)]
 
 
@@ -186,14 +183,14 @@ def _gaussian_windows(
     order: Any,
     direct: bool,
 ) -> list[Window]:
-    sigmas, modes = _per_axis("sigma", sigma, axes), _per_axis("mode", mode, axes)
-    radii, offsets = _per_axis("radius", radius, axes), _per_axis("offset", offset, axes)
+    sigmas, modes = per_axis("sigma", sigma, axes), per_axis("mode", mode, axes)
+    radii, offsets = per_axis("radius", radius, axes), per_axis("offset", offset, axes)
     for each in offsets:
         if isinstance(each, bool) or not isinstance(each, int | np.integer):
             raise TypeError(f"offset must be a whole number of samples; got {each!r}")
     return gaussian_windows(
         axes, sigmas, modes, np.dtype(dtype), truncate=truncate, radii=radii, offsets=offsets, direct=direct,
-        orders=_per_axis("order", order, axes),
+        orders=per_axis("order", order, axes),
     )  # fmt: skip
 
 
@@ -208,7 +205,7 @@ def _smooth(
     stream: Any,
 ) -> Any:
     windows = request.windows
-    _check_cval(image.dtype, cval)
+    check_cval(image.dtype, cval)
     body = _body(image, workers, stream)
     counted = _counted(image, nan_policy, mask)
     check_out(out, request.shape, request.dtype, apart_from={"image": image, "mask": mask})
@@ -222,41 +219,6 @@ def _smooth(
     return total
 
 
-def _filtered_axes(
-    shape: tuple[int, ...], dtype: Any, axes: int | Sequence[int] | None, channel_axis: int | None
-) -> tuple[int, ...]:
-    ndim = len(shape)
-    if np.dtype(dtype).name not in DTYPES:
-        raise TypeError(f"image has dtype {dtype}; supported are {', '.join(DTYPES)}")
-    if ndim == 0 or 0 in shape:
-        raise ValueError(f"image has shape {shape}: there is nothing to smooth")
-    channel = None if channel_axis is None else _axis(channel_axis, ndim, "channel_axis")
-    if axes is None:
-        return tuple(axis for axis in range(ndim) if axis != channel)
-    listed: Sequence[Any] = [axes] if isinstance(axes, int | np.integer) else axes
-    chosen = tuple(_axis(axis, ndim, "axes") for axis in listed)
-    if len(set(chosen)) != len(chosen):
-        raise ValueError(f"axes {axes} names an axis twice")
-    if channel in chosen:
-        raise ValueError(f"axes {axes} contains channel_axis {channel_axis}")
-    return chosen
-
-
-def _axis(axis: Any, ndim: int, name: str) -> int:
-    if not isinstance(axis, int | np.integer) or not -ndim <= axis < ndim:
-        raise ValueError(f"{name} {axis!r} is out of range for an image of {ndim} dimensions")
-    return int(axis) % ndim
-
-
-def _per_axis(name: str, value: Any, axes: tuple[int, ...]) -> tuple[Any, ...]:
-    if value is None or isinstance(value, str | Real):
-        return (value,) * len(axes)
-    values = tuple(value)
-    if len(values) != len(axes):
-        raise ValueError(f"{name} has {len(values)} values for {len(axes)} filtered axes")
-    return values
-
-
 def _check_lengths(shape: tuple[int, ...], windows: list[Window]) -> None:
     for window in windows:
         if window.output_length(shape[window.axis]) < 1:
@@ -264,21 +226,6 @@ def _check_lengths(shape: tuple[int, ...], windows: list[Window]) -> None:
                 f"axis {window.axis} has {shape[window.axis]} samples, fewer than the window's {window.taps}: "
                 f'mode "valid" leaves nothing'
             )
-
-
-def _check_cval(dtype: Any, cval: float) -> None:
-    if type(cval) is int and cval == 0:
-        return
-    if not hasattr(cval, "__float__") or getattr(cval, "ndim", 0) != 0:
-        raise TypeError(f"cval must be a number; got {type(cval).__name__}")
-    if np.dtype(dtype).kind == "f":
-        most = float(np.finfo(dtype).max)
-        if math.isfinite(cval) and abs(cval) > most:
-            raise ValueError(f"cval must be within ±{most:g} for {dtype} images, or infinite; got {cval}")
-        return
-    held = np.iinfo(dtype)
-    if not math.isfinite(cval) or cval != int(cval) or not held.min <= cval <= held.max:
-        raise ValueError(f"cval must be a whole number in {held.min} … {held.max} for {dtype} images; got {cval}")
 
 
 def _output_shape(shape: tuple[int, ...], windows: list[Window]) -> tuple[int, ...]:

@@ -148,9 +148,9 @@ def gaussian_radius(sigma: float, *, truncate: float | None = None, radius: int 
     """Samples on each side of the centre; ValueError if sigma, truncate or the reach is out of range."""
     if not (_is_finite(sigma) and float(sigma) >= 0):
         raise ValueError(f"sigma must be a number of samples, 0 (no smoothing) or more; got {sigma!r}")
-    if truncate is not None and not (_is_finite(truncate) and float(truncate) > 0):
-        raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")
     if radius is None:
+        if truncate is not None and not (_is_finite(truncate) and float(truncate) > 0):
+            raise ValueError(f"truncate must be a positive number of standard deviations; got {truncate!r}")
         reach = int(min((TRUNCATE if truncate is None else truncate) * float(sigma) + 0.5, 1e9))
     elif isinstance(radius, bool) or not isinstance(radius, int | np.integer) or radius < 0:
         raise ValueError(f"radius must be a whole number of samples, 0 or more; got {radius!r}")

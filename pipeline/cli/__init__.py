@@ -50,12 +50,16 @@ class WorkloadGroup(click.Group, ABC):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         from pipeline.config import spellings
         from pipeline.workloads import workload_named
+        from pipeline.workloads.common.storage import StorageParameters
 
         try:
             workload = workload_named(name)
         except KeyError:
             return None
-        fields = {spellings(field, info)[0]: info for field, info in workload.Parameters.model_fields.items()}
+        declared = sorted(
+            workload.Parameters.model_fields.items(), key=lambda each: each[0] in StorageParameters.model_fields
+        )  # those last
+        fields = {spellings(field, info)[0]: info for field, info in declared}
         parameters = [
             click.Argument(["input"], type=self.path),
             click.Argument(["output"], type=self.path),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.codecs import silence_loggers
 from pipeline.codecs.blosc import check_blosc
@@ -39,6 +40,25 @@ def decode(codec: str, data: Buffer, limit: int, **options: Any) -> Buffer:
     Raises TooLarge, or an exception of any type if the data are damaged.
     """
     return DECODERS[codec](data, limit, **options)
+
+
+def decode_into(codec: str, data: Buffer, out: NDArray[np.uint8]) -> None:
+    """Decode a block of exactly `len(out)` bytes into `out`. Raises as `decode`, and ValueError if there are fewer."""
+    if codec == "blosc":
+        import imagecodecs
+
+        found = check_blosc(np.frombuffer(data, np.uint8))
+        if found > len(out):
+            raise _too_large(len(out))
+        if found == len(out):
+            imagecodecs.blosc_decode(data, out=out.data, numthreads=1)
+    else:
+        block = np.frombuffer(decode(codec, data, len(out)), np.uint8)
+        found = len(block)
+        if found == len(out):
+            out[:] = block
+    if found != len(out):
+        raise ValueError(f"it decodes to {found:,} bytes instead of {len(out):,}")
 
 
 def encoded_limit(nbytes: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.errors import InputError
+from pipeline.storage.confinement import open_beneath
 
 # SHA-256 runs at 1 to 2 GB/s on one core: for larger inputs it would slow the job, and is computed only on request.
 HASHED_UP_TO_BYTES = 256 << 20
@@ -34,6 +35,7 @@ class InputIdentity:
         self._path = path
         self._version = input_version(path) if version is None else version
         self._is_folder = path.is_dir()
+        self._inode = _inode(path)
         self._digest: str | None = None
         self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
@@ -51,7 +53,17 @@ class InputIdentity:
     def check(self) -> None:
         """InputError if the input has changed since the job began."""
         if self._path.exists() and input_version(self._path) != self._version:
-            raise InputError(f"{self._path}: changed while it was read; nothing was published; run again")
+            raise self._changed()
+
+    def check_untouched(self) -> None:
+        """As `check`, but also InputError if the input is gone, or was renamed, as when another was in its place for a
+        while. For results that are wrong: changes of permissions or links raise, too."""
+        self.check()
+        if _inode(self._path) != self._inode:
+            raise self._changed()
+
+    def _changed(self) -> InputError:
+        return InputError(f"{self._path}: changed while it was read; nothing was published; run again")
 
     def confirmed(self) -> dict[str, Any]:
         """Path, bytes, mtime (seconds since 1970) and SHA-256 (None for folders and for large files not asked for).
@@ -73,7 +85,7 @@ class InputIdentity:
     def _hash(self) -> None:
         digest = hashlib.sha256()
         try:
-            with self._path.open("rb", buffering=0) as file:
+            with open(self._path, "rb", buffering=0, opener=open_beneath) as file:
                 while block := file.read(BLOCK_BYTES):
                     if self._abandoned.is_set():
                         return
@@ -81,3 +93,12 @@ class InputIdentity:
         except OSError:
             return  # the job reads the same file and reports the error
         self._digest = digest.hexdigest()
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """The number of a file or folder, and the time of its last change, of its name too; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns

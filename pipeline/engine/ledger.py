@@ -27,6 +27,7 @@ from typing import Any, Self
 from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
+from pipeline.storage.confinement import in_its_folder, open_beneath, open_new, resolved
 from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
 from pipeline.storage.writable import writing
 from pipeline.workloads.paths import ledger_path
@@ -72,7 +73,7 @@ class Ledger:
     """
 
     def __init__(self, output: Path, identity: Mapping[str, Any]) -> None:
-        self._output = Path(os.path.realpath(output))
+        self._output = resolved(output)
         self.folder = ledger_path(self._output)
         self.identity = identity
 
@@ -82,7 +83,7 @@ class Ledger:
 
         spec : if given, None also for a job with other parameters
         """
-        job = _read(ledger_path(Path(os.path.realpath(output))) / _JOB)
+        job = _read(ledger_path(resolved(output)) / _JOB)
         if job is not None and spec is not None:
             asked = (spec.workload, json.loads(json.dumps(spec.parameters.in_force())))
             job = job if (job.get("workload"), job.get("parameters")) == asked else None
@@ -131,9 +132,9 @@ class Ledger:
     def create(self) -> None:
         """Create the folder for a first run, in place of an older one."""
         self.remove()
-        with writing(self.folder):
-            self.folder.mkdir()
-            sync_folder(self.folder.parent)
+        with writing(self.folder), in_its_folder(self.folder) as here:
+            here.mkdir()
+            sync_folder(here.parent)
         self._begin_run([])
 
     def go_on(self) -> None:
@@ -193,7 +194,7 @@ class Ledger:
     @staticmethod
     def concluded(output: Path) -> dict[str, Any] | None:
         """The receipt of a run that was killed after publishing; None if there is none."""
-        final = Path(os.path.realpath(output))
+        final = resolved(output)
         found = _read(ledger_path(final) / _RECEIPT) or {}
         receipt, publishes = found.get("receipt"), found.get("publishes")
         if not isinstance(receipt, dict) or not isinstance(publishes, dict):
@@ -208,9 +209,10 @@ class Ledger:
         if not os.path.lexists(self.folder):
             return
         self.refuse_others()
-        with writing(self.folder):
-            (self.folder / _JOB).unlink(missing_ok=True)  # first: without it the rest is no ledger
-            _remove_tree(self.folder)
+        with writing(self.folder), in_its_folder(self.folder) as here:
+            with in_its_folder(self.folder / _JOB) as job:
+                job.unlink(missing_ok=True)  # first: without it the rest is no ledger
+            _remove_tree(here)
 
     def refuse_others(self) -> None:
         """OutputError if something else has its name, or is in its folder."""
@@ -234,13 +236,13 @@ def remove_leftovers(output: Path) -> None:
 
     No run may be using the output. OutputError if something else has the ledger's name.
     """
-    final = Path(os.path.realpath(output))
+    final = resolved(output)
     ledger = Ledger(output, {})
     if not ledger.exists:
         return  # a file with the name of a partial output is then not ours
     for path in _partials(final):
-        with writing(final):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+        with writing(final), in_its_folder(path) as here:
+            shutil.rmtree(here) if here.is_dir() and not here.is_symlink() else here.unlink(missing_ok=True)
     settle_older(final)
     ledger.remove()
 
@@ -283,18 +285,20 @@ def _entry(path: Path, chunk_count: int) -> Entry | None:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write atomically and durably: first the content, then the name in the folder."""
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    with in_its_folder(path) as here:
+        temporary = here.with_name(f".{path.name}.{threading.get_native_id()}")
+        with open(temporary, "w", encoding="utf-8", opener=open_new) as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(here)
+        sync_folder(here.parent)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8", opener=open_beneath) as file:
+            found = json.load(file)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

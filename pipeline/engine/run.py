@@ -34,6 +34,7 @@ from pipeline.errors import (
     UserError,
 )
 from pipeline.formats.image.preview import write_preview as draw_image
+from pipeline.storage.confinement import open_beneath
 from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.paths import receipt_path
@@ -250,7 +251,7 @@ def _audited(job: PlannedJob, identity: InputIdentity) -> Audit:
     try:
         audit = job.output.audit()
     except AuditError as error:
-        identity.check()  # no result of a changed input is right
+        identity.check_untouched()  # no result of a changed input is right
         _count_audit(job.workload, error.worst_error, error.tolerance)
         raise
     _count_audit(job.workload, audit.worst_error, audit.tolerance)
@@ -296,7 +297,8 @@ def finished_before(output: Path, job: str) -> dict[str, Any] | None:
 
 def _receipt_beside(output: Path) -> dict[str, Any] | None:
     try:
-        receipt = json.loads(receipt_path(output).read_text(encoding="utf-8"))
+        with open(receipt_path(output), encoding="utf-8", opener=open_beneath) as file:
+            receipt = json.load(file)
     except (OSError, ValueError):
         return None
     return receipt if isinstance(receipt, dict) and output.exists() else None

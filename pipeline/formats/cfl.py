@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, counted
+from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile, first_bytes, reading
 
 COMPLEX = np.dtype("<c8")
@@ -73,8 +74,8 @@ class Cfl:
                 f"{self.path}: holds {counted(size, 'byte')}, but its .hdr declares {needed:,}: the two do not belong "
                 "together; write them again"
             )
-        with reading(self.path):
-            self.array: NDArray[np.complex64] = np.memmap(self.path, COMPLEX, mode="r", shape=self.dims[::-1])
+        with reading(self.path), by_descriptor(self.path) as here:
+            self.array: NDArray[np.complex64] = np.memmap(here, COMPLEX, mode="r", shape=self.dims[::-1])
 
 
 def _read_dims(path: Path) -> tuple[int, ...]:

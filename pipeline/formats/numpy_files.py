@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, MillraceError
+from pipeline.storage.confinement import by_descriptor, open_beneath
 from pipeline.storage.positional import first_bytes, reading
 
 LONGEST_DETAIL = 120
@@ -25,14 +26,18 @@ def is_archive(path: Path) -> bool:
 def mapped_array(path: Path) -> NDArray[Any]:
     """The array of an `.npy`, mapped: a header that declares more than the file holds allocates no memory."""
     first_bytes(path)  # names the error in a path
-    with _loading(path, ".npy"):
-        return np.lib.format.open_memmap(path, mode="r")
+    with _loading(path, ".npy"), by_descriptor(path) as here:
+        return np.lib.format.open_memmap(here, mode="r")
 
 
 @contextmanager
 def archive(path: Path) -> Iterator[Any]:
     """The `np.load` of an `.npz`, with errors in the file translated to InputError."""
-    with _loading(path, ".npz"), path.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
+    with (
+        _loading(path, ".npz"),
+        open(path, "rb", opener=open_beneath) as opened,
+        np.load(opened, allow_pickle=False) as found,
+    ):
         yield found
 
 

@@ -31,6 +31,9 @@ __all__ = [
     "job_queue_wait",
     "jobs_finished",
     "serve",
+    "solver_iterations",
+    "solver_objective",
+    "solver_residual",
     "stages",
     "work_of",
     "worker_restarts",
@@ -44,6 +47,9 @@ collective_bytes = counter("millrace_collective_bytes_total")
 collective_seconds = counter("millrace_collective_seconds_total")
 communicator_aborts = counter("millrace_communicator_aborts_total")
 communicator_epoch = gauge("millrace_communicator_epoch")
+solver_iterations = counter("millrace_solver_iterations_total")
+solver_residual = gauge("millrace_solver_residual_ratio")
+solver_objective = gauge("millrace_solver_objective")
 worker_restarts = counter("millrace_worker_restarts_total")
 _errors = counter("millrace_errors_total")
 _INTERNAL = "internal"

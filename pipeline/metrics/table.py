@@ -78,6 +78,19 @@ TABLE = (
         "millrace_output_bytes_total", "counter", "bytes", ("workload",), "Bytes of output that were written.", "worker"
     ),
     Metric(
+        "millrace_solver_iterations_total", "counter", "iterations", ("workload",),
+        "Iterations of MRI reconstructions that ended.", "worker",
+    ),
+    Metric(
+        "millrace_solver_residual_ratio", "gauge", "ratio", ("workload",),
+        "Relative residual of the newest reconstruction: of the normal equations, or with a penalty of the samples.",
+        "worker",
+    ),
+    Metric(
+        "millrace_solver_objective", "gauge", "objective", ("workload",),
+        "Objective of the newest reconstruction with a penalty.", "worker",
+    ),
+    Metric(
         "millrace_work_total", "counter", "the label's unit", ("workload", "unit"),
         "Work written, in the workload's own unit: pixels, samples, or pairs of a point and an atom (under a cutoff as "
         "many as the mean density makes likely).",

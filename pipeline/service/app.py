@@ -11,6 +11,7 @@ from pipeline.service.http.access import Gate
 from pipeline.service.http.api import probes, v1
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.problems import MEDIA_TYPE, Problem, install
+from pipeline.service.http.recent import RecentAnswers
 from pipeline.service.web.pages import add_pages
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -25,6 +26,7 @@ def make_app(service: Service) -> FastAPI:
         responses=_PROBLEMS, docs_url=None, redoc_url=None,
     )  # fmt: skip
     install(app)
+    app.add_middleware(RecentAnswers)  # within the gate
     app.add_middleware(Gate, loopback_alone=service.settings.on_loopback and service.settings.tokens_file is None)
     app.state.service = service
     app.include_router(v1)

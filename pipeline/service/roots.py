@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.cfl import files_of
 from pipeline.formats.image.zarr import is_zarr
+from pipeline.storage.confinement import Confinement, confine
 from pipeline.storage.positional import reading
 
 
@@ -20,7 +21,6 @@ class DataRoots:
 
         Raises ParameterError without a root, or if one cannot be used as a folder.
         """
-        self._but = Path(os.path.realpath(but)) if but is not None else None
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
         for root in roots:
@@ -36,6 +36,17 @@ class DataRoots:
                 raise ParameterError(
                     f"data_roots: the name {str(root)!a} is not UTF-8 and cannot be sent in an answer; rename it"
                 )
+        names = (*(root.absolute() for root in roots), *self.roots)
+        self._confinement = Confinement(tuple(dict.fromkeys(names)), but and but.absolute())
+
+    def confine(self) -> Confinement:
+        """For jobs to carry: from now on, this process opens no path under the roots that leads out of them.
+
+        The checks here find what is wrong when a job is submitted or claimed; links that are put there later are found
+        when a file is opened.
+        """
+        confine(self._confinement)
+        return self._confinement
 
     def within(self, name: str) -> Path:
         """The file or folder of that name. InputError if it lies outside the roots, by any symlink.
@@ -68,9 +79,12 @@ class DataRoots:
         return resolved
 
     def check_further(self, files: Iterable[Path]) -> None:
-        """InputError if one of a job's further inputs, or a part of one, lies outside the roots."""
+        """InputError if one of a job's further inputs, or a part of one, lies outside the roots; also if its name does:
+        only names under the roots are checked again when they are opened."""
         for path in files:
-            self.within(str(path))
+            resolved = self.within(str(path))
+            if self._confinement.place_of(str(self.roots[0] / path)) is None:
+                raise InputError(f"{path}: leads into the service's data roots from outside; name it {resolved}")
             self._check_parts(self.roots[0] / path)  # unresolved: the other file of a pair lies beside this name
 
     def _check_parts(self, path: Path) -> None:
@@ -109,16 +123,7 @@ class DataRoots:
             resolved = Path(os.path.realpath(self.roots[0] / name))
         except (OSError, ValueError):  # a loop of symlinks; characters that a file system refuses
             return None
-        if self._is_state(resolved):
-            return None
-        return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
-
-    def _is_state(self, path: Path) -> bool:
-        """Whether the path is the service's state. Its folder may contain users' files too."""
-        if self._but is None or not path.is_relative_to(self._but):
-            return False
-        first = next(iter(path.relative_to(self._but).parts), "")
-        return first in ("lock", "previews") or first.startswith("jobs.sqlite")
+        return resolved if self._confinement.holds(str(resolved)) else None
 
     def _listed(self) -> str:
         return ", ".join(map(str, self.roots))

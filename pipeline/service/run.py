@@ -163,6 +163,7 @@ class Run:
             input=self.roots.readable(asked.input),
             output=self.roots.writable(asked.output),
             parameters=parameters_of(asked, self.roots),
+            confinement=self.roots.confine(),
         )
 
     def _begin(self, record: StageRecord) -> None:

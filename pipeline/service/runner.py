@@ -21,7 +21,7 @@ from pipeline.engine.run import finished_before
 from pipeline.errors import MillraceError, StorageError
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.job_process import JobProcesses
-from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Published, Stop
+from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Progressed, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
 from pipeline.service.store import Facts, Store
@@ -148,10 +148,10 @@ class Runner:
 
     def _take_over(self, job: str, epoch: int) -> None:
         receipt, found = None, self._store.job(job)
-        if found.job.state is State.PUBLISHING and found.job.cancelling:
+        if found.job.state is State.PUBLISHING:
             with suppress(MillraceError):
                 receipt = finished_before(self._roots.writable(found.asked.output), job)
-        if receipt is not None:  # too late for the cancellation: the result is published
+        if receipt is not None:  # the result is published, which is too late for a cancellation
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
             self._tell(job, Died(epoch, "the server"))
@@ -262,7 +262,7 @@ class Runner:
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             processes=self._processes,
-            tell=partial(self._tell, job),
+            tell=lambda event: self._tell_of(run, event),
             log=partial(self._log, job),
         )
         return self._begin(run)
@@ -296,11 +296,11 @@ class Runner:
                 self._backoff.failed()
             elif isinstance(event, Published):
                 self._backoff.succeeded()
-            self._tell(job, event, replace(facts, device_seconds=time.monotonic() - began))
+            self._tell_of(run, event, replace(facts, device_seconds=time.monotonic() - began))
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")
         except MillraceError as error:
-            LOG.error("job %s: %s", job, error)  # the store failed: the lease expires, and the job runs again
+            LOG.error("job %s: %s", job, error)  # the lease expires, and the job runs again
             metrics.count_error(error)
         except Exception as error:
             LOG.exception("job %s", job)
@@ -316,6 +316,23 @@ class Runner:
         after, actions = self._store.apply(job, event, now=time.time(), facts=facts or Facts())
         self.act(job, actions)
         return after
+
+    def _tell_of(self, run: Run, event: Event, facts: Facts | None = None) -> Job:
+        """As `_tell`, but waits while the store fails: what is not stored would be done again. Progress may be lost."""
+        is_first = True
+        while True:
+            try:
+                return self._tell(run.claimed.job.id, event, facts)
+            except StorageError as error:
+                if isinstance(event, Progressed):
+                    return run.claimed.job
+                if run.stopping.is_set():
+                    raise
+                if is_first:
+                    LOG.error("job %s waits: %s", run.claimed.job.id, error)
+                    metrics.count_error(error)
+                is_first = False
+            run.stopping.wait(POLL_S)
 
     def _log(self, job: str, message: str) -> None:
         with suppress(StorageError):

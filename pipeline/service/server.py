@@ -27,7 +27,7 @@ from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageE
 from pipeline.service import systemd
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
-from pipeline.service.http.connections import TimedRequests
+from pipeline.service.http.connections import BoundedRequests
 from pipeline.service.http.scrape import begin_job_counts
 from pipeline.service.http.tokens import TokensFile
 from pipeline.service.http.views import no_worker
@@ -64,6 +64,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     state folder fails.
     """
     roots = DataRoots(settings.data_roots, but=settings.state_dir)
+    roots.confine()
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
     for line in unusable():
@@ -101,7 +102,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         # Without the unused lifespan: a second signal would log its traceback.
         server = _Server(
             uvicorn.Config(
-                make_app(service), http=TimedRequests, log_level="warning", lifespan="off",
+                make_app(service), http=BoundedRequests, log_level="warning", lifespan="off",
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from pipeline.errors import ServiceError, StorageError
+from pipeline.storage.confinement import by_descriptor, open_beneath
 
 MEDIA_TYPE = "application/x-tar"
 PIECE_BYTES = 1 << 20
@@ -54,7 +55,7 @@ def _header(name: PurePosixPath, kind: bytes, size: int) -> bytes:
 def _folders(folder: Path) -> Iterator[Path]:
     """The folder and those within it, each before its names are read."""
     yield folder
-    with _reading(folder), os.scandir(folder) as entries:
+    with _reading(folder), by_descriptor(folder) as here, os.scandir(here) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
         yield from _folders(folder / name)
@@ -69,9 +70,9 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 def _packed_folder(folder: Path, name: PurePosixPath) -> Iterator[bytes]:
     yield _header(name, tarfile.DIRTYPE, 0)
-    with _reading(folder):
-        entries = sorted(folder.iterdir())
-    for entry in entries:
+    with _reading(folder), by_descriptor(folder) as here:
+        entries = sorted(each.name for each in here.iterdir())
+    for entry in (folder / each for each in entries):
         with _reading(entry):
             mode = entry.lstat().st_mode
         if stat.S_ISDIR(mode):
@@ -97,7 +98,7 @@ def _packed_file(path: Path, name: PurePosixPath) -> Iterator[bytes]:
 
 def _open_itself(path: str, flags: int) -> int:
     """Follow no symbolic link, and do not wait for the other end of a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return open_beneath(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 @contextmanager

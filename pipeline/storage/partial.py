@@ -15,13 +15,16 @@ import errno
 import os
 import shutil
 import stat
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import OutputError, counted
+from pipeline.storage.confinement import in_its_folder, open_within, put_within, remove_files_within, resolved
 from pipeline.storage.output_lock import (
     create_locked_file,
     create_locked_folder,
@@ -34,6 +37,7 @@ from pipeline.storage.positional import SharedDescriptor
 from pipeline.storage.writable import WritableFile, writing
 
 _GONE = "was removed or replaced while it was written; run the job again"
+_UNFINISHED = ".unfinished"  # in a partial folder: files until they are whole
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 LATE_FILES_S = 10.0
@@ -69,11 +73,11 @@ class PartialFile(WritableFile):
         """
         _refuse_unless_file(final)
         path = partial_path(final)
-        with writing(scratch_for or final, nbytes):
+        with writing(scratch_for or final, nbytes), in_its_folder(path) as here:
             if opening is Opening.NEW:
-                descriptor = create_locked_file(path, final, mode_of(scratch_for or final))
+                descriptor = create_locked_file(here, final, mode_of(scratch_for or final))
             else:
-                descriptor = open_existing(path, os.O_RDWR, lock=opening is Opening.RESUME)
+                descriptor = open_existing(here, os.O_RDWR, lock=opening is Opening.RESUME)
         super().__init__(path, descriptor, scratch_for or final)
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         self._publishable = self._live and scratch_for is None
@@ -95,26 +99,26 @@ class PartialFile(WritableFile):
         """Sync the file and rename it to its final name. `nbytes`: its length, if less than reserved."""
         if not self._publishable:
             raise ValueError(f"{self.path}: only its owner publishes it, and a scratch file is never published")
-        with self._in_use() as descriptor, writing(self.final):
+        with self._in_use() as descriptor, writing(self.final), in_its_folder(self.path) as here:
             if nbytes is not None:
                 os.ftruncate(descriptor, nbytes)
             os.fsync(descriptor)
-            if not is_at(self.path, descriptor):
+            if not is_at(here, descriptor):
                 raise OutputError(f"{self.path}: {_GONE}")
             set_mode(descriptor, mode_of(self.final))
             on_sealed()
-            self.path.replace(self.final)
+            here.replace(here.with_name(self.final.name))
             self._live = False
-            sync_folder(self.final.parent)
+            sync_folder(here.parent)
         self.close()
 
     def discard(self) -> None:
         """Remove the partial file; harmless after `publish` or a second time."""
         if self._live:
             self._live = False
-            with self._in_use() as descriptor, writing(self.final):
-                if is_at(self.path, descriptor):
-                    self.path.unlink()
+            with self._in_use() as descriptor, writing(self.final), in_its_folder(self.path) as here:
+                if is_at(here, descriptor):
+                    here.unlink()
         self.close()
 
     def keep(self) -> None:
@@ -137,18 +141,18 @@ class PartialFolder(SharedDescriptor):
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         if os.path.lexists(final) and not (_is_folder(final) and may_replace(final)):
             raise OutputError(f"{final}: exists and is not an earlier result; remove it, or choose another name")
-        with writing(final):
+        with writing(final), in_its_folder(path) as here:
             if opening is Opening.NEW:
-                descriptor = create_locked_folder(path, mode_of(final))
+                descriptor = create_locked_folder(here, mode_of(final))
             else:
-                descriptor = open_existing(path, os.O_RDONLY | os.O_DIRECTORY, lock=self._live)
+                descriptor = open_existing(here, os.O_RDONLY | os.O_DIRECTORY, lock=self._live)
         super().__init__(path, descriptor)
+        self._token = os.urandom(6).hex()
 
     @property
     def inside(self) -> Path:
         """Where to write the files, only while `in_use`: stays this folder even if its name now belongs to another."""
-        by_descriptor = Path(f"/proc/self/fd/{self._descriptor}")
-        return by_descriptor if by_descriptor.exists() else self.path
+        return Path(f"/proc/self/fd/{self._descriptor}")
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -165,6 +169,16 @@ class PartialFolder(SharedDescriptor):
             except FileNotFoundError as exc:  # files are removed before their folder
                 raise OutputError(f"{self.path}: {_GONE}") from exc
 
+    def open_file(self, name: str, flags: int = os.O_RDONLY, *, make_folders: bool = False) -> int:
+        """A descriptor of a file inside, which may lie in subfolders; no link is followed. Raises as `open_within`."""
+        with self._in_use() as descriptor:
+            return open_within(descriptor, name, flags, make_folders=make_folders)
+
+    def put(self, name: str, buffers: Sequence[Any]) -> None:
+        """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
+        with self._in_use() as descriptor:
+            put_within(descriptor, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
+
     def flush(self) -> None:
         """Sync what has been written so far."""
         with self._in_use() as descriptor, writing(self.final):
@@ -179,24 +193,26 @@ class PartialFolder(SharedDescriptor):
         """Sync every file, rename the folder to its final name atomically, then remove the older folder."""
         if not self._live:
             raise ValueError(f"{self.final}: already published or discarded, or owned by another process")
-        with writing(self.final):
+        with writing(self.final), in_its_folder(self.path) as here:
+            with suppress(FileNotFoundError):  # what killed workers have left
+                remove_files_within(self._descriptor, _UNFINISHED)
             _sync_file_system(self._descriptor)
-            if not is_at(self.path, self._descriptor):
+            if not is_at(here, self._descriptor):
                 raise OutputError(f"{self.path}: {_GONE}")
             set_mode(self._descriptor, mode_of(self.final))
             on_sealed()
-            older = _take_name(self.path, self.final)
+            older = _take_name(here, here.with_name(self.final.name))
             self.keep()
-            sync_folder(self.final.parent)
+            sync_folder(here.parent)
             if older is not None:
                 shutil.rmtree(older)
 
     def discard(self) -> None:
         """Remove the partial folder; harmless after `publish` or a second time."""
         if self._live:
-            with writing(self.final):
-                if is_at(self.path, self._descriptor):
-                    _remove_with_late_files(self.path)
+            with writing(self.final), in_its_folder(self.path) as here:
+                if is_at(here, self._descriptor):
+                    _remove_with_late_files(here)
         self.keep()
 
 
@@ -229,7 +245,7 @@ def behind_link(output: Path) -> Path:
     OutputError if the links form a loop.
     """
     with writing(output):
-        found = Path(os.path.realpath(output)) if output.is_symlink() else output
+        found = resolved(output) if output.is_symlink() else output
         if found.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return found
@@ -238,11 +254,11 @@ def behind_link(output: Path) -> Path:
 def settle_older(final: Path) -> None:
     """Clean up after a run that was killed between the two renames that replace a folder: restore the older result's
     name, or remove it if the newer one has the name."""
-    older = _older_path(final)
-    if not older.is_dir():
+    if not _older_path(final).is_dir():
         return
-    with writing(final):
-        shutil.rmtree(older) if os.path.lexists(final) else older.rename(final)
+    with writing(final), in_its_folder(final) as here:
+        older = _older_path(here)
+        shutil.rmtree(older) if os.path.lexists(here) else older.rename(here)
 
 
 def _older_path(final: Path) -> Path:
@@ -292,10 +308,10 @@ def _exchanged(one: Path, other: Path) -> bool:
     here, there = os.fsencode(one), os.fsencode(other)
     if renameat2(_AT_FDCWD, here, _AT_FDCWD, there, _RENAME_EXCHANGE) == 0:
         return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+    error = _last_error()
+    if error.errno in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
-    raise OSError(code, os.strerror(code), str(one))
+    raise error
 
 
 def _sync_file_system(descriptor: int) -> None:
@@ -304,13 +320,18 @@ def _sync_file_system(descriptor: int) -> None:
     if syncfs is None:
         os.sync()
     elif syncfs(descriptor) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise _last_error()
+
+
+def _last_error() -> OSError:
+    """The error of the last call into the C library."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
 
 
 def sync_folder(folder: Path) -> None:
     """Sync the folder's entries."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as exc:

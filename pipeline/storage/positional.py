@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError, StorageError, counted, too_many_files
+from pipeline.storage.confinement import open_beneath
 
 _WAYS_OUT = {
     errno.ENOENT: "no such file; check the path",
@@ -23,6 +24,7 @@ _WAYS_OUT = {
     errno.EACCES: "may not be read by this user; change its permissions, or run as another user",
     errno.EPERM: "may not be read by this user; change its permissions, or run as another user",
     errno.ELOOP: "is a symbolic link that leads to itself; name the file itself",
+    errno.EXDEV: "leads out of the service's data roots by a symbolic link; put its target under them",
     errno.ENAMETOOLONG: "has a name too long for its file system; use a shorter one",
     errno.ENXIO: "is not a regular file; name the file itself",
 }
@@ -115,19 +117,28 @@ class SharedDescriptor:
             self.close()
 
 
+def _opened(path: Path) -> int:
+    # O_NONBLOCK: opening a named pipe must not wait for its other end.
+    return open_beneath(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
 class PositionalFile(SharedDescriptor):
     """An open regular file. `read_at` keeps no position and may be called from several threads at once."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """Open `path` for reading, or take over an open descriptor of it. InputError if it cannot be read."""
         with reading(path):
-            # O_NONBLOCK: opening a named pipe must not wait for its other end.
-            super().__init__(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK) if descriptor is None else descriptor)
+            super().__init__(path, _opened(path) if descriptor is None else descriptor)
             mode = os.fstat(self._descriptor).st_mode
         if not stat.S_ISREG(mode):
             self.close()
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise InputError(f"{path}: is {kind} where a file is needed; name the file itself")
+
+    @property
+    def name(self) -> Path:
+        """A name of this very file in this process, while it is open."""
+        return Path(f"/proc/self/fd/{self._descriptor}")
 
     @property
     def size(self) -> int:

@@ -23,6 +23,7 @@ _FOLDER_FAULTS = {
     errno.ENOTDIR: "is not a folder; choose another",
     errno.EACCES: "may not be written to by this user; change its permissions, or choose another",
     errno.EPERM: "may not be written to by this user; change its permissions, or choose another",
+    errno.EXDEV: "leads elsewhere by a symbolic link; choose another",
     errno.EROFS: "is on a read-only file system; choose another",
     errno.ENAMETOOLONG: "does not take a name this long; use a shorter one",
 }

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from pipeline.formats.image.base import ImageReader, Region
+from pipeline.storage.confinement import Confinement
 from pipeline.storage.partial import Callback, Opening, no_callback
 
 # The x of 3x5, which may stand for a comma; an x within a word stays as it is.
@@ -148,12 +149,16 @@ _Parameters = Parameters  # for classes that have an attribute of that name
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job as the user asks for it."""
+    """A job as the user asks for it.
+
+    confinement : of a service's job: its paths may not lead out of these folders, in any process that receives the spec
+    """
 
     workload: str
     input: Path
     output: Path
     parameters: Parameters
+    confinement: Confinement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

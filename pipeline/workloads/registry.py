@@ -7,7 +7,7 @@ operator. A workload that cannot be used is named in one line; the others still 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ParameterError
@@ -37,6 +37,13 @@ def _mri() -> Workload:
     return Mri()
 
 
+def _rank(name: str) -> Workload:
+    from pipeline.workloads.filters import rank
+
+    found: Workload = getattr(rank, name)
+    return found
+
+
 def _smooth() -> Workload:
     from pipeline.workloads.smoothing import Smoothing
 
@@ -44,7 +51,12 @@ def _smooth() -> Workload:
 
 
 # Each is imported when it is first asked for.
-_BUILT_IN: dict[str, Callable[[], Workload]] = {"coulomb": _coulomb, "mri": _mri, "smooth": _smooth}
+_BUILT_IN: dict[str, Callable[[], Workload]] = {
+    "coulomb": _coulomb,
+    "mri": _mri,
+    "smooth": _smooth,
+    **{name: partial(_rank, name) for name in ("maximum", "median", "minimum", "percentile")},
+}
 # Runs the code of the user who starts the command; a service refuses it.
 LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": _map}
 

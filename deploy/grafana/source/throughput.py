@@ -38,7 +38,13 @@ def throughput() -> Dashboard:
     )  # fmt: skip
     return assembled(
         board,
-        {"Now": _now(), "What goes through": _through(), "Stages and overlap": _stages(), "Collectives": _gangs()},
+        {
+            "Now": _now(),
+            "What goes through": _through(),
+            "Stages and overlap": _stages(),
+            "Iterative reconstruction": _solvers(),
+            "Collectives": _gangs(),
+        },
     )
 
 
@@ -113,6 +119,27 @@ def _through() -> list[Panel]:
                 f"sum by (workload, device, instance) (rate(millrace_output_bytes_total{_CHOSEN}[$__rate_interval]))",
                 "{{workload}} on {{instance}} {{device}}",
             )],
+        ),
+    ]  # fmt: skip
+
+
+def _solvers() -> list[Panel]:
+    return [
+        graph(
+            "Iterations", "Iterations of iterative reconstructions that end each second.", "suffix: iterations/s",
+            [Query(
+                f"sum by (workload) (rate(millrace_solver_iterations_total{_CHOSEN}[$__rate_interval]))", "{{workload}}"
+            )],
+        ),
+        graph(
+            "Residual", "Relative residual of each worker's newest reconstruction. Near 1 nothing is fitted.",
+            "percentunit",
+            [Query(f"millrace_solver_residual_ratio{_CHOSEN}", "{{workload}} on {{instance}} {{device}}")],
+        ),
+        graph(
+            "Objective", "Objective of each worker's newest reconstruction with a penalty, in the samples' units.",
+            "sishort", [Query(f"millrace_solver_objective{_CHOSEN}", "{{workload}} on {{instance}} {{device}}")],
+            logarithmic=True,
         ),
     ]  # fmt: skip
 

@@ -6,7 +6,6 @@ sweeps, with exact sums (integer boxes) or floats of the working precision in be
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import math
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.runtime.arrays import native
 from kernels.runtime.threads import for_each
 from kernels.smoothing import decimated
 from kernels.smoothing.axis_rounding import axis_roundings
@@ -81,11 +81,11 @@ def smooth(image: Array, windows: list[Window], cval: float, out: Array | None, 
         return result
     workers = workers or len(os.sched_getaffinity(0))
     if any(window.decimation or window.derivative for window in windows):
-        decimated.smooth(_native(image), windows, cval, result, CpuPasses(smooth, workers))
+        decimated.smooth(native(image), windows, cval, result, CpuPasses(smooth, workers))
         return result
     method = _method(tuple(windows), dtype)
     groups = list(_neighbours(windows, method.most_paired_taps))
-    source, border = _native(image), dtype.type(cval)
+    source, border = native(image), dtype.type(cval)
     for index, group in enumerate(groups):
         first, last = index == 0, index == len(groups) - 1
         sweep = _sweep(source.shape, group)
@@ -295,16 +295,6 @@ def _tiles(method: Method, sweep: Sweep, workers: int) -> list[Tile]:
 
 def _cuts(length: int, parts: int) -> list[tuple[int, int]]:
     return [(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
-
-
-def _native(image: Array) -> Array:
-    """The image, C-contiguous, in native byte order, and as writable, since Numba would compile again for read-only."""
-    image = np.ascontiguousarray(image, image.dtype.newbyteorder("="))
-    if image.flags.writeable:
-        return np.asarray(image)
-    memory: Any = (ctypes.c_char * image.nbytes).from_address(image.ctypes.data)
-    view: Array = np.frombuffer(memory, image.dtype).reshape(image.shape)
-    return view
 
 
 _this_thread = threading.local()

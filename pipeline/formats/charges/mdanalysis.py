@@ -19,7 +19,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, ParameterError, StorageError, counted, too_many_files
 from pipeline.formats.charges.base import Array, Frame, Trajectory, cell_vectors, require_finite
 from pipeline.formats.charges.pqr import stated_cell
+from pipeline.storage.confinement import by_descriptor, open_beneath
 from pipeline.storage.positional import PositionalFile, first_bytes, reason
 
 _WITH_CHARGES = ".psf, .tpr, .prmtop, .parm7, .mol2 and .pqr"
@@ -67,12 +68,12 @@ class UniverseTrajectory(Trajectory):
         self.path = topology
         self._source = trajectory or topology
         self._reading = threading.Lock()
-        self._links = Path(tempfile.mkdtemp(prefix=_LINKS))
-        self._remove_links = weakref.finalize(self, shutil.rmtree, self._links, ignore_errors=True)
+        held = ExitStack()
+        self._release = weakref.finalize(self, held.close)
         self._universe: Any = None
         try:
             _refuse_damaged_trr(self._source)
-            self._universe = _universe(topology, trajectory, self._links)
+            self._universe = _universe(topology, trajectory, held)
             if not hasattr(self._universe, "trajectory"):
                 raise InputError(f"{topology}: {_NO_COORDINATES}")
             atoms = self._selected(select)
@@ -113,7 +114,7 @@ class UniverseTrajectory(Trajectory):
     def close(self) -> None:
         with suppress(AttributeError):  # no universe, or one without coordinates
             self._universe.trajectory.close()
-        self._remove_links()
+        self._release()
 
     def _selected(self, select: str | None) -> Any:
         if select is None:
@@ -138,7 +139,7 @@ class UniverseTrajectory(Trajectory):
             raise InputError(f"{self._source}: frame {index}: {exc}") from exc
 
 
-def _universe(topology: Path, trajectory: Path | None, links: Path) -> Any:
+def _universe(topology: Path, trajectory: Path | None, held: ExitStack) -> Any:
     try:
         with _quiet():
             import MDAnalysis
@@ -152,18 +153,23 @@ def _universe(topology: Path, trajectory: Path | None, links: Path) -> Any:
         first_bytes(path)  # reports a wrong path
     with _translated(*files):
         # Guess nothing: by default, MDAnalysis guesses masses, with warnings.
-        return MDAnalysis.Universe(*(str(_linked(path, links)) for path in files), to_guess=())
+        return MDAnalysis.Universe(*(str(_linked(path, held)) for path in files), to_guess=())
 
 
-def _linked(path: Path, links: Path) -> Path:
-    """The path for MDAnalysis to open: the file's own or, for a kind that it indexes, a link in the folder `links`."""
-    if path.suffix.lower() not in _INDEXED:
+def _linked(path: Path, held: ExitStack) -> Path:
+    """The path for MDAnalysis to open, until `held` is closed: the file's own; or a link in a temporary folder, for a
+    kind that it indexes, and for a confined path, to a descriptor."""
+    here = held.enter_context(by_descriptor(path))
+    if here == path and path.suffix.lower() not in _INDEXED:
         return path
+    links = Path(tempfile.mkdtemp(prefix=_LINKS))
+    held.callback(shutil.rmtree, links, ignore_errors=True)
     link = links / path.name
-    link.symlink_to(path.resolve())
-    index = f".{path.name}_offsets.npz"
-    with suppress(OSError):  # missing or unreadable: MDAnalysis makes a new one
-        shutil.copyfile(path.with_name(index), links / index)
+    link.symlink_to(path.resolve() if here == path else here)
+    index = path.with_name(f".{path.name}_offsets.npz")
+    # Missing or unreadable: MDAnalysis makes a new one.
+    with suppress(OSError), open(index, "rb", opener=open_beneath) as found, (links / index.name).open("wb") as copy:
+        shutil.copyfileobj(found, copy)
     return link
 
 
@@ -186,7 +192,7 @@ def _cell_of_pqr(source: Path) -> Array | None:
         return None
     from MDAnalysis.lib.util import anyopen  # compressed or not
 
-    with _translated(source), anyopen(str(source), "rb") as opened:
+    with _translated(source), by_descriptor(source) as here, anyopen(str(here), "rb") as opened:
         return stated_cell(source, opened.read())
 
 

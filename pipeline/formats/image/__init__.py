@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError
-from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
+from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
@@ -17,7 +17,7 @@ from pipeline.formats.image.zarr import Zarr
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import first_bytes, reading
 
-__all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region"]
+__all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region", "Storage"]
 __all__ += ["create_image", "format_for_output", "open_image"]
 
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
@@ -39,21 +39,23 @@ def open_image(path: Path) -> ImageReader:
     return reader
 
 
-def format_for_output(path: Path) -> ImageFormat:
-    """The format that the suffix selects. OutputError if there is none."""
+def format_for_output(path: Path, storage: Storage | None = None) -> ImageFormat:
+    """The format that the suffix selects. OutputError if there is none, ParameterError if it does not store so."""
     form = _by_suffix(path)
     if form is None:
         fault = f"unsupported image format {path.suffix}" if path.suffix else "the name has no suffix"
         raise OutputError(f"{path}: {fault}; end it with {', '.join(_suffixes())}")
-    return form
+    return form if storage is None else form.storing(storage)
 
 
-def create_image(path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+def create_image(
+    path: Path, header: ImageHeader, opening: Opening = Opening.NEW, storage: Storage | None = None
+) -> ImageWriter:
     """Start writing an image beside `path`, or resume or join one: see `Opening`.
 
     OutputError if the format cannot hold it or the folder is not writable.
     """
-    form = format_for_output(path)
+    form = format_for_output(path, storage)
     refusal = form.refusal(header, path)
     if refusal is not None:
         raise OutputError(refusal)

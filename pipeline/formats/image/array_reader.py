@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from pipeline.codecs.bounded import TooLarge, decode
 from pipeline.errors import InputError, MillraceError, counted
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.storage.confinement import by_descriptor, open_beneath
 from pipeline.storage.positional import PositionalFile, reading
 
 # Of the beginning of a file whose array ends it.
@@ -70,8 +71,8 @@ def file_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...], *, offset: 
         )
     if is_compressed:
         return np.frombuffer(content, dtype, math.prod(shape), offset).reshape(shape)
-    with reading(path):
-        return np.memmap(path, dtype, "r", offset, shape)
+    with reading(path), by_descriptor(path) as here:
+        return np.memmap(here, dtype, "r", offset, shape)
 
 
 def _size(path: Path) -> int:
@@ -84,7 +85,7 @@ def _size(path: Path) -> int:
 
 def _decompressed(path: Path, limit: int) -> bytes:
     try:
-        with reading(path), path.open("rb") as file:
+        with reading(path), open(path, "rb", opener=open_beneath) as file:
             content = file.read()
         return bytes(decode("gzip", content, limit))
     except TooLarge as exc:

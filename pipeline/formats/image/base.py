@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import counted
+from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 
@@ -85,6 +85,36 @@ class ImageHeader:
         return self.axes.index("C") if "C" in self.axes else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How an output stores its samples; None: as the format does by default.
+
+    chunks      : samples of a block along each axis of the image, or one number for rows and columns
+    shards      : the same of a file of several blocks
+    compression : none, or a scheme by name
+    """
+
+    chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
+    compression: str | None = None
+
+
+def along_axes(sizes: tuple[int, ...], header: ImageHeader, option: str) -> tuple[int, ...]:
+    """The extent along each axis that `sizes` means: one number is that of rows and columns, the others being 1.
+
+    ParameterError if there are neither one nor as many as axes, or one is not positive.
+    """
+    if len(sizes) == 1 and sizes[0] > 0:
+        return tuple(sizes[0] if letter in "YX" else 1 for letter in header.axes)
+    if len(sizes) != len(header.axes) or min(sizes) < 1:
+        given = ",".join(map(str, sizes))
+        raise ParameterError(
+            f"{option} {given}: give one positive number, for rows and columns, or one for each of "
+            f"{','.join(header.axes)}"
+        )
+    return sizes
+
+
 class ImageReader(Reader):
     """An open image file. Several threads may call `read` at once."""
 
@@ -155,7 +185,7 @@ class PartialWriter(ImageWriter):
 
 
 class ImageFormat(ABC):
-    """One file format. Instances carry no state; the registry in `pipeline.formats.image` holds one of each."""
+    """One file format. The registry in `pipeline.formats.image` holds one of each, which stores as by default."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
@@ -171,6 +201,15 @@ class ImageFormat(ABC):
     @abstractmethod
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         """Why this format cannot hold such an image at this path, and which can; None if it can."""
+
+    def storing(self, storage: Storage) -> ImageFormat:
+        """The format that creates files stored like this. ParameterError if it cannot."""
+        for option, given in vars(storage).items():
+            if given is not None:
+                raise ParameterError(
+                    f"--{option}: {self.name} leaves no choice of {option}; choose .zarr, or leave it out"
+                )
+        return self
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
         """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""

@@ -17,14 +17,20 @@ from pipeline.storage.partial import Callback, Opening, PartialFile, behind_link
 class SpooledWriter(ImageWriter):
     """Takes regions in any order; `publish` writes the encoded whole."""
 
-    def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening, scratch_bytes: int | None = None) -> None:
+        """`scratch_bytes`: of the spooled samples, if a subclass stores them in another way."""
         self.path = path
         self.header = header
         # The publisher encodes everything from the start, even after an interrupted run.
         final = behind_link(path)
         self._file = None if opening is Opening.JOIN else PartialFile(final)
         try:
-            self._scratch = PartialFile(samples_path(final), header.nbytes, opening, scratch_for=final)
+            self._scratch = PartialFile(
+                samples_path(final),
+                header.nbytes if scratch_bytes is None else scratch_bytes,
+                opening,
+                scratch_for=final,
+            )
         except BaseException:
             if self._file is not None:
                 self._file.discard()

@@ -30,6 +30,7 @@ from pipeline.formats.kspace.base import (
     require_finite_trajectory,
 )
 from pipeline.formats.kspace.ismrmrd_header import read_xml
+from pipeline.storage.confinement import open_beneath
 from pipeline.storage.positional import first_bytes
 
 # Flags are numbered from 1: https://ismrmrd.readthedocs.io, "AcquisitionHeader".
@@ -61,7 +62,7 @@ class Ismrmrd(KSpaceReader):
             import h5py
 
             # Its own stream: HDF5 shares one open file among a path's readers, and the first to close ends it for all.
-            self._stream = path.open("rb")
+            self._stream = os.fdopen(open_beneath(path, os.O_RDONLY), "rb")
             try:
                 self._file = h5py.File(self._stream, "r")
             except BaseException:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -33,6 +33,7 @@ from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
 from pipeline.storage import archive
+from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
 from pipeline.workloads.paths import refuse_long_name
 
@@ -176,7 +177,21 @@ def result(service: ThisService, job: str) -> Response:
         )
     if not output.is_file():
         raise HTTPException(409, f"{output.name} is no longer where job {job} wrote it")
-    return FileResponse(output, filename=output.name, media_type="application/octet-stream")
+    return _OpenFile(output)
+
+
+class _OpenFile(FileResponse):
+    """A file that was opened beneath the data roots, and is sent even if its name leads elsewhere meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = PositionalFile(path)
+        super().__init__(self._file.name, filename=path.name, media_type="application/octet-stream")
+
+    async def __call__(self, *arguments: Any) -> None:
+        try:
+            await super().__call__(*arguments)
+        finally:
+            self._file.close()
 
 
 @v1.get(

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.config import format_bytes
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import ImageHeader, ImageReader, Region
+from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, Region, Storage
 from pipeline.workloads.common.tiling import Tiling, best_tiling
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, Plan
 
@@ -31,6 +31,7 @@ def plan_image(
     further: ArraySpec | None = None,
     most_bytes: int | None = None,
     pads_uncut: bool = False,
+    storage: Storage | None = None,
 ) -> Plan:
     """Cut an image along the blocks of its input and output.
 
@@ -38,6 +39,7 @@ def plan_image(
     header     : of the output, of the input's shape; None: the input's
     further    : an output of each chunk besides the samples
     most_bytes : of a chunk's input and output samples together
+    storage    : of the output
     pads_uncut : chunks hold the halo along every axis; else only along those that are cut
 
     Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
@@ -49,7 +51,8 @@ def plan_image(
         limit = min(limit, most_bytes)
     tilings = partial(
         best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
-        channel_axis=source.channel_axis, grain=_grain(reader, spec.output, header), pads_uncut=pads_uncut,
+        channel_axis=source.channel_axis, pads_uncut=pads_uncut,
+        grain=_grain(reader, images.format_for_output(spec.output, storage), header),
     )  # fmt: skip
     tiling = tilings(budget_bytes=limit, target_bytes=target)
     while tiling is not None and tiling.count > MOST_CHUNKS:
@@ -73,10 +76,10 @@ def plan_image(
     return Plan(chunks=_chunks(tiling, source, header.dtype, (further,) if further else ()))
 
 
-def _grain(reader: ImageReader, output: Path, header: ImageHeader) -> tuple[int, ...]:
+def _grain(reader: ImageReader, form: ImageFormat, header: ImageHeader) -> tuple[int, ...]:
     """The blocks of both files along each axis: of the output's alone where no chunk could hold both."""
     unit = (1,) * len(header.shape)
-    written = images.format_for_output(output).block_shape(header) or unit
+    written = form.block_shape(header) or unit
     both = (math.lcm(*blocks) for blocks in zip(reader.block_shape or unit, written, strict=True))
     return tuple(one if one <= n else own for one, own, n in zip(both, written, header.shape, strict=True))
 

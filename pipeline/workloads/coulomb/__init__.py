@@ -9,7 +9,7 @@ frames instead: each reads its own, and their sums are combined.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.coulomb import Cell, Reach, potential
+from kernels.coulomb import Grid, Reach, exclude, potential
+from kernels.ewald import near, refuse_charged
 from kernels.runtime.threads import check_wanted
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError
@@ -37,9 +38,11 @@ from pipeline.workloads.coulomb.combine import (
     reduction,
     scratch_bytes,
     shard_count,
+    shard_of,
     sum_bytes,
     temporary_bytes,
 )
+from pipeline.workloads.coulomb.far import FarFields, fitted
 from pipeline.workloads.coulomb.frames import ChosenFrames, Survey, open_frames, prefetched_frames, stream_frames
 from pipeline.workloads.coulomb.grid import (
     cut_extents,
@@ -104,13 +107,18 @@ class CoulombJob:
         self.reduction = reduction(self.parameters.combine)
         try:
             self._check_combination()
+            self._method = fitted(self.parameters, self._frames.cells)
+            if self._method is not None:
+                self._scheme = replace(self._scheme, cutoff_angstrom=self._method.cutoff_angstrom)
+            self._check_boundary()
             self.header = grid_header(spec, self.parameters, self._frames.box)
             refusal = form.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
             refuse_too_large(spec, self.header, form)
             refuse_too_many_cells(spec, self.header, self._scheme, self._frames.cells)
-            self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames)
+            self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames, self._method)
+            self._far = self._far_fields()
             self._slices = MiddleSlices(self.header.shape)
         except BaseException:
             self._frames.close()
@@ -132,6 +140,7 @@ class CoulombJob:
                 "charge_e": round(self._frames.total_charge, 6) + 0.0,  # no -0
                 "frames": len(self._frames),
                 "periodic": cells != {None},
+                **self._far_remarks(),
             },
         )
 
@@ -144,6 +153,32 @@ class CoulombJob:
             )
         if how == "std" and count == 1:
             raise ParameterError("--combine std: one frame has no deviation; choose several with --frames")
+
+    def _check_boundary(self) -> None:
+        if self._method is not None and self._method.boundary == "vacuum":
+            try:
+                refuse_charged(self._frames.charges)
+            except ValueError as error:
+                raise ParameterError(f"--boundary: {self.spec.input}: {error}") from error
+
+    def _far_fields(self) -> FarFields | None:
+        if self._method is None:
+            return None
+        grid = part_of(self.header, Region.whole(self.header.shape))
+        return FarFields(self._method, self._frames, grid, self.parameters.combine)
+
+    def _far_remarks(self) -> dict[str, Any]:
+        """Of a scheme with a far part: its mesh, of the first frame, and what is assumed about the surroundings."""
+        if self._far is None or self._method is None:
+            return {}
+        found: dict[str, Any] = {"mesh": list(self._far.mesh.shape), "accuracy": self._method.accuracy}
+        if self._method.smear_per_angstrom is None:
+            found["near_angstrom"] = self._method.cutoff_angstrom
+        if self._frames.cells[0] is not None:
+            charge = round(self._frames.total_charge, 6) + 0.0
+            found["boundary"] = self._method.boundary
+            found["background"] = f"uniform, {-charge:g} e a cell" if charge else "none"
+        return found
 
     # The plan
 
@@ -223,9 +258,9 @@ class CoulombJob:
         def map_of(number: int, out: Any) -> None:
             check_wanted()
             atoms = room if inputs else self._loaded(number, room, stream)
-            self._potential(atoms, grid, self._frames.cells[number], out, stream)
+            self._potential(number, atoms, grid, out, stream)
 
-        combine(self.parameters.combine, len(self._frames), map_of, outputs[0])
+        combine(self.parameters.combine, len(self._frames), map_of, outputs[0], self._finish_shard(grid, stream))
 
     def _loaded(self, number: int, room: Any, stream: Any) -> Any:
         """A frame's atoms on the device, in place of the previous frame's, on which the stream has finished."""
@@ -238,13 +273,30 @@ class CoulombJob:
         stream.synchronize()  # the host array may be freed; reading it overlapped the previous frame
         return room
 
-    def _potential(
-        self, atoms: Any, grid: Any, cell: Cell | None, out: Any, stream: Any = None, workers: int = 1
-    ) -> None:
+    def _potential(self, number: int, atoms: Any, grid: Grid, out: Any, stream: Any = None, workers: int = 1) -> None:
+        """A frame's map; of a mean that is linear in the far field, the near part only. atoms: those near the grid."""
+        cell = self._frames.cells[number]
         try:
-            potential(atoms, grid, self._scheme, cell=cell, out=out, workers=workers, stream=stream)
+            if self._method is None or self._far is None:
+                potential(atoms, grid, self._scheme, cell=cell, out=out, workers=workers, stream=stream)
+                return
+            near(atoms, grid, self._method, cell, out, workers=workers, stream=stream)
+            every = atoms if len(atoms) == self._frames.n_atoms else None
+            if self._far.is_linear:
+                self._far.take(number, shard_of(number, len(self._frames)), every, stream)
+            else:
+                self._far.add(number, every, grid, out, stream, workers)
+            if self._method.exclude_radius_angstrom > 0:
+                radius = self._method.exclude_radius_angstrom
+                exclude(atoms, grid, radius, cell=cell, out=out, workers=workers, stream=stream)
         except ValueError as error:
             raise InputError(f"{self.spec.input}: {error}") from error
+
+    def _finish_shard(self, grid: Grid, stream: Any, workers: int = 1) -> Callable[[int, Any, Any], None] | None:
+        far = self._far
+        if far is None or not far.is_linear:
+            return None
+        return lambda shard, total, room: far.add_shard(shard, grid, total, room, stream, workers)
 
     # Many frames, shared by ranks
 
@@ -273,12 +325,15 @@ class CoulombJob:
             numbers.insert(0, 0)  # deviations are taken about it
         for number, room in stream_frames(self._frames, numbers, rank, self._audit.prepare):
             on_device[:, :3] = room.device[0]
-            self._potential(on_device, grid, self._frames.cells[number], found, workers=rank.threads)
+            self._potential(number, on_device, grid, found, workers=rank.threads)
             if how == "std" and first is None:
                 first = found.astype(np.float64)
                 if len(numbers) > len(frames_of(shard, len(self._frames))):
                     continue
             total = add_map(how, total, found, first)
+        finish = self._finish_shard(grid, None, rank.threads)
+        if finish is not None:
+            finish(shard, total, found)
         atoms.wait()  # before their memory is freed
         return total
 
@@ -325,7 +380,7 @@ class CoulombJob:
 
     def _computed_slices(self) -> MiddleSlices:
         """Only the slices, on the CPU."""
-        slices = MiddleSlices(self.header.shape)
+        slices, self._far = MiddleSlices(self.header.shape), self._far_fields()
         for region in slices.regions():
             values = np.empty(region.shape, DTYPE)
             chunk = self._chunk(0, region)

@@ -31,6 +31,10 @@ def frames_of(shard: int, frames: int) -> range:
     return range(frames * shard // shards, frames * (shard + 1) // shards)
 
 
+def shard_of(frame: int, frames: int) -> int:
+    return next(shard for shard in range(shard_count(frames)) if frame in frames_of(shard, frames))
+
+
 def sum_bytes(how: Combination) -> int:
     """Bytes per point of a shard's sum."""
     return {"none": 4, "min": 4, "max": 4, "avg": 8, "std": 16}[how]
@@ -92,11 +96,19 @@ def finish_sum(how: Combination, total: Array, frames: int) -> Array:
     return np.sqrt(np.maximum(squares, 0, out=squares), out=squares)
 
 
-def combine(how: Combination, frames: int, compute: Callable[[int, Any], None], out: Array) -> None:
+def combine(
+    how: Combination,
+    frames: int,
+    compute: Callable[[int, Any], None],
+    out: Array,
+    finish_shard: Callable[[int, Array, Array], None] | None = None,
+) -> None:
     """Combine the maps of all frames, computed one after another, in `out`.
 
     compute : fills an array like `out` with the map of a frame
     out     : float32, NumPy or CuPy; a point's value does not depend on the other points in the array
+    finish_shard : adds to the sum of a shard, the second argument, what its frames have in common; the third is scratch
+                   like `out`. Only for a mean.
     """
     compute(0, out)
     if frames == 1:
@@ -115,6 +127,8 @@ def combine(how: Combination, frames: int, compute: Callable[[int, Any], None], 
             if number > 0:
                 compute(number, found)
             total = add_map(how, total, found, first)
+        if finish_shard is not None:
+            finish_shard(shard, total, found)
         return total
 
     def tree_sum(begin: int, count: int) -> Array:

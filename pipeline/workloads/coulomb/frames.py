@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +168,9 @@ class ChosenFrames:
         return (found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _surveyed(self, parameters: CoulombParameters) -> Survey:
+        formula = parameters.formula
+        if parameters.method is not None and parameters.cutoff is None:
+            formula = replace(formula, cutoff_angstrom=LEAST_CUTOFF_ANGSTROM)  # the default shrinks with the cell
         lowest, highest = np.full(3, np.inf), np.full(3, -np.inf)
         cells = []
         for number in range(len(self._frames)):
@@ -181,7 +184,11 @@ class ChosenFrames:
                 raise InputError(f"{self._where(number)}: {what}")
             lowest, highest = np.minimum(lowest, low), np.maximum(highest, high)
             vectors = frame.cell if parameters.uses_frame_cells else parameters.given_cell
-            cells.append(None if vectors is None else self._cell(number, vectors, parameters.formula))
+            if vectors is None and parameters.scheme == "ewald":
+                raise ParameterError(
+                    f"--scheme ewald: {self._where(number)} states no periodic cell: pass --cell, or choose full"
+                )
+            cells.append(None if vectors is None else self._cell(number, vectors, formula))
         return Survey(lowest=lowest, highest=highest, cells=tuple(cells))
 
     def _cell(self, number: int, vectors: Array, scheme: Scheme) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
+from kernels.ewald import DEFAULT_CUTOFF_ANGSTROM as DEFAULT_NEAR_ANGSTROM
+from kernels.ewald import LEVELS, Boundary, Method
 from pipeline.config import AbsolutePath
 from pipeline.formats.charges.base import Array, cell_from
 from pipeline.workloads.common.index_range import IndexRange
@@ -18,6 +21,8 @@ from pipeline.workloads.paths import version_of
 from pipeline.workloads.protocol import Parameters
 
 Combination = Literal["avg", "min", "max", "std", "none"]
+
+FULL = ("ewald", "full")  # the schemes with a far part
 
 DEFAULT_CUTOFF_ANGSTROM = 12.0
 DEFAULT_PADDING_ANGSTROM = 5.0
@@ -44,17 +49,38 @@ class CoulombParameters(Parameters):
     combine: Combination = Field(
         "avg", description="how several frames are combined at each point: mean, minimum, maximum, standard deviation"
     )
-    scheme: Literal["shift", "taylor2", "truncate", "direct"] = Field(
+    scheme: Literal["shift", "taylor2", "truncate", "ewald", "full", "direct"] = Field(
         "shift",
         description="a charge's potential at r, with s = r/cutoff: q/r (1 - s²)²; q (1/r - (1.875 - 1.25 s² + "
-        "0.375 s⁴)/cutoff); q/r within the cutoff; q/r of all atoms",
+        "0.375 s⁴)/cutoff); q/r within the cutoff; q/r of all atoms and their periodic images, by Ewald's sum; q/r of "
+        "all atoms, by a mesh; the same, one by one",
     )
     cutoff: float | None = Field(
         None,
         ge=LEAST_CUTOFF_ANGSTROM,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
-        description=f"ignore atoms beyond this, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]",
+        description=f"ignore atoms beyond this, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]; "
+        f"for ewald and full, the reach of the part that no mesh computes [default: {DEFAULT_NEAR_ANGSTROM:g}]",
+    )
+    accuracy: float | None = Field(
+        None,
+        le=1e-2,
+        gt=0,
+        allow_inf_nan=False,
+        description="for ewald and full: relative L2 error beyond 1 Å of any atom, "
+        f"{LEVELS[-1].accuracy:g} or more [default: {LEVELS[0].accuracy:g}]",
+    )
+    boundary: Boundary | None = Field(
+        None, description="for ewald: a conductor around the crystal, or a vacuum [default: tinfoil]"
+    )
+    smear: float | None = Field(
+        None,
+        ge=1e-3,
+        le=1e3,
+        allow_inf_nan=False,
+        description="for ewald and full: charges are Gaussians q (S/√π)³ exp(-S² r²), S in 1/angstrom, as PMEPot's are "
+        "(0.25)",
     )
     dielectric: str = Field("1", description="relative permittivity: 4, or 4r for 4 times the distance in angstrom")
     exclude_radius: float = Field(
@@ -66,7 +92,7 @@ class CoulombParameters(Parameters):
     )
     cell: str = Field(
         "file",
-        description="the periodic cell: file (each frame's own, if it has one; direct ignores it), none, or "
+        description="the periodic cell: file (each frame's own, if it has one; direct and full ignore it), none, or "
         "A,B,C or A,B,C,ALPHA,BETA,GAMMA in angstrom and degrees, or 9 numbers: three vectors",
     )
     spacing: tuple[float, ...] | None = Field(
@@ -160,10 +186,13 @@ class CoulombParameters(Parameters):
 
     @model_validator(mode="after")
     def _fitting(self) -> CoulombParameters:
+        self._check_full()
         if self.scheme == "direct" and self.cutoff is not None:
             raise ValueError("--scheme direct has no cutoff: leave --cutoff out, or choose shift, taylor2 or truncate")
-        if self.scheme == "direct" and self.cell not in ("file", "none"):
-            raise ValueError("--scheme direct has no images: leave --cell out, or choose shift, taylor2 or truncate")
+        if self.scheme in ("direct", "full") and self.cell not in ("file", "none"):
+            raise ValueError(
+                f"--scheme {self.scheme} has no images: leave --cell out, or choose shift, taylor2, truncate or ewald"
+            )
         if (self.origin is None) != (self.shape is None):
             raise ValueError("--origin and --shape go together: give both, or neither and perhaps --padding")
         if self.origin is not None and self.padding is not None:
@@ -171,6 +200,29 @@ class CoulombParameters(Parameters):
         if self.temperature is not None and self.units != "kT/e":
             raise ValueError(f"--temperature matters to --units kT/e alone; leave it out with {self.units}")
         return self
+
+    def _check_full(self) -> None:
+        if self.scheme not in FULL:
+            for option in ("accuracy", "boundary", "smear"):
+                if getattr(self, option) is not None:
+                    raise ValueError(f"--{option} is for the schemes ewald and full: leave it out with {self.scheme}")
+            return
+        if self.accuracy is not None and self.accuracy < LEVELS[-1].accuracy * (1 - 1e-9):
+            raise ValueError(
+                f"--accuracy {self.accuracy:g} is finer than float32 maps can be: choose at least "
+                f"{LEVELS[-1].accuracy:g}"
+            )
+        if _scheme_with(self.dielectric)[1]:
+            raise ValueError(
+                f"--dielectric {self.dielectric}: one that grows with the distance has no far field on a mesh: "
+                "choose a number, or shift, taylor2, truncate or direct"
+            )
+        if self.scheme == "full" and self.boundary is not None:
+            raise ValueError("--boundary is for --scheme ewald: a full sum has no images; leave it out")
+        if self.scheme == "ewald" and self.cell == "none":
+            raise ValueError("--scheme ewald needs a periodic cell: leave out --cell none, or choose --scheme full")
+        if self.smear is not None and self.cutoff is not None:
+            raise ValueError("--smear leaves no near part, so --cutoff means nothing: leave one of them out")
 
     @property
     def frame_range(self) -> IndexRange:
@@ -191,6 +243,8 @@ class CoulombParameters(Parameters):
     def formula(self) -> Scheme:
         """The scheme as the kernels take it."""
         factor, by_distance = _scheme_with(self.dielectric)
+        if self.method is not None:
+            return replace(self.method.scheme, exclude_radius_angstrom=self.exclude_radius)
         return Scheme(
             name=self.scheme,
             cutoff_angstrom=DEFAULT_CUTOFF_ANGSTROM if self.cutoff is None else self.cutoff,
@@ -200,9 +254,23 @@ class CoulombParameters(Parameters):
         )
 
     @property
+    def method(self) -> Method | None:
+        """How the kernels compute the schemes with a far part; None for others."""
+        if self.scheme not in FULL:
+            return None
+        return Method(
+            accuracy=LEVELS[0].accuracy if self.accuracy is None else self.accuracy,
+            cutoff_angstrom=DEFAULT_NEAR_ANGSTROM if self.cutoff is None else self.cutoff,
+            boundary=self.boundary or "tinfoil",
+            dielectric=_scheme_with(self.dielectric)[0],
+            exclude_radius_angstrom=self.exclude_radius,
+            smear_per_angstrom=self.smear,
+        )
+
+    @property
     def uses_frame_cells(self) -> bool:
         """Whether each frame's own cell is used."""
-        return self.cell == "file" and self.scheme != "direct"
+        return self.cell == "file" and self.scheme not in ("direct", "full")
 
     @property
     def given_cell(self) -> Array | None:
@@ -218,10 +286,14 @@ class CoulombParameters(Parameters):
         found |= {"frames": str(self.frame_range), "spacing": list(self.steps)}
         if self.trajectory is not None:
             found["trajectory"] = version_of(self.trajectory)
-        if self.scheme == "direct":
+        if self.scheme in ("direct", "full"):
             found["cell"] = "none"
-        else:
+        if self.scheme not in ("direct", *FULL):
             found["cutoff"] = self.formula.cutoff_angstrom
+        if self.method is not None:
+            found["accuracy"] = self.method.accuracy
+        if self.scheme == "ewald":
+            found.setdefault("boundary", "tinfoil")
         if self.origin is None:
             found.setdefault("padding", DEFAULT_PADDING_ANGSTROM)
         if self.units == "kT/e":

@@ -1,6 +1,7 @@
 """Images from raw MRI data: `millrace run mri RAW OUT`.
 
-A chunk is one image: a slice or a volume, of one contrast, repetition and frame. Its input is its samples. The first
+A chunk is one image: a slice or a volume, of one contrast, repetition and frame; or all times of a slice, if a penalty
+joins them. Its input is its samples. The first
 chunk that needs a trajectory's or a slice's operators computes and caches them. The samples of a large volume bypass
 the ring's slots: `compute` reads them, a few coils at a time, and several ranks may share the coils.
 """
@@ -8,7 +9,7 @@ the ring's slots: `compute` reads them, a few coils at a time, and several ranks
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
+from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
 from pipeline.formats.cfl import files_of, pair_of
@@ -28,9 +30,10 @@ from pipeline.formats.series.base import AXES
 from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
-from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
+from pipeline.workloads.mri.images import Image, ImageSource, Trajectory, groups_of
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
+from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
@@ -85,8 +88,12 @@ class MriJob:
         self._reconstruction = Reconstruction(self._source, self.parameters)
         self._audit = MriAudit(self.parameters.eps, self._refuse_changed)
         self._images = self._source.images
+        joined = self.parameters.joins_times
+        self._groups = groups_of(self._images) if joined else [(image,) for image in self._images]
+        if joined:
+            self._refuse_unjoined()
         # By chunk, between two stages: data that no slot holds.
-        self._trajectories: dict[int, Trajectory] = {}
+        self._trajectories: dict[int, list[Trajectory]] = {}
         self._checked: dict[int, dict[str, Any]] = {}
         self._shown: NDArray[np.uint8] | None = None
         self._latest = ""
@@ -105,11 +112,12 @@ class MriJob:
     # The plan
 
     def plan(self, budget: Budget) -> Plan:
-        chunks = tuple(self._chunk(number, image) for number, image in enumerate(self._images))
+        chunks = tuple(self._chunk(number, images) for number, images in enumerate(self._groups))
         largest = max(chunk.input_bytes + chunk.output_bytes for chunk in chunks)
         if largest > budget.budget_bytes:
+            what = "the joined images of a slice" if self.parameters.joins_times else "an image"
             raise ParameterError(
-                f"--memory is too small: an image of {self.spec.input} takes {format_bytes(largest)} with its samples, "
+                f"--memory is too small: {what} of {self.spec.input} takes {format_bytes(largest)} with its samples, "
                 f"and {format_bytes(budget.budget_bytes)} are available for each; raise it"
             )
         return Plan(chunks=chunks, read_bytes=sum(samples_bytes(self._source, image) for image in self._images))
@@ -120,23 +128,38 @@ class MriJob:
         largest = max(samples_bytes(self._source, image) for image in self._images)
         return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
 
-    def _chunk(self, number: int, image: Image) -> Chunk:
+    def _refuse_unjoined(self) -> None:
+        names = " and ".join(name for name in self.parameters.penalty_names if name in ("llr", "tv-time"))
+        if self._source.times < 2:
+            raise ParameterError(
+                f"--regularizer {names}: {self.spec.input} holds one time, and {names} joins several: give --frames"
+            )
+        if self._in_parts:
+            raise ParameterError(
+                f"--regularizer {names}: large volumes, and --split coils, are reconstructed one time after the other; "
+                "use l1-wavelet or tv"
+            )
+
+    def _chunk(self, number: int, images: Sequence[Image]) -> Chunk:
         _, planes, rows, columns = self.header.shape
+        image, times = images[0], len(images)
         first, last = (0, planes) if self.header.is_volume else (image.slice, image.slice + 1)
-        residuals = self.parameters.iterations + 1 if self.parameters.method == "cg-sense" else 1
+        curve: tuple[int, ...] = (1,)
+        if self.parameters.method == "cg-sense":
+            most = self.parameters.most_iterations
+            curve = (most, 3) if self.parameters.has_penalties else (most + 1,)
+        inputs = [ArraySpec((self._source.coils, each.readouts.count, each.samples), COMPLEX) for each in images]
         return Chunk(
             index=number,
-            region=Region((image.time, first, 0, 0), (image.time + 1, last, rows, columns)),
+            region=Region((image.time, first, 0, 0), (images[-1].time + 1, last, rows, columns)),
             halo=NO_HALO,
-            inputs=()
-            if self._in_parts
-            else (ArraySpec((self._source.coils, image.readouts.count, image.samples), COMPLEX),),
+            inputs=() if self._in_parts else tuple(inputs),
             outputs=(
-                ArraySpec((1, last - first, rows, columns), COMPLEX),
-                ArraySpec((residuals,), DOUBLE),
-                ArraySpec((SAMPLES,), COMPLEX),
+                ArraySpec((times, last - first, rows, columns), COMPLEX),
+                ArraySpec(curve, DOUBLE),
+                ArraySpec((times * SAMPLES,), COMPLEX),
             ),
-            work=self._source.coils * image.points,
+            work=self._source.coils * sum(each.points for each in images),
         )
 
     def hold_at_most(self, budget_bytes: int) -> int:
@@ -157,11 +180,12 @@ class MriJob:
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if not inputs:
             return
-        readouts = self._images[chunk.index].readouts
-        trajectory = self._source.trajectory(readouts)
-        self._source.read(readouts, inputs[0])
+        images = self._groups[chunk.index]
+        trajectories = [self._source.trajectory(image.readouts) for image in images]
+        for image, samples in zip(images, inputs, strict=True):
+            self._source.read(image.readouts, samples)
         with self._lock:
-            self._trajectories[chunk.index] = trajectory
+            self._trajectories[chunk.index] = trajectories
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
         if not inputs:
@@ -169,16 +193,27 @@ class MriJob:
                 self._reconstruction.workers = threads_for(self._source, 1)
                 self._make(chunk, Alone(self._source.channels), outputs[0], outputs)
             return
-        image = self._images[chunk.index]
+        images = self._groups[chunk.index]
         with self._lock:
-            trajectory = self._trajectories.pop(chunk.index)
+            trajectories = self._trajectories.pop(chunk.index)
         # On a GPU, reporting residuals would synchronise; with a tolerance the iterations do anyway.
         followed = self._follower(chunk.index) if stream is None or self.parameters.tolerance > 0 else None
         try:
-            found = self._reconstruction.image(image, inputs[0], trajectory, followed)
+            if self.parameters.has_penalties:
+                found = regularized(
+                    self._reconstruction,
+                    self.parameters,
+                    images,
+                    inputs,
+                    trajectories,
+                    self._penalty_follower(chunk.index),
+                    seed=chunk.index,
+                )
+            else:
+                found = self._reconstruction.image(images[0], inputs[0], trajectories[0], followed)
         except ValueError as error:
-            raise InputError(f"{self._where(image)}: {error}") from error
-        self._fill(chunk, trajectory, found, outputs)
+            raise InputError(f"{self._where(images[0])}: {error}") from error
+        self._fill(chunk, trajectories, found, outputs)
 
     def _make(
         self,
@@ -189,7 +224,7 @@ class MriJob:
         note_read: Callable[[float, int], None] = lambda seconds, nbytes: None,
     ) -> None:
         """Reconstruct an image with the peers, and fill the outputs if there are any."""
-        image = self._images[chunk.index]
+        image = self._groups[chunk.index][0]
         trajectory = self._source.trajectory(image.readouts)
         volume = VolumeReconstruction(
             self._source,
@@ -200,6 +235,7 @@ class MriJob:
             like,
             host_bytes=self._host_bytes,
             follow=self._follower(chunk.index),
+            follow_status=self._penalty_follower(chunk.index),
             note_read=note_read,
         )
         try:
@@ -207,25 +243,32 @@ class MriJob:
         except ValueError as error:
             raise InputError(f"{self._where(image)}: {error}") from error
         if outputs is not None:
-            self._fill(chunk, trajectory, found, outputs)
+            self._fill(chunk, [trajectory], found, outputs)
 
-    def _fill(self, chunk: Chunk, trajectory: Trajectory, found: Reconstructed, outputs: Sequence[Any]) -> None:
+    def _fill(
+        self, chunk: Chunk, trajectories: Sequence[Trajectory], found: Reconstructed, outputs: Sequence[Any]
+    ) -> None:
         pixels, residuals, transformed = outputs
-        xp = namespace(found.image)
-        pixels[...] = found.image.T.reshape(pixels.shape)
+        xp, shape = namespace(found.image), self._source.grid.shape
+        series = found.image.reshape(len(trajectories), *shape)
         residuals[...] = np.nan
         if found.curve is not None:
-            residuals[: len(found.curve)] = found.curve
-        chosen = MriAudit.chosen(chunk.index, trajectory.points, self._source.grid.shape)
-        transformed[...] = found.transform.forward(xp.ascontiguousarray(found.image))[xp.asarray(chosen)]
+            residuals[: len(found.curve)] = xp.asarray(found.curve)
+        chosen = []
+        for time, (trajectory, transform) in enumerate(zip(trajectories, found.transforms, strict=True)):
+            pixels[time] = series[time].T.reshape(pixels.shape[1:])
+            chosen.append(MriAudit.chosen(self._groups[chunk.index][time].time, trajectory.points, shape))
+            samples = transform.forward(xp.ascontiguousarray(series[time]))[xp.asarray(chosen[-1])]
+            transformed[time * SAMPLES : (time + 1) * SAMPLES] = samples
         checked: dict[str, Any] = {
-            "points": trajectory.points[chosen],
+            "points": np.stack([each.points[which] for each, which in zip(trajectories, chosen, strict=True)]),
             "method": found.method,
             "segment_error": found.segment_error,
             "notes": found.notes,
         }
         if self.parameters.field_map is not None:
-            checked["times_s"] = sample_times(self._source, trajectory)[chosen]
+            times = [sample_times(self._source, each)[which] for each, which in zip(trajectories, chosen, strict=True)]
+            checked["times_s"] = np.stack(times)
         with self._lock:
             self._checked[chunk.index] = checked
 
@@ -248,21 +291,26 @@ class MriJob:
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any]:
         pixels, residuals, transformed = outputs
+        images = self._groups[chunk.index]
         with self._lock:
             checked = self._checked.pop(chunk.index)
         if not np.isfinite(pixels).all():
-            where = self._where(self._images[chunk.index])
+            where = self._where(images[0])
             raise InputError(f"{where}: the image is not finite: are samples beyond the range of float32?")
         if self.parameters.field_map is not None:
-            checked["field_hz"] = self._source.field_map(self._images[chunk.index].readouts.slice)
-        image = pixels.reshape(self._source.grid.shape[::-1]).T
-        note = self._audit.note(chunk.index, image, checked.pop("points"), transformed, residuals, **checked)
+            checked["field_hz"] = self._source.field_map(images[0].readouts.slice)
+        series = [each.reshape(self._source.grid.shape[::-1]).T for each in pixels]
+        note = self._audit.note(chunk.index, series, checked.pop("points"), transformed, residuals, **checked)
         if chunk.index == self._preview_chunk():
             self._shown = shades(np.abs(pixels[0, pixels.shape[1] // 2]))
             if self._in_parts:  # recomputing it takes too long
                 note = {**note, "preview": packed(self._shown)}
         if note["residual"] is not None:
-            self._report(chunk.index, note["iterations"], note["residual"])
+            self._report(chunk.index, note)
+            metrics.solver_iterations.labels(Mri.name).inc(note["iterations"])
+            metrics.solver_residual.labels(Mri.name).set(note["residual"])
+            if "objective" in note:
+                metrics.solver_objective.labels(Mri.name).set(note["objective"])
         return lambda: note
 
     def add_note(self, chunk: int, note: Any) -> None:
@@ -270,7 +318,7 @@ class MriJob:
         if "preview" in note:
             self._shown = unpacked(note["preview"])
         if note["residual"] is not None:
-            self._report(chunk, note["iterations"], note["residual"])
+            self._report(chunk, note)
 
     def _where(self, image: Image) -> str:
         return f"{self.spec.input}, slice {image.readouts.slice}, time {image.readouts.time}"
@@ -289,8 +337,19 @@ class MriJob:
 
         return follow
 
-    def _report(self, number: int, iterations: int, residual: float) -> None:
-        self._latest = f"image {number + 1}, {counted(iterations, 'iteration')}: residual {residual:.2g}"
+    def _penalty_follower(self, number: int) -> Callable[[int, NDArray[np.float64]], None]:
+        def follow(iteration: int, status: NDArray[np.float64]) -> None:
+            objective, misfit, _ = status
+            self._latest = (
+                f"image {number + 1}, iteration {iteration}: objective {objective:.4g}, residual {misfit:.2g}"
+            )
+
+        return follow
+
+    def _report(self, number: int, note: Mapping[str, Any]) -> None:
+        iterations = counted(note["iterations"], "iteration")
+        objective = f"objective {note['objective']:.4g}, " if "objective" in note else ""
+        self._latest = f"image {number + 1}, {iterations}: {objective}residual {note['residual']:.2g}"
 
     # The end
 
@@ -349,7 +408,7 @@ class MriJob:
     def _preview_chunk(self) -> int:
         """The first time of the middle slice."""
         middle = 0 if self.header.is_volume else len(self._source.slices) // 2
-        return next(n for n, image in enumerate(self._images) if image.slice == middle and image.time == 0)
+        return next(n for n, (image, *_) in enumerate(self._groups) if image.slice == middle and image.time == 0)
 
     def write_preview(self, preview: Path) -> None:
         write_pixels(preview, self._shown if self._shown is not None else self._computed_plane())
@@ -359,7 +418,7 @@ class MriJob:
         self._source = ImageSource(self.spec.input, self.parameters)  # `close` has closed it
         try:
             self._reconstruction = Reconstruction(self._source, self.parameters)
-            chunk = self._chunk(self._preview_chunk(), self._images[self._preview_chunk()])
+            chunk = self._chunk(self._preview_chunk(), self._groups[self._preview_chunk()])
             inputs = [np.empty(spec.shape, spec.dtype) for spec in chunk.inputs]
             outputs = [np.empty(spec.shape, spec.dtype) for spec in chunk.outputs]
             self.read(chunk, inputs)

@@ -55,7 +55,7 @@ class MriAudit:
     def note(
         self,
         number: int,
-        image: NDArray[Any],
+        series: Sequence[NDArray[Any]],
         points: NDArray[np.float64],
         transformed: NDArray[Any],
         curve: NDArray[Any],
@@ -66,27 +66,35 @@ class MriAudit:
         field_hz: NDArray[np.float64] | None = None,
         times_s: NDArray[np.float64] | None = None,
     ) -> dict[str, Any]:
-        """image: complex (*matrix); points: (n, dimensions), cycles per field of view; transformed: complex (n,);
-        notes: further remarks for the receipt."""
-        expected = definition(image, points, field_hz, times_s)
-        size = np.abs(image).sum(dtype=np.float64)
-        apart = np.abs(transformed - expected)
-        error = float(apart.max() / size) if size > 0 else float(apart.max())
-        residuals = [float(value) for value in curve[np.isfinite(curve)]]
+        """series: complex (*matrix) of each time; points: (times, n, dimensions), cycles per field of view;
+        transformed: complex (times × n,); curve: relative residuals, or rows of objective, misfit and change; notes:
+        further remarks for the receipt."""
+        errors = []
+        for time, (image, seen) in enumerate(zip(series, transformed.reshape(len(series), -1), strict=True)):
+            expected = definition(image, points[time], field_hz, None if times_s is None else times_s[time])
+            size = np.abs(image).sum(dtype=np.float64)
+            apart = np.abs(seen - expected)
+            errors.append(float(apart.max() / size) if size > 0 else float(apart.max()))
+        error = float(np.max(errors))
+        rows = curve[np.isfinite(curve.reshape(len(curve), -1)).all(axis=1)]
+        values = rows[:, 0] if rows.ndim == 2 else rows  # objectives, or residuals
+        note: dict[str, Any] = {
+            "error": error if np.isfinite(error) else None,
+            "samples": points.shape[0] * points.shape[1],
+            "segment_error": segment_error,
+            "method": method,
+            "iterations": len(rows) if rows.ndim == 2 else max(len(rows) - 1, 0),
+            "residual": None if not len(rows) else float(rows[-1, 1] if rows.ndim == 2 else rows[-1]),
+        }
+        if rows.ndim == 2 and len(rows):
+            note |= {"objective": float(rows[-1, 0]), "change": float(rows[-1, 2])}
+        if notes:
+            note["notes"] = dict(notes)
+        if number < MOST_CURVES and len(values):
+            note["curve"] = [float(f"{value:.6g}") for value in values]
         with self._lock:
-            self._images[number] = {
-                "error": error if np.isfinite(error) else None,
-                "samples": len(points),
-                "segment_error": segment_error,
-                "method": method,
-                "iterations": max(len(residuals) - 1, 0),
-                "residual": residuals[-1] if residuals else None,
-            }
-            if notes:
-                self._images[number]["notes"] = dict(notes)
-            if number < MOST_CURVES and residuals:
-                self._images[number]["curve"] = [float(f"{value:.6g}") for value in residuals]
-            return self._images[number]
+            self._images[number] = note
+        return note
 
     def add_note(self, number: int, note: Mapping[str, Any]) -> None:
         """Take over what `note` returned in another process."""
@@ -100,18 +108,19 @@ class MriAudit:
         if not images:
             return {}
         found: dict[str, Any] = {"transform": ", ".join(sorted({note["method"] for note in images.values()}))}
-        for name in ("split", "coil_maps"):
-            values = sorted({note["notes"][name] for note in images.values() if name in note.get("notes", {})})
-            if values:
-                found[name] = "; ".join(values)
+        for name in ("split", "coil_maps", "solver", "strengths"):
+            remarks = sorted({note["notes"][name] for note in images.values() if name in note.get("notes", {})})
+            if remarks:
+                found[name] = "; ".join(remarks)
         residuals = [note["residual"] for note in images.values() if note["residual"] is not None]
         curves = {number: note["curve"] for number, note in images.items() if "curve" in note}
         if residuals:
             counts = [note["iterations"] for note in images.values()]
             found["iterations"] = counts[0] if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-            found["residual"] = (
-                float(f"{residuals[0]:.4g}") if len(residuals) == 1 else f"{min(residuals):.4g} to {max(residuals):.4g}"
-            )
+            for name in ("residual", "objective", "change"):
+                values = [note[name] for note in images.values() if note.get(name) is not None]
+                if values:
+                    found[name] = float(f"{values[0]:.4g}") if len(values) == 1 else _range(values)
         if curves:
             found["convergence"] = curves[min(curves)]
         return found
@@ -142,6 +151,10 @@ class MriAudit:
 
     def _tolerance(self, segment_error: float) -> float:
         return _TIMES_EPS * self._eps + _WORST_OF_SEGMENTS * segment_error
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.4g} to {max(values):.4g}"
 
 
 def definition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -40,6 +40,12 @@ class Image:
     @property
     def points(self) -> int:
         return self.readouts.count * self.samples
+
+
+def groups_of(images: Sequence[Image]) -> list[tuple[Image, ...]]:
+    """The images of each slice, in the order of their times."""
+    slices = dict.fromkeys(image.slice for image in images)
+    return [tuple(image for image in images if image.slice == slice_) for slice_ in slices]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

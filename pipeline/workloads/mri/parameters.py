@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
 DENSITIES = ("pipe-menon", "ramp", "none")
 OF_THE_FILE = "file"
 SENSITIVITIES = ("walsh", "espirit")
+ITERATIONS, REGULARIZED_ITERATIONS = 10, 50
+PENALTIES = ("l1-wavelet", "tv", "tv-time", "llr", "l2")
+NO_PENALTY, AUTO = "none", "auto"
 ARRAY_SUFFIXES = (".npy", ".cfl")
 MOST_PIXELS = 1 << 15  # along an axis
 
@@ -29,7 +33,9 @@ class MriParameters(Parameters):
     method: Literal["cg-sense", "gridding"] = Field(
         "cg-sense", description="iterative SENSE, or one weighted adjoint transform, coils combined"
     )
-    iterations: int = Field(10, ge=1, le=1000, description="cg-sense: maximum number of iterations")
+    iterations: int | None = Field(
+        None, ge=1, le=1000, description="maximum number of iterations [default: 10; with --regularizer 50]"
+    )
     damping: float = Field(
         0.01,
         alias="lambda",
@@ -44,8 +50,21 @@ class MriParameters(Parameters):
         ge=0,
         lt=1,
         allow_inf_nan=False,
-        description="cg-sense: stop at this relative residual; 0 disables early stopping",
+        description="stop at this relative residual, or with --regularizer at this relative change of the image; "
+        "0 disables early stopping",
     )
+    regularizer: str = Field(
+        "none",
+        description="penalties for images from few samples, several with commas: l1-wavelet, tv, tv-time, llr, l2; "
+        "tv-time and llr join the frames or times of a slice",
+    )
+    strength: str = Field(
+        "auto",
+        description="of each penalty, relative to the largest pixel of the gridded image (of l2, to the normal "
+        "diagonal): a number for all, one for each, or auto, the least risk estimated (SURE)",
+    )
+    wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar's, or Daubechies'")
+    block: int = Field(8, ge=2, le=64, description="llr: pixels of a block along each axis")
     matrix: tuple[int, ...] | None = Field(
         None,
         description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]",
@@ -119,6 +138,33 @@ class MriParameters(Parameters):
             raise ValueError(f"one to three numbers of pixels, 1 to {MOST_PIXELS}; got {','.join(map(str, value))}")
         return value
 
+    @field_validator("regularizer")
+    @classmethod
+    def _penalties(cls, value: str) -> str:
+        names = [part.strip() for part in value.split(",")]
+        if names == [NO_PENALTY]:
+            return value
+        for name in names:
+            if name not in PENALTIES:
+                raise ValueError(f"{', '.join(PENALTIES)}, or several with commas between; got {name!r}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"each penalty once; got {value!r}")
+        return ",".join(names)
+
+    @field_validator("strength")
+    @classmethod
+    def _strengths(cls, value: str) -> str:
+        parts = [part.strip() for part in value.split(",")]
+        if parts != [AUTO]:
+            for part in parts:
+                try:
+                    number = float(part)
+                except ValueError:
+                    number = -1.0
+                if not 0 < number < math.inf:
+                    raise ValueError(f"auto, or numbers above 0, such as 0.01; got {part!r}")
+        return ",".join(parts)
+
     @field_validator("slices")
     @classmethod
     def _range(cls, value: str) -> str:
@@ -149,10 +195,33 @@ class MriParameters(Parameters):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
         if self.method == "gridding":
-            self._refuse(("iterations", "damping", "tolerance"), "--method cg-sense")
+            stated = () if self.iterations == ITERATIONS else ("iterations",)
+            self._refuse((*stated, "damping", "tolerance", "regularizer"), "--method cg-sense")
+        self._check_penalties()
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
         return self
+
+    def _check_penalties(self) -> None:
+        names = self.penalty_names
+        if not names:
+            self._refuse(("strength", "wavelet", "block"), "--regularizer")
+            return
+        if self.damping != type(self).model_fields["damping"].default:
+            raise ValueError(
+                "--lambda is that of --method cg-sense alone: with --regularizer add l2, with its --strength"
+            )
+        if "l1-wavelet" not in names:
+            self._refuse(("wavelet",), "--regularizer l1-wavelet")
+        if "llr" not in names:
+            self._refuse(("block",), "--regularizer llr")
+        if self.strength == AUTO:
+            if names == ("l2",):
+                raise ValueError("--strength: auto finds those of l1-wavelet, tv, tv-time and llr; l2 needs a number")
+            if "l2" in names:
+                raise ValueError("--strength: with l2 give a number for each penalty instead of auto")
+        elif len(self.strength.split(",")) not in (1, len(names)):
+            raise ValueError(f"--strength {self.strength}: give one number, or {len(names)}, one for each penalty")
 
     def _refuse(self, names: tuple[str, ...], belongs_to: str) -> None:
         """Refuses values that would have no effect; a form may state the defaults."""
@@ -160,6 +229,33 @@ class MriParameters(Parameters):
             field = type(self).model_fields[name]
             if getattr(self, name) != field.default:
                 raise ValueError(f"--{field.alias or name} belongs to {belongs_to}: leave it out")
+
+    @property
+    def penalty_names(self) -> tuple[str, ...]:
+        return () if self.regularizer == NO_PENALTY else tuple(self.regularizer.split(","))
+
+    @property
+    def penalty_strengths(self) -> dict[str, float | None]:
+        """By name; None: automatic."""
+        names, parts = self.penalty_names, self.strength.split(",")
+        if parts == [AUTO]:
+            return dict.fromkeys(names)
+        numbers = [float(part) for part in parts]
+        return dict(zip(names, numbers * len(names) if len(numbers) == 1 else numbers, strict=True))
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether there are others than l2, which is the damping of conjugate gradients."""
+        return bool(set(self.penalty_names) - {"l2"})
+
+    @property
+    def joins_times(self) -> bool:
+        """Whether all times of a slice are one problem."""
+        return bool({"tv-time", "llr"} & set(self.penalty_names))
+
+    @property
+    def most_iterations(self) -> int:
+        return self.iterations or (REGULARIZED_ITERATIONS if self.has_penalties else ITERATIONS)
 
     @property
     def slice_range(self) -> IndexRange:
@@ -172,8 +268,17 @@ class MriParameters(Parameters):
 
     def in_force(self) -> dict[str, Any]:
         found = self.model_dump(mode="json", exclude_none=True, by_alias=True) | {"slices": str(self.slice_range)}
+        found["iterations"] = self.most_iterations
         if self.method == "gridding":
             for name in ("iterations", "lambda", "tolerance"):
+                found.pop(name)
+        if self.penalty_names:
+            found.pop("lambda")
+        else:
+            for name in ("regularizer", "strength"):
+                found.pop(name)
+        for name, penalty in (("wavelet", "l1-wavelet"), ("block", "llr")):
+            if penalty not in self.penalty_names:
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")

@@ -61,13 +61,27 @@ class Calibration:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Encoded:
+    """The normal equations of one image: `normal` x = `right`, both weighted; data: (channels, m), unweighted."""
+
+    normal: Callable[[Any], Any]
+    right: Any
+    data: Any
+    geometry: Geometry
+    transform: Transform
+    segment_error: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstructed:
-    """image : complex64 (*matrix); curve: float64 relative residuals, both on the device; transform: for the audit;
-    segment_error: of the off-resonance correction, 0 without; notes: for the receipt."""
+    """image : complex64 (*matrix), or (times, *matrix) of times that are joined, on the device
+    curve : float64 relative residuals, or the (n, 3) status of `kernels.sense.regularized`
+    transforms : of each time, for the audit; segment_error: of the off-resonance correction, 0 without
+    notes : for the receipt"""
 
     image: Any
     curve: Any
-    transform: Transform
+    transforms: tuple[Transform, ...]
     method: str
     segment_error: float
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -90,28 +104,39 @@ class Reconstruction:
     ) -> Reconstructed:
         """samples : complex64 (coils, readouts, samples), NumPy or CuPy, which selects the device."""
         asked = self._parameters
+        encoded = self.encoded(image, samples, trajectory)
+        found, curve = encoded.right, None
+        if asked.method == "cg-sense":
+            found, curve = cg_sense(
+                encoded.normal,
+                encoded.right,
+                iterations=asked.most_iterations,
+                damping=asked.penalty_strengths.get("l2") or asked.damping,
+                tolerance=asked.tolerance,
+                on_iteration=on_iteration,
+            )
+        return Reconstructed(
+            image=found,
+            curve=curve,
+            transforms=(encoded.transform,),
+            method=encoded.geometry.transform.method,
+            segment_error=encoded.segment_error,
+        )
+
+    def encoded(self, image: Image, samples: Any, trajectory: Trajectory) -> Encoded:
+        """The normal equations of an image; samples as for `image`."""
         geometry = self.geometry(trajectory, samples)
         calibration = self._calibration(image, samples, trajectory, geometry)
         flat = samples.reshape(samples.shape[0], -1)
         data = flat if calibration.mixing is None else mixed(flat, calibration.mixing)
         transform, error = self.corrected(image, trajectory, geometry, samples)
+        if geometry.toeplitz is None:
+            normal = sense_normal(transform, calibration.maps, geometry.weights)
+        else:
+            normal = toeplitz_normal(geometry.toeplitz, calibration.maps)
         right = gridded(transform, data, calibration.maps, geometry.weights)
-        found, curve = right, None
-        if asked.method == "cg-sense":
-            if geometry.toeplitz is None:
-                normal = sense_normal(transform, calibration.maps, geometry.weights)
-            else:
-                normal = toeplitz_normal(geometry.toeplitz, calibration.maps)
-            found, curve = cg_sense(
-                normal,
-                right,
-                iterations=asked.iterations,
-                damping=asked.damping,
-                tolerance=asked.tolerance,
-                on_iteration=on_iteration,
-            )
-        return Reconstructed(
-            image=found, curve=curve, transform=transform, method=geometry.transform.method, segment_error=error
+        return Encoded(
+            normal=normal, right=right, data=data, geometry=geometry, transform=transform, segment_error=error
         )
 
     def geometry(self, trajectory: Trajectory, like: Any) -> Geometry:

@@ -46,6 +46,7 @@ from pipeline.workloads.gang_protocols import Peers
 from pipeline.workloads.mri.images import Image, ImageSource, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Geometry, Reconstructed, Reconstruction
+from pipeline.workloads.mri.regularized import solved
 
 # Samples of all coils that are read at a time, besides those that are kept.
 _BLOCK_BYTES = 64 << 20
@@ -94,6 +95,7 @@ class VolumeReconstruction:
         *,
         host_bytes: int,
         follow: Callable[[int, Any], None] | None,
+        follow_status: Callable[[int, NDArray[np.float64]], None],
         note_read: Callable[[float, int], None],
     ) -> None:
         """like: any array of the rank's device. host_bytes: what maps may take on the host if they do not fit
@@ -106,7 +108,8 @@ class VolumeReconstruction:
         self._xp = namespace(like)
         self._like = like
         self._host_bytes = host_bytes
-        self._follow = follow
+        self._follow, self._follow_status = follow, follow_status
+        self._solver_notes: Mapping[str, str] = {}
         self._note_read = note_read
         self._made_again = False
         self._own = list(peers.shards)
@@ -134,7 +137,7 @@ class VolumeReconstruction:
         return Reconstructed(
             image=found,
             curve=curve,
-            transform=transform,
+            transforms=(transform,),
             method=geometry.transform.method,
             segment_error=error,
             notes=self._notes(maps.residency),
@@ -309,11 +312,13 @@ class VolumeReconstruction:
         asked, checkpoint = self._asked, self._checkpoint
         if leader is None:
             right = self._confirmed_sum(gridded(transform, streamed(self._xp, samples), maps, geometry.weights))
+            energy = self._energy(samples, geometry) if asked.has_penalties else 0.0
             samples.clear()
             if asked.method == "gridding":
                 return right, None
-            checkpoint.progress = initial_progress(right, asked.iterations)
-            del right
+            if not asked.has_penalties:
+                checkpoint.progress = initial_progress(right, asked.most_iterations)
+                del right
         else:
             self._follow_leader(leader)
         inner = (
@@ -326,16 +331,34 @@ class VolumeReconstruction:
             self._peers.check()
             return self._confirmed_sum(inner(picture))
 
+        if asked.has_penalties:
+            solution, self._solver_notes = solved(
+                asked,
+                lambda series: normal(series[0])[None],
+                right[None],
+                energy=energy,
+                capture=False,  # it exchanges data between ranks, and may copy maps from the host
+                follow=self._follow_status,
+                seed=0,
+                agreed=self._agreed,
+            )
+            return solution.image[0], solution.status
         return cg_sense(
             normal,
             None,
-            iterations=asked.iterations,
-            damping=asked.damping,
+            iterations=asked.most_iterations,
+            damping=asked.penalty_strengths.get("l2") or asked.damping,
             tolerance=asked.tolerance,
             on_iteration=self._follow,
             progress=checkpoint.progress,
             agreed=self._agreed,
         )
+
+    def _energy(self, samples: Sequence[NDArray[Any]], geometry: Geometry) -> float:
+        """Σ W |s|² of all ranks' channels."""
+        weights = to_host(geometry.weights).astype(np.float64)
+        own = sum(float((np.abs(group) ** 2 @ weights).sum()) for group in samples)
+        return float(self._peers.control.allreduce(np.array([own]))[0])
 
     def _confirmed_sum(self, part: Any) -> Any:
         """The sum of all ranks' parts, confirmed by all: the checkpoint must not keep an incomplete one."""
@@ -349,7 +372,7 @@ class VolumeReconstruction:
         if self._peers.rank != leader:
             self._checkpoint.progress = None
         if mine is None:
-            mine = initial_progress(xp.zeros(shape, np.complex64), self._asked.iterations)
+            mine = initial_progress(xp.zeros(shape, np.complex64), self._asked.most_iterations)
         for name in ("solution", "residual", "direction"):
             self._peers.communicator.broadcast(getattr(mine, name), root=leader)
         squares = to_host(mine.squares).copy()
@@ -376,7 +399,7 @@ class VolumeReconstruction:
                 f"{format_bytes(residency.streamed)} of {format_bytes(residency.nbytes)}: the device has "
                 f"{format_bytes(residency.room or 0)} for them"
             )
-        found = {"coil_maps": where}
+        found = {"coil_maps": where, **self._solver_notes}
         if self._peers.size > 1:
             found["split"] = f"{counted(self._source.channels, 'channel')} over {self._peers.size} ranks"
         return found

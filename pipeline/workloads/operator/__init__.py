@@ -48,6 +48,7 @@ def image_operator(
     dtype: Any = None,
     reference: Callable[..., Any] | None = None,
     tolerance: float | None = None,
+    keeps_range: bool = False,
     name: str | None = None,
 ) -> Any:
     """Make a workload of `f(block, *, parameter: int = 5, xp)`; docs/extending.md has examples.
@@ -57,14 +58,20 @@ def image_operator(
                 the block's shape; the engine trims the halo
     parameter : keyword-only and annotated; becomes an option of the command, the API and the page
     xp        : the module `numpy` or `cupy`, if f asks for it
-    halo      : samples that f looks at on each side: a number (rounded up), one for each axis, or a function of the
-                parameters that returns either
-    axes      : letters of the axes that f works along, such as "YX"; None: all but the channels
+    out       : if f asks for it, f is called once for the whole chunk, of all axes, and fills `out`: the block without
+                its halo. It may then ask for `axes`, the numbers of the axes to work along, and for `stream`, the CUDA
+                stream (None on a CPU)
+    halo      : samples that f looks at on each side: a number (rounded up), a number or a tuple (before, after) for
+                each axis, or a function of the parameters that returns either. A function of two arguments also gets
+                the number of axes; its ValueError is the user's mistake, such as "size must be odd; got 4"
+    axes      : letters of the axes that f works along, such as "YX"; None: all but the channels. A parameter
+                `axes: tuple[str, ...] | None = None` lets the user choose others
     dtype     : of the result; None: the input's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; None: see
                 `pipeline.workloads.operator.audit`
+    keeps_range : the result has the input's dtype, and its values lie between those of the input
     name      : of the workload; None: the function's
 
     Raises TypeError for a signature that cannot become options.
@@ -72,7 +79,7 @@ def image_operator(
 
     def decorated(function: Callable[..., Any]) -> ImageOperator:
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype}
-        audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance}
+        audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
         return ImageOperator(Definition(name=name or function.__name__, function=function, **options, **audited))
 
     return decorated if function is None else decorated(function)

@@ -14,18 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.runtime.threads import Interrupted
-from pipeline.errors import MillraceError, OperatorError, OutputError, ParameterError
+from pipeline.errors import InputError, MillraceError, OperatorError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.storage.partial import Opening
+from pipeline.workloads.common.axes import axes_named
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
-from pipeline.workloads.operator.parameters import OperatorParameters
+from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
 
-Halo = float | Sequence[float] | Callable[[Any], float | Sequence[float]]
+# Samples on each side, or (before, after); for all axes, or for each.
+Reach = float | Sequence[float | tuple[int, int]]
+Halo = Reach | Callable[..., Reach]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class Definition:
     dtype: Any = None
     reference: Callable[..., Any] | None = None
     tolerance: float | None = None
+    keeps_range: bool = False
 
 
 class OperatorJob:
@@ -49,20 +53,22 @@ class OperatorJob:
     ) -> None:
         """`arguments`: the function's, besides the block and xp."""
         self.spec, self.definition, self._parameters, self._arguments = spec, definition, parameters, arguments
-        output_format = images.format_for_output(spec.output)
+        output_format = images.format_for_output(spec.output, parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
             source = self._reader.header
-            # What PNM says of the input's values does not hold for those of the result.
-            metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
-            self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
+            self.header = source
+            if not definition.keeps_range:
+                # What PNM says of the input's values does not hold for those of the result.
+                metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
+                self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
             if parameters.mode == "constant":
                 check_cval(parameters.cval, source, spec.input)
-            self.axes = self._declared_axes(source.axes)
+            self.axes = self._chosen_axes(source.axes)
             self._halo = self._declared_halo(len(source.shape))
             audit = RecomputedAudit if definition.reference is None else ReferenceAudit
             self._audit: RecomputedAudit | ReferenceAudit = audit(self)
@@ -81,8 +87,10 @@ class OperatorJob:
         except TypeError as error:
             raise ParameterError(f"{self.definition.name}: there is no dtype {self.definition.dtype!r}") from error
 
-    def _declared_axes(self, letters: str) -> tuple[int, ...]:
+    def _chosen_axes(self, letters: str) -> tuple[int, ...]:
         """The axes of a block, by their number in the image."""
+        if isinstance(chosen := self._arguments.get("axes"), tuple):
+            return axes_named(chosen, letters, self.spec.input)
         wanted = (letters.replace("C", "") if self.definition.axes is None else self.definition.axes).upper()
         if not wanted or len(set(wanted)) != len(wanted) or not set(wanted) <= set(letters):
             raise ParameterError(
@@ -93,24 +101,41 @@ class OperatorJob:
 
     def _declared_halo(self, ndim: int) -> list[tuple[int, int]]:
         """Samples before and after along each axis of the image."""
-        declared = self.definition.halo
-        given = declared(self._parameters) if callable(declared) else declared
+        declared, letters = self.definition.halo, ",".join(self.header.axes[axis] for axis in self.axes)
+        try:
+            given = self._called_halo(declared) if callable(declared) else declared
+        except ValueError as error:
+            fault = str(error)
+            option = "--" if fault.partition(" ")[0] in type(self._parameters).model_fields else ""
+            raise ParameterError(f"{option}{fault} ({self.spec.input} is filtered along {letters})") from error
         values = list(given) if isinstance(given, Sequence) else [given] * len(self.axes)
-        numbers = [value for value in values if isinstance(value, int | float) and 0 <= value < math.inf]
-        if len(numbers) != len(self.axes) or len(values) != len(numbers):
-            letters = "".join(self.header.axes[axis] for axis in self.axes)
+        sides = [value if isinstance(value, tuple) else (value, value) for value in values]
+        are_numbers = all(isinstance(each, int | float) and 0 <= each < math.inf for side in sides for each in side)
+        if len(sides) != len(self.axes) or not are_numbers or any(len(side) != 2 for side in sides):
             raise ParameterError(
                 f"{self.definition.name}: its halo is {given!r}; it must be a number of samples, 0 or more, or one for "
-                f"each of {','.join(letters)}"
+                f"each of {letters}"
             )
         halo = [(0, 0)] * ndim
-        for axis, value in zip(self.axes, numbers, strict=True):
-            halo[axis] = (math.ceil(value),) * 2
+        for axis, (before, after) in zip(self.axes, sides, strict=True):
+            halo[axis] = (math.ceil(before), math.ceil(after))
         return halo
+
+    def _called_halo(self, declared: Callable[..., Reach]) -> Reach:
+        takes_axes = len(inspect.signature(declared).parameters) > 1
+        return declared(self._parameters, *([len(self.axes)] if takes_axes else []))
 
     def plan(self, budget: Budget) -> Plan:
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
-        plan = plan_image(self._reader, self.spec, budget, self._halo, header=self.header, pads_uncut=True)
+        plan = plan_image(
+            self._reader,
+            self.spec,
+            budget,
+            self._halo,
+            header=self.header,
+            pads_uncut=True,
+            storage=self._parameters.storage,
+        )
         self._audit.begin(len(plan.chunks))
         return plan
 
@@ -118,13 +143,13 @@ class OperatorJob:
         return self._reader.hold_at_most(budget_bytes)
 
     def sink(self, opening: Opening) -> ImageWriter:
-        return images.create_image(self.spec.output, self.header, opening)
+        return images.create_image(self.spec.output, self.header, opening, self._parameters.storage)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         self._read(chunk.region, inputs[0])
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
-        self._apply(self.definition.function, inputs[0], chunk.region, outputs[0])
+        self._apply(self.definition.function, inputs[0], chunk.region, outputs[0], stream)
         self._audit.computed_with(_module_of(inputs[0]))
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
@@ -163,27 +188,42 @@ class OperatorJob:
     def _read(self, region: Region, out: NDArray[Any]) -> None:
         read_with_borders(self._reader, grown(region, self._halo), self._parameters.mode, self._parameters.cval, out)
 
-    def _apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any) -> None:
-        """Fill `out` with what the function makes of a region, block by block."""
+    def _apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
+        """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
+        asked = _parameters_of(function)
+        if fills_out(asked):
+            special = {"axes": self.axes, "out": out, "stream": stream, "xp": _module_of(out)}
+            arguments: Mapping[str, Any] = {
+                **self._arguments,
+                **{name: special[name] for name in special if name in asked},
+            }
+            self._call(function, samples, arguments, region)
+            return
         others = [axis for axis in range(samples.ndim) if axis not in self.axes]
         blocks, results = (array.transpose(*others, *self.axes) for array in (samples, out))
         kept = tuple(slice(self._halo[axis][0], self._halo[axis][0] + region.shape[axis]) for axis in self.axes)
         xp = _module_of(samples)
-        arguments = {**self._arguments, "xp": xp} if _asks_for_xp(function) else self._arguments
-        theirs = (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError) if xp is not np else ()
+        arguments = {**self._arguments, "xp": xp} if "xp" in asked else self._arguments
         for index in np.ndindex(*blocks.shape[: len(others)]):
             block = xp.ascontiguousarray(blocks[(*index, ...)])
             shape = block.shape
-            try:
-                result = function(block, **arguments)
-            except (MillraceError, MemoryError, Interrupted, *theirs):
-                raise  # the engine knows what they mean
-            except (Exception, SystemExit) as error:
-                raise self._failure(function, error, region) from error
+            result = self._call(function, block, arguments, region)
             fault = _fault(result, shape, out.dtype, xp)
             if fault is not None:
                 raise OperatorError(f"operator {self.definition.name}{fault}")
             results[(*index, ...)] = result[kept]
+
+    def _call(self, function: Callable[..., Any], block: Any, arguments: Mapping[str, Any], region: Region) -> Any:
+        xp = _module_of(block)
+        theirs = (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError) if xp is not np else ()
+        try:
+            return function(block, **arguments)
+        except InputError as error:
+            raise InputError(f"{self.spec.input}, among samples {region.start} to {region.stop}: {error}") from error
+        except (MillraceError, MemoryError, Interrupted, *theirs):
+            raise  # the engine knows what they mean
+        except (Exception, SystemExit) as error:
+            raise self._failure(function, error, region) from error
 
     def _failure(self, function: Callable[..., Any], error: BaseException, region: Region) -> OperatorError:
         source = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
@@ -198,11 +238,17 @@ class OperatorJob:
         )
 
 
-def _asks_for_xp(function: Callable[..., Any]) -> bool:
+def fills_out(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a function of these parameters fills `out`. NumPy's own take one too, but need none."""
+    out = parameters.get("out")
+    return out is not None and (out.kind, out.default) == (out.KEYWORD_ONLY, out.empty) and is_untyped(out)
+
+
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return "xp" in inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a function in C that does not tell
-        return False
+        return {}
 
 
 def _module_of(array: Any) -> Any:

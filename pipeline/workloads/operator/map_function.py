@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
 from pipeline.workloads.operator import ImageOperator
-from pipeline.workloads.operator.job import Definition, OperatorJob
+from pipeline.workloads.operator.job import Definition, OperatorJob, fills_out
 from pipeline.workloads.operator.parameters import OperatorParameters
 from pipeline.workloads.protocol import JobSpec
 
@@ -103,7 +103,9 @@ def _check_arguments(function: Any, asked: MapParameters) -> None:
     except (TypeError, ValueError):
         return  # of a function in C that does not tell
     try:
-        signature.bind(None, **asked.param, **({"xp": None} if "xp" in signature.parameters else {}))
+        filled = ("xp", "out", "axes", "stream") if fills_out(signature.parameters) else ("xp",)
+        given = {name: None for name in filled if name in signature.parameters and name not in asked.param}
+        signature.bind(None, **asked.param, **given)
     except TypeError as error:
         raise ParameterError(f"--param: {asked.function} has {error}") from error
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from pipeline.config import Settings
-from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
+from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
 RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "checksum", "resume", "dry_run", "json"} | {
@@ -17,7 +18,7 @@ RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "che
 }  # fmt: skip
 
 
-class OperatorParameters(Parameters):
+class OperatorParameters(StorageParameters):
     """What every operator takes besides its own parameters."""
 
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
@@ -54,6 +55,11 @@ class OperatorParameters(Parameters):
         return {name: getattr(self, name) for name in type(self).model_fields if name not in common}
 
 
+def is_untyped(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter states no type, so cannot become an option."""
+    return parameter.annotation in (parameter.empty, Any, "Any")
+
+
 def parameters_of(operator: str, function: Callable[..., Any]) -> type[OperatorParameters]:
     """The model of a function's keyword parameters. TypeError for a signature that cannot become options."""
     signature = [*inspect.signature(function).parameters.values()]
@@ -67,7 +73,7 @@ def parameters_of(operator: str, function: Callable[..., Any]) -> type[OperatorP
         fault = None
         if each.kind is not each.KEYWORD_ONLY:
             fault = "must be keyword-only: put * after the block"
-        elif each.name == "xp":
+        elif each.name == "xp" or (each.name in ("out", "stream") and is_untyped(each)):
             continue
         elif each.name in {*RESERVED, *OperatorParameters.model_fields} or hasattr(OperatorParameters, each.name):
             fault = "is called like something that every workload has: rename it"

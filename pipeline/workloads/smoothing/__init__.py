@@ -17,6 +17,7 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
+from pipeline.workloads.common.axes import axes_named
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.common.statistics import ImageStatistics
@@ -48,7 +49,7 @@ class SmoothingJob:
         assert isinstance(spec.parameters, SmoothingParameters)
         self.spec = spec
         self.parameters = spec.parameters
-        output_format = images.format_for_output(spec.output)
+        output_format = images.format_for_output(spec.output, spec.parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
@@ -96,17 +97,9 @@ class SmoothingJob:
     def _axes(self) -> tuple[int, ...]:
         """The smoothed axes, in the order the user named them."""
         letters = self.header.axes
-        spatial = [axis for axis, letter in enumerate(letters) if letter != "C"]
         if self.parameters.axes is None:
-            return tuple(spatial)
-        by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
-        chosen = [by_name.get(name.upper()) for name in self.parameters.axes]
-        if None in chosen or len(set(chosen)) != len(chosen):
-            known = ", ".join(f"{letters[axis]} ({axis})" for axis in spatial)
-            raise ParameterError(
-                f"--axes {','.join(self.parameters.axes)}: name each axis once, of those {self.spec.input} has: {known}"
-            )
-        return tuple(axis for axis in chosen if axis is not None)
+            return tuple(axis for axis, letter in enumerate(letters) if letter != "C")
+        return axes_named(self.parameters.axes, letters, self.spec.input)
 
     def _values(self, name: Literal["size", "sigma", "radius", "order"]) -> tuple[Any, ...]:
         """A parameter's value for each smoothed axis, in the order of `_axes`."""
@@ -148,7 +141,9 @@ class SmoothingJob:
             halo[window.axis] = (window.before, window.after)
         counted = self._statistics
         if counted is None:
-            return plan_image(self._reader, self.spec, budget, halo, header=self.header)
+            return plan_image(
+                self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage
+            )
         plan = plan_image(
             self._reader,
             self.spec,
@@ -157,6 +152,7 @@ class SmoothingJob:
             header=self.header,
             further=counted.spec,
             most_bytes=counted.most_bytes,
+            storage=self.parameters.storage,
         )
         counted.forget(len(plan.chunks))
         return plan
@@ -167,7 +163,7 @@ class SmoothingJob:
     # One chunk
 
     def sink(self, opening: Opening) -> ImageWriter:
-        return images.create_image(self.spec.output, self.header, opening)
+        return images.create_image(self.spec.output, self.header, opening, self.parameters.storage)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         region = grown(chunk.region, chunk.halo)

@@ -39,7 +39,7 @@ REFUSALS = {
     "cell type": (TypeError, "cell must be a Cell or None; got float", lambda: cutoff(ATOMS, GRID, cell=3.0)),
     "scheme": (
         ValueError,
-        "scheme must be one of shift, taylor2, truncate, direct; got 'pme'",
+        "scheme must be one of shift, taylor2, truncate, split, direct; got 'pme'",
         lambda: Scheme(name="pme"),
     ),
     "cutoff 0": (

@@ -48,6 +48,26 @@ def test_smooths_and_leaves_a_receipt(folder, millrace):
     assert names_in(folder) == ["in.ppm", "out.ppm", "out.ppm.receipt.json"]
 
 
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        ("out.zarr", ("--chunks", "16", "--shards", "32", "--compression", "lz4")),
+        ("out.zarr", ("--chunks", "16x16x3", "--compression", "none")),
+        ("out.tif", ("--chunks", "32", "--compression", "deflate")),
+    ],
+)
+def test_a_result_is_stored_as_asked(folder, millrace, output, options):
+    command = ("run", "smooth", "in.ppm", output, *options, "--chunk-bytes", "30kB", "--device", "cpu", "--quiet")
+    assert millrace(*command) == (0, "", "")
+    from kernels.smoothing import box
+
+    np.testing.assert_array_equal(read_image(folder / output), box(read_image(folder / "in.ppm"), 3, channel_axis=2))
+    receipt = json.loads((folder / f"{output}.receipt.json").read_text())
+    assert receipt["chunks"] > 1
+    assert receipt["parameters"]["compression"] == options[-1]
+    assert millrace("verify", output, "--chunks", "all", "--quiet") == (0, "", "")
+
+
 @pytest.mark.parametrize("options", [("--size", "31"), ("--filter", "gaussian", "--sigma", "3.5")])
 @pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
 def test_bits_do_not_depend_on_memory_or_workers(folder, millrace, mode, options):

@@ -6,6 +6,7 @@ import itertools
 import os
 import socket
 import threading
+import time
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from pipeline.workloads.protocol import ArraySpec, Chunk, Plan
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.in_time import in_background, in_time
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -507,6 +508,28 @@ def test_an_unused_ring_is_freed_before_another_is_allocated(worker):
     # A job that is in use keeps its ring though all others are idle.
     worker.run(busy, 1)
     assert len(worker.jobs) == 3
+
+
+@in_time
+def test_what_a_worker_has_in_hand(worker):
+    began, job = time.monotonic(), worker.job()
+    running, opened = holding(worker, job, 2, 3)
+    ((name, (chunk, seconds)),) = segments.in_hand().items()
+    assert (name, chunk) == (job.name, 2)
+    assert 0 < seconds <= time.monotonic() - began
+    opened.go.set()
+    running.result(WAIT_S)
+    assert segments.in_hand() == {}
+
+
+@pytest.mark.parametrize(
+    ("oldest", "told"),
+    [(None, (5, 100.0)), ((None, 50.0), (5, 100.0)), ((None, 150.0), (5, 150.0)), ((7, 50.0), (7, 50.0))],
+)
+def test_a_segment_without_a_chunk_in_a_stage_is_at_its_first(oldest, told):
+    """While its job is opened, or chunks of another segment or none are in the pipeline."""
+    pipeline = None if oldest is None else SimpleNamespace(oldest_step=oldest)
+    assert segments._Running(job="job", first=5, began=100.0, pipeline=pipeline).in_hand() == told
 
 
 @pytest.mark.parametrize("leaves", [True, False])

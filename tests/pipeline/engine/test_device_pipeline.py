@@ -169,7 +169,7 @@ def test_interruption_stops_every_thread(monkeypatch):
 
 def slowly(chunk=None):
     """Longer than a test may take, in parts of an instant."""
-    for_each(lambda part: time.sleep(0.01), range(8_000), 2)
+    for_each(lambda part: time.sleep(0.01), range(24_000), 2)
 
 
 class Slow(Counting):
@@ -195,9 +195,9 @@ def ended(workload, plan, **options):
     pipeline = open_pipeline(CpuDevice(2), workload, plan)
     pipeline.__enter__()
     streaming = in_background(pipeline.stream, plan.chunks)
-    assert workload.computing.wait(10)
+    assert workload.computing.wait(60)
     pipeline.end(ArithmeticError("enough"), **options)
-    return streaming.exception(10)
+    return streaming.exception(60)
 
 
 @in_time
@@ -231,7 +231,7 @@ def test_segments_of_several_threads_share_one_ring(device, segments):
     cuts = [plan.chunks[first : first + size] for first in range(0, 60, size)]
     with open_pipeline(device, workload, plan) as pipeline:
         streaming = [in_background(pipeline.stream, cut) for cut in cuts]
-        records = [each.result(20) for each in streaming]
+        records = [each.result(60) for each in streaming]
         again = pipeline.stream(())
     check_results(workload, 60)
     assert [record.totals["write"].chunks for record in records] == [size] * segments
@@ -258,7 +258,7 @@ class Scripted(Counting):
 
     def wait_for(self, stage, count):
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.begun[stage]) >= count, 10), f"{stage}: {self.begun[stage]}"
+            assert self.changed.wait_for(lambda: len(self.begun[stage]) >= count, 60), f"{stage}: {self.begun[stage]}"
 
 
 def failing(index, before=lambda: None, error=ArithmeticError):
@@ -337,7 +337,7 @@ def test_the_first_of_two_errors_is_raised_ever_after():
         if index == 0:
             workload.wait_for("compute", 2)
             raise ArithmeticError("the first")
-        assert go.wait(10)
+        assert go.wait(60)
         raise KeyError("the second")
 
     workload = Scripted(compute=fail)
@@ -355,7 +355,7 @@ def test_the_first_of_two_errors_is_raised_ever_after():
 @in_time
 def test_an_error_wakes_every_segment_that_waits(stage):
     """The failing chunk is of the first; the second has chunks in hand, the third waits to be read."""
-    workload = Scripted(**{stage: failing(3, lambda: all(each.waits.wait(10) for each in records))})
+    workload = Scripted(**{stage: failing(3, lambda: all(each.waits.wait(60) for each in records))})
     plan, records = make_plan(60), [Watched() for _ in range(3)]
     pipeline = open_pipeline(CpuDevice(2), workload, plan)
     pipeline.__enter__()
@@ -363,8 +363,8 @@ def test_an_error_wakes_every_segment_that_waits(stage):
     for number, record in enumerate(records):
         chunks = plan.chunks[20 * number : 20 * number + 20]
         streaming.append(in_background(partial(pipeline.stream, chunks, record=record)))
-        assert record.waits.wait(10)
-    errors = [each.exception(10) for each in streaming]
+        assert record.waits.wait(60)
+    errors = [each.exception(60) for each in streaming]
     assert errors == [errors[0]] * 3
     with pytest.raises(ArithmeticError, match="chunk 3"):
         pipeline.stream(plan.chunks[:1])
@@ -380,7 +380,7 @@ def test_leaving_with_an_error_drops_the_chunks_that_wait():
     workload.wait_for("read", 3)
     workload.wait_for("compute", 1)
     pipeline.__exit__(RuntimeError, RuntimeError("left"), None)
-    assert str(streaming.exception(10)) == "left"
+    assert str(streaming.exception(60)) == "left"
     assert workload.begun == {"read": [0, 1, 2], "compute": [0], "write": []}
 
 
@@ -406,7 +406,7 @@ def test_ending_in_time_leaves_no_clock_running():
     workload.scripts["compute"] = lambda index: workload.computing.set()
     assert str(ended(workload, make_plan(60), within_s=3600.0)) in ("enough", "None")
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive(), thread
 
 
@@ -493,6 +493,37 @@ def test_an_interrupted_computation_is_no_failure_of_its_own():
     before = count.chunks["failed"]
     ended(workload, make_plan(5), within_s=0.05)
     assert count.chunks["failed"] == before
+
+
+@in_time
+def test_the_oldest_step_is_of_the_chunk_that_has_been_longest_in_one_stage():
+    """By it hung chunks are found."""
+    go, plan = [threading.Event(), threading.Event()], make_plan(2)
+
+    def held(index):
+        assert go[index].wait(60)
+
+    workload, before = Scripted(compute=held), time.monotonic()
+    with open_pipeline(CpuDevice(2), workload, plan) as pipeline:
+        chunk, since = pipeline.oldest_step
+        assert chunk is None
+        assert before <= since <= time.monotonic()
+        streaming = in_background(pipeline.stream, plan.chunks)
+        workload.wait_for("compute", 2)
+        first, began = pipeline.oldest_step
+        assert since <= began <= time.monotonic()
+        go[first].set()
+        workload.wait_for("write", 1)
+        last = 1 - first
+        while pipeline.oldest_step[0] != last:
+            time.sleep(0.001)
+        assert began <= pipeline.oldest_step[1] <= time.monotonic()
+        released = time.monotonic()
+        go[last].set()
+        streaming.result(60)
+    chunk, since = pipeline.oldest_step
+    assert chunk is None
+    assert released <= since <= time.monotonic()
 
 
 @in_time

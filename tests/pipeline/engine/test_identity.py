@@ -13,6 +13,7 @@ import pytest
 
 from kernels.smoothing import box
 from pipeline.engine import identity
+from pipeline.engine import run as run_module
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.run import RunOptions, plan_job, run_job
@@ -89,6 +90,27 @@ def test_an_input_replaced_at_the_end_is_told_and_nothing_is_published(tmp_path,
     with pytest.raises(InputError, match=r"in\.npy: changed while it was read; nothing was published; run again"):
         run(job)
     assert names_in(tmp_path) == ["in.npy"]
+
+
+def put_back(path):
+    path.with_name("other.npy").rename(path)
+
+
+@pytest.mark.parametrize("after", [put_back, Path.touch, lambda path: None], ids=["put back", "another", "gone"])
+def test_a_wrong_result_of_an_input_that_was_away_for_a_while_is_no_failure_of_the_audit(job, monkeypatch, after):
+    """An alert pages somebody for results that are wrong."""
+    path, counted = job.spec.input, []
+
+    def fail():
+        path.rename(path.with_name("other.npy"))  # its size and time stay
+        after(path)
+        raise AuditError("audit failed at sample (0, 0); nothing was published; please report this")
+
+    monkeypatch.setattr(job.output, "audit", fail)
+    monkeypatch.setattr(run_module, "_count_audit", lambda *found: counted.append(found))
+    with pytest.raises(InputError, match=r"in\.npy: changed while it was read; nothing was published; run again"):
+        run(job)
+    assert not counted
 
 
 def test_a_wrong_result_of_an_input_that_did_not_change_is_ours_to_answer_for(job, monkeypatch):
@@ -168,7 +190,7 @@ def test_a_job_that_ends_early_does_not_wait_for_the_digest(tmp_path, monkeypatc
     class Watched:
         def update(self, block):
             blocks.append(block)
-            assert left.wait(10)
+            assert left.wait(60)
 
     monkeypatch.setattr(identity.hashlib, "sha256", Watched)
     with InputIdentity(path, {"bytes": 10}) as found:

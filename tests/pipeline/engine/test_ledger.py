@@ -401,6 +401,7 @@ def test_what_identifies_a_job(folder, monkeypatch):
     before = job_identity(**given)
     assert before == json.loads(json.dumps(before)) == job_identity(**given)
     assert before["chunks"] == len(chunks)
+    assert before["input"] == {"path": str(spec.input), **job.version}
     other = workloads()["smooth"].Parameters(size="3")
     moved = replace(chunks[0], region=chunks[1].region)
     haloed = replace(chunks[0], halo=((9, 9), (0, 0)))
@@ -498,16 +499,16 @@ def test_threads_that_enter_the_same_chunks_do_not_meet(folder, monkeypatch):
     def slow(descriptor):
         if not writing.is_set():
             writing.set()
-            assert go.wait(10)
+            assert go.wait(60)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
     with ThreadPoolExecutor(1) as threads:
         late = threads.submit(ledger.add, entry(7, by="late"))
-        assert writing.wait(10)
+        assert writing.wait(60)
         ledger.add(entry(7, by="quick"))
         go.set()
-        late.result(10)
+        late.result(60)
     assert ledger.within((7,)) == [entry(7, by="late")]
     assert not list(ledger.folder.glob(".*"))
 
@@ -553,7 +554,7 @@ def test_a_damaged_entry_counts_for_nothing(folder, damaged):
 @pytest.mark.parametrize(
     "damaged",
     ["{", "3", '{"cut": 3}', '{"cut": {"budget_bytes": 5}}', '{"cut": {"budget_bytes": 5, "target_bytes": -5}}',
-     '{"cut": {"budget_bytes": 5, "target_bytes": "x"}}'],
+     '{"cut": {"budget_bytes": 5, "target_bytes": "x"}}', '{"cut": {"budget_bytes": 5, "target_bytes": 0}}'],
 )  # fmt: skip
 def test_a_damaged_job_is_not_resumed(folder, damaged):
     fail(folder, DeviceError("gone"))
@@ -634,6 +635,35 @@ def test_the_recorded_budget_comes_back(folder):
     ledger, _ = ledger_of(folder)
     (ledger.folder / "job.json").write_text(json.dumps({"cut": {"budget_bytes": 5, "target_bytes": 4}}))
     assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=5, target_bytes=4)
+
+
+def test_a_ledger_that_cannot_be_begun_is_named(folder, monkeypatch):
+    identity = {"cut": {"budget_bytes": 1, "target_bytes": 1}}
+    ledger = Ledger(folder / "out.npy", identity)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for step, call in (("mkdir", ledger.create), ("replace", ledger.create), ("replace", ledger.go_on)):
+        monkeypatch.setattr(Path, step, refuse)
+        with pytest.raises(StorageError, match=r"out\.npy\.ledger: .*EIO"):
+            call()
+        monkeypatch.undo()
+        ledger.create()
+    assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=1, target_bytes=1)
+
+
+def test_the_recorded_budget_of_another_job_is_not_taken(folder):
+    """That job is cut anew, which a run that may start over does."""
+    job, _ = job_in(folder)
+    job.output.discard()
+    assert Ledger.recorded_budget(folder / "out.npy", job.spec) is None
+    Ledger(folder / "out.npy", job.identity).create()
+    assert Ledger.recorded_budget(folder / "out.npy", job.spec) == job.budget
+    other = workloads()["smooth"].Parameters(size="3")
+    for change in ({"parameters": other}, {"workload": "other"}):
+        assert Ledger.recorded_budget(folder / "out.npy", replace(job.spec, **change)) is None
+    assert Ledger.recorded_budget(folder / "out.npy") == job.budget
 
 
 def make_file(path, _):

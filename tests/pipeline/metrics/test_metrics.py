@@ -28,7 +28,7 @@ from tests.pipeline.scrapes import families, free_port, samples
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 SUFFIXES = ("_seconds", "_bytes", "_ratio", "_watts", "_celsius", "_per_second", "_info", "_epoch")
 # Gauges and counters of things, which have no unit but the things themselves.
-COUNTED = {"jobs", "errors", "chunks", "aborts", "workers", "restarts", "the label's unit"}
+COUNTED = {"jobs", "errors", "chunks", "aborts", "workers", "restarts", "the label's unit", "iterations", "objective"}
 
 
 def here():

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeline.service.app import make_app
+from pipeline.service.http import recent
 from pipeline.service.http.app_state import Service
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
@@ -32,6 +33,13 @@ class Runner:
 
     def under_way(self, job):
         return None
+
+
+@pytest.fixture(autouse=True)
+def _no_recent_answers(monkeypatch):
+    """Tests change what a probe tells faster than a service would tell it."""
+    monkeypatch.setattr(recent, "KEEP_S", 0.0)
+    monkeypatch.setattr(recent, "PAUSE_S", 0.0)
 
 
 @pytest.fixture

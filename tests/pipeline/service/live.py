@@ -14,7 +14,7 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
-from pipeline.service.http.connections import TimedRequests
+from pipeline.service.http.connections import BoundedRequests
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import ServiceSettings
@@ -42,7 +42,9 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
         tokens=lambda: tokens,
     )  # fmt: skip
     server = uvicorn.Server(
-        uvicorn.Config(make_app(service), port=0, http=TimedRequests, log_level="critical", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            make_app(service), port=0, http=BoundedRequests, log_level="critical", timeout_graceful_shutdown=1
+        )
     )
     thread = threading.Thread(target=server.run)
     thread.start()

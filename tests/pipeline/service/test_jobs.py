@@ -13,11 +13,13 @@ from pipeline.api_models import TERMINAL, State
 from pipeline.service.jobs import (
     ACTIVE,
     MOST_ATTEMPTS,
+    MOST_DEATHS,
     CancelRequested,
     Claimed,
     Computed,
     DependencyFailed,
     DependencySucceeded,
+    Died,
     Discard,
     Failed,
     IllegalTransition,
@@ -49,15 +51,16 @@ EVENTS = {
     "failed, try again": Failed(EPOCH, "a worker died", transient=True),
     "stopped": Stopped(EPOCH),
     "lease lost": LeaseLost(EPOCH),
+    "died": Died(EPOCH, "the server"),
     "cancel": CancelRequested(),
     "retry": RetryRequested(),
     "dependency in": DependencySucceeded("a"),
     "dependency failed": DependencyFailed("a", FAILED),
 }
-RUN_EVENTS = list(EVENTS)[1:10]
+RUN_EVENTS = list(EVENTS)[1:11]
 ILLEGAL = None
 _OUTSIDE = {"claimed": ILLEGAL, "retry": ILLEGAL}
-_ENDS = {"failed": FAILED, "failed, try again": QUEUED, "stopped": QUEUED, "lease lost": QUEUED}
+_ENDS = {"failed": FAILED} | dict.fromkeys(["failed, try again", "stopped", "lease lost", "died"], QUEUED)
 # Where an event leads from a state; the same state where it changes nothing but numbers.
 TABLE = {
     QUEUED: {
@@ -147,7 +150,7 @@ def test_a_claim_needs_an_epoch_of_its_own():
 
 
 @pytest.mark.parametrize("state", sorted(ACTIVE))
-@pytest.mark.parametrize("end", ["failed", "failed, try again", "stopped", "lease lost"])
+@pytest.mark.parametrize("end", ["failed", "failed, try again", "stopped", "lease lost", "died"])
 def test_a_run_asked_to_stop_for_good_ends_cancelled(state, end):
     job, actions = handle(job_in(state), CancelRequested())
     assert actions == (Stop(EPOCH),)
@@ -207,6 +210,33 @@ def test_what_ended_with_its_server_was_no_attempt():
     job, _ = handle(job, Claimed(11))
     job, _ = handle(job, Failed(11, "a worker died", transient=True))
     assert (job.state, job.attempts) == (QUEUED, 1)
+
+
+def test_deaths_without_progress_end():
+    """A death is no attempt. A finished chunk, or a retry, lets the count begin anew."""
+    job, epoch = submitted("j"), 0
+
+    def die():
+        nonlocal job, epoch
+        epoch += 1
+        job, _ = handle(job, Claimed(epoch))
+        job, actions = handle(job, Died(epoch, "the server"))
+        assert job.attempts == 0
+        return actions
+
+    for _ in range(2):
+        for deaths in range(1, MOST_DEATHS):
+            assert (die(), job.state, job.deaths, job.error) == ((), QUEUED, deaths, None)
+        epoch += 1
+        for event in (Claimed(epoch), Planned(epoch, 7), Progressed(epoch, 1), Stopped(epoch)):
+            job, _ = handle(job, event)
+    for _ in range(1, MOST_DEATHS):
+        die()
+    assert die() == (TellDependents(FAILED),)
+    assert (job.state, job.story[-1]) == (FAILED, f"{Died(epoch, 'the server')} → failed")
+    assert job.error.startswith(f"the server died {MOST_DEATHS} times at this job, which finished no chunk meanwhile")
+    job, _ = handle(job, RetryRequested())
+    assert (job.state, job.deaths, job.error) == (QUEUED, 0, None)
 
 
 def test_a_job_waits_for_all_that_it_comes_after():
@@ -297,7 +327,7 @@ class AnySequence(RuleBasedStateMachine):
         self.published += 1
 
     @precondition(lambda self: self.job.state in ACTIVE)
-    @rule(end=st.sampled_from(["failed", "failed, try again", "stopped", "lease lost"]))
+    @rule(end=st.sampled_from(["failed", "failed, try again", "stopped", "lease lost", "died"]))
     def end(self, end):
         self.take(replace(EVENTS[end], epoch=self.epoch))
 
@@ -348,8 +378,12 @@ class AnySequence(RuleBasedStateMachine):
         assert self.wanted or self.job.state is not QUEUED
 
     @invariant()
+    def deaths_are_counted_up_to_the_last(self):
+        assert 0 <= self.job.deaths < MOST_DEATHS or self.job.state is FAILED
+
+    @invariant()
     def it_tries_no_more_than_it_may(self):
-        assert self.job.attempts <= len(self.started)
+        assert 0 <= self.job.attempts <= min(MOST_ATTEMPTS, len(self.started))
 
 
 TestAnySequence = AnySequence.TestCase

@@ -13,6 +13,7 @@ from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.formats.image.zarr import Zarr
 from pipeline.service.roots import DataRoots
+from pipeline.storage.positional import first_bytes
 
 
 @pytest.fixture
@@ -144,3 +145,19 @@ def test_the_services_own_files_are_no_jobs(tmp_path):
             roots.readable(name)
     for name in ("statement.png", "state/data/previews.png"):
         assert roots.writable(name) == tmp_path / name
+
+
+def test_further_inputs_are_named_under_the_roots(root, tmp_path):
+    """Only names under the roots are looked at again when a file is opened."""
+    (root / "x.npy").touch()
+    (tmp_path / "alias").symlink_to(root)
+    with pytest.raises(InputError, match=rf"alias/x.npy: leads into .* from outside; name it {root}/x.npy$"):
+        DataRoots([root]).check_further([tmp_path / "alias" / "x.npy"])
+    DataRoots([tmp_path / "alias"]).check_further([tmp_path / "alias" / "x.npy", root / "x.npy"])
+
+
+def test_jobs_carry_the_roots(root, tmp_path):
+    (root / "x.npy").symlink_to("/etc/passwd")
+    DataRoots([root], but=tmp_path / "state").confine()
+    with pytest.raises(InputError, match=rf"^{root}/x.npy: leads out of the service's data roots"):
+        first_bytes(root / "x.npy")

@@ -22,7 +22,7 @@ from pipeline.engine.stages import StageRecord
 from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
 from pipeline.service import cleanup, run
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Planned, Progressed, Published, Recut
+from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
@@ -558,28 +558,112 @@ def test_what_another_job_left_is_no_hindrance(service, streams, data):
     assert names_in(data) == ["in.npy", "out.npy", "out.npy.receipt.json"]
 
 
-def test_a_run_whose_end_could_not_be_stored_is_not_forgotten(service, streams, data, monkeypatch):
-    monkeypatch.setattr(runner_module, "LEASE_S", 0.3)
-    monkeypatch.setattr(runner_module, "POLL_S", 0.05)
-    apply, failures = service.store.apply, iter([True])
+@pytest.fixture
+def full_disk(service, monkeypatch):
+    """Of the state: while this event is set, no change of a job can be stored. `tried`: the events that came then."""
+    monkeypatch.setattr(runner_module, "POLL_S", 0.02)
+    apply, full = service.store.apply, threading.Event()
+    full.tried = []
 
-    def fail_once(job, event, **rest):
-        if isinstance(event, Published) and next(failures, False):
-            raise StorageError("jobs.sqlite: disk I/O error")
+    def fail_while_full(job, event, **rest):
+        if full.is_set():
+            full.tried.append(event)
+            raise StorageError("jobs.sqlite: database or disk is full")
         return apply(job, event, **rest)
 
-    monkeypatch.setattr(service.store, "apply", fail_once)
+    monkeypatch.setattr(service.store, "apply", fail_while_full)
+    return full
+
+
+def wait_until_tried(full_disk, kind, times=2):
+    end = time.monotonic() + WAIT_S
+    while sum(isinstance(event, kind) for event in full_disk.tried) < times:
+        assert time.monotonic() < end, full_disk.tried
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", [Planned, Computed, Published, Failed])
+def test_a_job_whose_end_comes_while_the_disk_is_full_is_not_run_again(
+    service, streams, data, full_disk, monkeypatch, kind
+):
+    told = Runner._tell
+
+    def tell(self, job, event, facts=None):
+        if isinstance(event, kind) and not full_disk.tried:
+            full_disk.set()
+        return told(self, job, event, facts)
+
+    monkeypatch.setattr(Runner, "_tell", tell)
+    service.runner()
+    job = service.submit(source="none.npy" if kind is Failed else "in.npy")
+    wait_until_tried(full_disk, kind)
+    full_disk.clear()
+    done = service.wait(job)
+    assert (done.job.state, done.job.epoch) == (State.FAILED if kind is Failed else State.SUCCEEDED, 1)
+    chunks = [chunk for _, chunk in streams.chunks]
+    assert len(chunks) == len(set(chunks))
+    if kind is not Failed:
+        assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
+
+
+def test_an_input_that_is_replaced_while_it_is_read_fails_its_job(service, streams, data):
+    other = data / "other.npy"
+    write_image(other, np.zeros((900, 301), np.uint16), "YX")
+
+    def replace_once(chunk):
+        if other.exists():
+            other.replace(data / "in.npy")
+
+    streams.on_chunk = replace_once
+    service.runner()
+    done = service.wait(service.submit())
+    assert (done.job.state, done.job.attempts, done.receipt) == (State.FAILED, 1, None)
+    assert done.job.error == f"{data / 'in.npy'}: changed while it was read; nothing was published; run again"
+    assert names_in(data) == ["in.npy"]
+
+
+def test_a_full_disk_of_the_state_does_not_stop_a_job_that_makes_progress(service, streams, full_disk, monkeypatch):
+    monkeypatch.setattr(run, "PROGRESS_S", 0.0)
+
+    def fill(chunk):
+        if not full_disk.tried:
+            full_disk.set()
+
+    streams.on_chunk = fill
     service.runner()
     job = service.submit()
+    wait_until_tried(full_disk, Progressed)
+    wait_until_tried(full_disk, Computed)
+    full_disk.clear()
     done = service.wait(job)
-    assert (done.job.state, done.job.epoch, done.job.attempts) == (State.SUCCEEDED, 2, 1)
-    assert done.receipt == json.loads((data / "out.npy.receipt.json").read_text())
-    chunks = [chunk for _, chunk in streams.chunks]
-    assert len(chunks) == len(set(chunks))  # the result was there
+    assert (done.job.state, done.job.epoch) == (State.SUCCEEDED, 1)
+    assert done.job.chunks_done == done.job.chunks == len(streams.chunks)
+
+
+def test_after_a_restart_too_a_published_job_is_not_run_again(service, streams, full_disk, monkeypatch):
+    told = Runner._tell
+
+    def tell(self, job, event, facts=None):
+        if isinstance(event, Published):
+            full_disk.set()
+        return told(self, job, event, facts)
+
+    monkeypatch.setattr(Runner, "_tell", tell)
+    first = service.runner()
+    job = service.submit()
+    wait_until_tried(full_disk, Published)
+    assert first.drain(WAIT_S)  # the disk is still full
+    monkeypatch.setattr(Runner, "_tell", told)
+    full_disk.clear()
+    service.runner()
+    done = service.wait(job)
+    assert (done.job.state, done.job.epoch, done.job.deaths) == (State.SUCCEEDED, 1, 0)
+    assert len(streams.chunks) == done.job.chunks
+    assert done.receipt["job"] == job
 
 
 def test_a_clock_that_is_set_back_keeps_no_job_waiting(service, monkeypatch):
-    """A run whose end could not be stored is taken up again when its lease ends, whatever the wall clock says then."""
+    """A run that ended without a word is taken up again when its lease ends, whatever the wall clock says then."""
     monkeypatch.setattr(runner_module, "LEASE_S", 0.3)
     monkeypatch.setattr(runner_module, "POLL_S", 0.05)
     apply, failures, wall, set_back_s = service.store.apply, iter([True]), time.time, [0.0]
@@ -588,7 +672,7 @@ def test_a_clock_that_is_set_back_keeps_no_job_waiting(service, monkeypatch):
     def fail_once(job, event, **rest):
         if isinstance(event, Published) and next(failures, False):
             set_back_s[0] = 3600.0
-            raise StorageError("jobs.sqlite: disk I/O error")
+            raise ClusterError("something else than the store")
         return apply(job, event, **rest)
 
     monkeypatch.setattr(service.store, "apply", fail_once)

@@ -74,6 +74,53 @@ def test_a_file_system_that_cannot_reserve_gets_the_length(tmp_path: Path, monke
     assert (tmp_path / "a").stat().st_size == 45
 
 
+@pytest.mark.parametrize("opening", [Opening.NEW, Opening.JOIN])
+def test_scratch_files_and_those_of_others_are_never_published(opening: Opening, tmp_path: Path) -> None:
+    scratch_for = tmp_path / "a" if opening is Opening.NEW else None
+    owner = None if scratch_for else PartialFile(tmp_path / "b", 4)
+    file = PartialFile(tmp_path / "b", 4, opening, scratch_for=scratch_for)
+    with pytest.raises(ValueError, match="only its owner publishes it, and a scratch file is never published"):
+        file.publish()
+    file.discard()
+    assert [found.name for found in tmp_path.iterdir()] == ["b.partial"] * (owner is not None)
+
+
+def test_a_file_is_empty_unless_told_its_length(tmp_path: Path) -> None:
+    PartialFile(tmp_path / "a").publish()
+    assert (tmp_path / "a").stat().st_size == 0
+
+
+def test_what_is_over_is_not_removed(tmp_path: Path) -> None:
+    """Publishing, discarding and keeping end an output; to discard it then is harmless, again and again."""
+    makers: list[Callable[[Path], Any]] = [lambda path: PartialFile(path, 4), lambda path: filled(path, "x")]
+    for number, made in enumerate(makers):
+        path = tmp_path / str(number)
+        for end in ("discard", "keep", "publish"):
+            output = made(path)
+            getattr(output, end)()
+            output.discard()
+            output.discard()
+            assert path.exists() == (end == "publish")
+            assert partial.partial_path(path).exists() == (end == "keep")
+        with pytest.raises(ValueError, match=r"already published|used after it was closed"):
+            output.publish()
+
+
+def test_the_spooled_samples_of_an_output_are_beside_it() -> None:
+    assert partial.samples_path(Path("folder/a.png")) == Path("folder/a.png.samples")
+
+
+@pytest.mark.parametrize("kind", [PartialFile, PartialFolder])
+def test_a_new_version_has_the_mode_of_the_older_one_even_if_that_is_read_only(kind: Any, tmp_path: Path) -> None:
+    """Until it is published, its owner can read and write it."""
+    for wanted in (None, 0o550):
+        made = PartialFile(tmp_path / "a") if kind is PartialFile else filled(tmp_path / "a", "x")
+        assert made.path.stat().st_mode & 0o600 == 0o600
+        made.publish()
+        assert wanted is None or stat.S_IMODE((tmp_path / "a").stat().st_mode) == wanted
+        (tmp_path / "a").chmod(0o550)
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 def test_the_mode_is_that_of_any_new_file(mask: int, tmp_path: Path) -> None:
     with umask(mask):
@@ -145,6 +192,8 @@ def test_behind_links(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to(tmp_path / "disk" / "real")
     assert partial.behind_link(tmp_path / "a") == tmp_path / "disk" / "real"
     assert partial.behind_link(tmp_path / "c") == tmp_path / "c"
+    (tmp_path / "folder").symlink_to(tmp_path)
+    assert partial.behind_link(tmp_path / "folder" / "c") == tmp_path / "folder" / "c"
     (tmp_path / "loop").symlink_to("loop")
     with fails(OutputError, str(tmp_path / "loop"), "link"):
         partial.behind_link(tmp_path / "loop")
@@ -310,7 +359,7 @@ def test_a_file_system_without_room_for_one_more_file(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("os.statvfs", without_inodes)
     monkeypatch.setattr("os.open", failing_with(errno.ENOSPC))
-    with fails(StorageError, "no space", "no inodes are left"):
+    with fails(StorageError, "no space", "4 bytes are needed", "no inodes are left"):
         PartialFile(tmp_path / "a", 4)
 
 
@@ -359,6 +408,27 @@ def test_a_folder_that_may_not_be_written_to(
         PartialFile(tmp_path / "a", 4)
     with fails(OutputError, word, f"the folder {tmp_path}"):
         PartialFolder(tmp_path / "a", may_replace=lambda _: True)
+
+
+def test_an_output_that_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is told at once, though a second try would succeed: only late files are tried again."""
+    real = os.unlink
+    tried: list[Any] = []
+
+    def failing_once(*arguments: Any, **options: Any) -> None:
+        tried.append(arguments)
+        if len(tried) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*arguments, **options)
+
+    for made in (PartialFile(tmp_path / "a", 4), filled(tmp_path / "b", "x")):
+        tried.clear()
+        monkeypatch.setattr(os, "unlink", failing_once)
+        with fails(StorageError, "EIO", str(made.final)):
+            made.discard()
+        monkeypatch.undo()
+        assert len(tried) == 1
+        assert made.path.exists()
 
 
 @pytest.mark.parametrize("step", ["rmdir", "unlink"])
@@ -461,12 +531,130 @@ def test_without_an_exchange_what_a_killed_run_left_is_not_in_the_way(
     assert (tmp_path / "a" / "deep" / "chunk").read_text() == "new"
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_other_things_under_the_name_are_never_replaced(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir() if kind == "folder" else (tmp_path / "a").touch()
+    if kind == "link":
+        (tmp_path / "a").symlink_to(tmp_path)
+    else:
+        (tmp_path / "a").mkdir() if kind == "folder" else (tmp_path / "a").touch()
     with fails(OutputError, str(tmp_path / "a")):
-        filled(tmp_path / "a", "new")
+        PartialFolder(tmp_path / "a", may_replace=lambda _: kind != "folder")
     assert [found.name for found in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("opening", [Opening.RESUME, Opening.JOIN])
+def test_a_file_is_no_partial_folder(opening: Opening, tmp_path: Path) -> None:
+    (tmp_path / "a.partial").touch()
+    with fails(OutputError, str(tmp_path / "a")):
+        PartialFolder(tmp_path / "a", may_replace=lambda _: True, opening=opening)
+    assert (tmp_path / "a.partial").is_file()
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_run_killed_while_it_replaced_a_folder_leaves_one_result(newer: bool, tmp_path: Path) -> None:
+    partial.settle_older(tmp_path / "a")  # nothing to settle
+    filled(tmp_path / "a", "old").publish()
+    (tmp_path / "a").rename(tmp_path / "a.partial.older")
+    if newer:
+        filled(tmp_path / "b", "new").publish()
+        (tmp_path / "b").rename(tmp_path / "a")
+    partial.settle_older(tmp_path / "a")
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == ("new" if newer else "old")
+
+
+def test_an_older_folder_that_cannot_be_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.partial.older").mkdir()
+    monkeypatch.setattr(os, "rename", failing_with(errno.EIO))
+    with fails(StorageError, "EIO", str(tmp_path / "a")):
+        partial.settle_older(tmp_path / "a")
+
+
+def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("old", "new"):
+        filled(Path("a"), text).publish()
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "new"
+
+
+class CLibrary:
+    """Without some functions, and with some that fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **codes: int | None) -> None:
+        self.codes, self.called = codes, []  # type: list[tuple[str, Any]]
+        monkeypatch.setattr(partial.ctypes, "CDLL", lambda name, *, use_errno: self)
+
+    def __getattr__(self, name: str) -> Any:
+        code = self.codes.get(name)
+        if code is None:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            self.called.append((name, arguments))
+            partial.ctypes.set_errno(code)
+            return -1 if code else 0
+
+        return call
+
+
+@pytest.mark.parametrize("code", [None, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+def test_systems_that_cannot_exchange_names(
+    code: int | None, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path / "a", "old").publish()
+    library = CLibrary(monkeypatch, syncfs=0, renameat2=code)
+    steps.clear()
+    folder = filled(tmp_path / "a", "new")
+    descriptor = folder._descriptor
+    folder.publish()
+    assert library.called[0] == ("syncfs", (descriptor,))
+    assert steps[:2] == ["rename a.partial.older", "rename a"]
+    assert [found.name for found in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "deep" / "chunk").read_text() == "new"
+
+
+def test_names_that_cannot_be_exchanged_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "a", "old").publish()
+    folder = filled(tmp_path / "a", "new")
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(os.path, "lexists", lambda _: True)
+    partial.ctypes.set_errno(0)
+    with fails(OutputError, str(tmp_path / "a"), "takes no new files"):
+        folder.publish()
+    CLibrary(monkeypatch, syncfs=0, renameat2=errno.EIO)
+    with fails(StorageError, "Input/output error (EIO)", str(tmp_path / "a")):
+        folder.publish()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.partial", "elsewhere"]
+
+
+def test_a_folder_is_synced_on_demand_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = filled(tmp_path / "a", "x")
+    partial.ctypes.set_errno(0)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        partial._sync_file_system(-1)
+    library = CLibrary(monkeypatch, syncfs=0)
+    folder.flush()
+    library.codes["syncfs"] = errno.EIO
+    for step in (folder.flush, folder.publish):
+        with fails(StorageError, "Input/output error (EIO)", str(tmp_path / "a")):
+            step()
+    assert library.called == [("syncfs", (folder._descriptor,))] * 3
+    CLibrary(monkeypatch)
+    everything: list[str] = []
+    monkeypatch.setattr(os, "sync", lambda: everything.append("synced"))
+    folder.flush()
+    assert everything == ["synced"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_file_systems_that_cannot_sync_a_folder(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", failing_with(code))
+    if code == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            partial.sync_folder(tmp_path)
+    else:
+        partial.sync_folder(tmp_path)
 
 
 def test_a_folder_that_another_run_writes_is_left_to_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import run
 from tests.pipeline.workloads.packages import install
 
-BUILT_IN = ["coulomb", "mri", "smooth"]
+BUILT_IN = ["coulomb", "maximum", "median", "minimum", "mri", "percentile", "smooth"]
 OPERATOR = """
 from pipeline import image_operator
 @image_operator
@@ -70,7 +70,7 @@ def test_without_packages_there_are_those_built_in(offered):
 def test_an_operator_a_workload_and_a_class_of_such(offered):
     offered("plus", OPERATOR.format(name="plus"), plus="plus:plus")
     offered("lazies", WORKLOAD, lazy="lazies:Lazy")
-    assert list(workloads()) == ["coulomb", "lazy", "mri", "plus", "smooth"]
+    assert list(workloads()) == sorted([*BUILT_IN, "lazy", "plus"])
     assert workload_named("plus").summary == "Add a number."
     assert workload_named("lazy") is workload_named("lazy")
     assert unusable() == []
@@ -95,7 +95,7 @@ def test_an_operator_a_workload_and_a_class_of_such(offered):
 def test_one_that_cannot_be_used_is_named_and_harms_no_other(offered, source, point, said):
     offered("broken", source, it=f"broken:{point}")
     offered("plus", OPERATOR.format(name="plus"), plus="plus:plus")
-    assert list(workloads()) == ["coulomb", "mri", "plus", "smooth"]
+    assert list(workloads()) == sorted([*BUILT_IN, "plus"])
     (line,) = unusable()
     assert line.startswith("workload it of the package broken cannot be used: ")
     assert said in line
@@ -118,7 +118,7 @@ def test_two_packages_with_one_name_are_both_named(offered):
     assert unusable() == ["workload plus is offered by one and by two: uninstall or rename one of them"]
 
 
-@pytest.mark.parametrize("name", ["smooth", "map"])
+@pytest.mark.parametrize("name", ["smooth", "median", "map"])
 def test_the_built_in_one_stays(offered, name):
     before = workload_named(name)
     offered("one", OPERATOR.format(name=name), **{name: f"one:{name}"})

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.formats.image.base import AXES, DTYPES, ImageFormat, ImageHeader, ImageReader, ImageWriter
+from pipeline.errors import ParameterError
+from pipeline.formats.image.base import (
+    AXES,
+    DTYPES,
+    ImageFormat,
+    ImageHeader,
+    ImageReader,
+    ImageWriter,
+    Storage,
+    along_axes,
+)
+from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
+from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
 from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, TiffWriter
 from pipeline.storage.partial import Opening
 
+_TILE = 256
 _STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -18,6 +31,18 @@ class Tiff(ImageFormat):
 
     name = "TIFF"
     suffixes = (".tif", ".tiff", *BIG_SUFFIXES)
+
+    def __init__(self, storage: Storage = Storage()) -> None:  # noqa: B008 - it is frozen
+        self._storage = storage
+
+    def storing(self, storage: Storage) -> Tiff:
+        if storage.compression not in (None, *COMPRESSIONS):
+            raise ParameterError(f"--compression {storage.compression}: TIFF takes {', '.join(COMPRESSIONS)}")
+        if storage.shards is not None:
+            raise ParameterError("--shards: TIFF has none; choose .zarr, or leave it out")
+        if storage.chunks is not None and storage.compression in (None, "none"):
+            raise ParameterError("--chunks: only a compressed TIFF is tiled; add --compression, or leave it out")
+        return Tiff(storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
         return first_bytes[:4] in _STARTS
@@ -44,4 +69,25 @@ class Tiff(ImageFormat):
         return None
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
-        return TiffWriter(path, header, opening)
+        tiling = self._tiling(header)
+        if tiling is None:
+            return TiffWriter(path, header, opening)
+        return CompressedTiffWriter(path, header, opening, tiling)
+
+    def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
+        tiling = self._tiling(header)
+        if tiling is None:
+            return None
+        sizes = {"Z": 1, "Y": tiling.rows, "X": tiling.columns, "C": header.shape[-1]}
+        return tuple(min(sizes[letter], size) for letter, size in zip(header.axes, header.shape, strict=True))
+
+    def _tiling(self, header: ImageHeader) -> Tiling | None:
+        """The tiles of a compressed file; None: uncompressed. ParameterError if their size is not allowed."""
+        compression = self._storage.compression
+        if compression in (None, "none"):
+            return None
+        chunks = along_axes(self._storage.chunks or (_TILE,), header, "--chunks")
+        sizes = dict(zip(header.axes, chunks, strict=True))
+        if sizes["Y"] % 16 or sizes["X"] % 16:
+            raise ParameterError(f"--chunks {sizes['Y']},{sizes['X']}: a TIFF's tiles are multiples of 16")
+        return Tiling(rows=sizes["Y"], columns=sizes["X"], compression=compression)

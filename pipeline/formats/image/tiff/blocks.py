@@ -14,6 +14,7 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.bounded import check_image
 from pipeline.errors import InputError
 from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
+from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
 
 # Writers may pad images to whole blocks of their codec.
@@ -121,7 +122,7 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
 
     silence_loggers()
     try:
-        with tifffile.TiffFile(path, _multifile=False) as tiff:
+        with by_descriptor(path) as here, tifffile.TiffFile(here, _multifile=False) as tiff:
             return {coding: tiff.pages[page.index].decode for coding, page in encoded.items()}
     except MemoryError:
         raise

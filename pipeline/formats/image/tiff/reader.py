@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.parallel import for_each
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks
@@ -68,12 +69,22 @@ class TiffReader(ImageReader):
         planes = spans.get("Z", (0, 1))
         whole = _Piece(spans["Y"], spans["X"], spans.get("C", (0, 1)))
         targets = out.reshape(planes[1] - planes[0], *whole.shape)
-        for target, pages in zip(targets, self._stack.pages[slice(*planes)], strict=True):
+
+        def read_plane(plane: tuple[NDArray[Any], tuple[Page, ...]]) -> None:
+            target, pages = plane
             if len(pages) == 1:
                 self._read_page(pages[0], whole, target)
-                continue
+                return
             for place, page in enumerate(pages[slice(*whole.channels)]):
                 self._read_page(page, whole.of_one_channel, target[..., place : place + 1])
+
+        stacked = list(zip(targets, self._stack.pages[slice(*planes)], strict=True))
+        if stacked[0][1][0].raw:
+            for plane in stacked:
+                read_plane(plane)
+        else:
+            first = stacked[0][1][0]
+            for_each(read_plane, stacked, first.block[0] * first.block_row_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)
@@ -94,12 +105,15 @@ class TiffReader(ImageReader):
         if page.raw and not page.tiled:
             self._read_strips(page, plane, piece, target)
             return
-        busy = []
-        for place in _blocks_under(page, piece):
+        busy: list[tuple[int, int]] = []
+
+        def copy(place: tuple[int, int]) -> None:
             if not self._copy_block(page, (plane, *place), piece, target, wait=False):
                 busy.append(place)
-        for place in busy:
-            self._copy_block(page, (plane, *place), piece, target, wait=True)
+
+        nbytes = page.block[0] * page.block_row_bytes
+        for_each(copy, list(_blocks_under(page, piece)), nbytes)
+        for_each(lambda place: self._copy_block(page, (plane, *place), piece, target, wait=True), busy, nbytes)
 
     def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
         """Read straight into `target` if it is contiguous, which channels stored separately are not."""

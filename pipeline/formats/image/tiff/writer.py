@@ -7,6 +7,7 @@ only as it writes them.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
 from pipeline.formats.image.tiff.ifd import Tag
 from pipeline.formats.image.tiff.page import RGB
+from pipeline.formats.image.tiff.tiling import Tiling
 from pipeline.storage.partial import Opening
 
 BIG_SUFFIXES = (".btf", ".tf8")
@@ -40,7 +43,7 @@ class TiffWriter(PositionalWriter):
     """Writes strips of a TIFF or, past 4 GiB or with the suffix .btf or .tf8, a BigTIFF."""
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
-        layout = _Layout.of(header, path)
+        layout = Layout.of(header, path)
         samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
         super().__init__(path, header, opening, samples=samples, head=layout.head())
 
@@ -55,17 +58,20 @@ class _Field:
     value: bytes
 
 
-class _Layout:
-    """The file's layout: start and shared values, one directory and strip table for each plane, the samples."""
+class Layout:
+    """The file's layout: start and shared values, one directory and block table for each plane, the samples.
 
-    def __init__(self, header: ImageHeader, *, big: bool) -> None:
+    With `tiling`, the samples are encoded tiles, whose offsets and lengths the tables get once they are known.
+    """
+
+    def __init__(self, header: ImageHeader, *, big: bool, tiling: Tiling | None = None) -> None:
         sizes = dict(zip(header.axes, header.shape, strict=True))
-        self.big = big
+        self.big, self._tiling = big, tiling
         self.depth, self.channels = sizes.get("Z", 1), sizes.get("C", 1)
         self.rows, self.columns = sizes["Y"], sizes["X"]
         self._row_bytes = self.columns * self.channels * header.dtype.itemsize
         self._strip_rows = min(self.rows, max(1, _STRIP_BYTES // self._row_bytes))
-        self._strips = -(-self.rows // self._strip_rows)
+        self._blocks = -(-self.rows // self._strip_rows) if tiling is None else math.prod(tiling.grid(header))
         self._inline_bytes = 8 if big else 4
         self._shared = bytearray()
         self._shared_at = 16 if big else 8
@@ -73,30 +79,40 @@ class _Layout:
         self._fields = [self._field(field) for field in self._described(header)]
         self._shared += bytes(-len(self._shared) % 8)
         self._directories_at = self._shared_at + len(self._shared)
-        entries = (8 + 20 * (len(self._fields) + 1) + 8) if big else (2 + 12 * (len(self._fields) + 1) + 4)
+        tables = 1 if tiling is None else 2
+        tags = len(self._fields) + tables
+        entries = (8 + 20 * tags + 8) if big else (2 + 12 * tags + 4)
         self._table_at = entries + -entries % 8
-        table = self._strips * self._inline_bytes if self._strips > 1 else 0
+        table = tables * self._blocks * self._inline_bytes if self._blocks > 1 else 0
         self._stride = self._table_at + table + -table % 8
         end = self._directories_at + self.depth * self._stride
         self._samples_at = end + -end % _ALIGNMENT_BYTES
-        self._end = self._samples_at + self.depth * self.rows * self._row_bytes
+        most = self.rows * self._row_bytes if tiling is None else self._blocks * tiling.slot_bytes(header)
+        self._end = self._samples_at + self.depth * most
 
     @classmethod
-    def of(cls, header: ImageHeader, path: Path) -> _Layout:
-        classic = cls(header, big=False)
+    def of(cls, header: ImageHeader, path: Path, tiling: Tiling | None = None) -> Layout:
+        classic = cls(header, big=False, tiling=tiling)
         if classic._end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
-            return cls(header, big=True)
+            return cls(header, big=True, tiling=tiling)
         return classic
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes before the samples."""
+        return self._samples_at
 
     def offset(self, plane: int) -> int:
         """The offset of a plane's samples; planes are contiguous."""
         return self._samples_at + plane * self.rows * self._row_bytes
 
-    def head(self) -> Iterator[bytes]:
-        """Everything before the samples."""
+    def head(self, tiles: NDArray[np.int64] | None = None) -> Iterator[bytes]:
+        """Everything before the samples. `tiles`: offset and length of every tile, (planes, 2, tiles)."""
         yield self._start()
         for plane in range(self.depth):
-            yield self._directory(plane)
+            yield self._directory(
+                plane, self._strip_tables(plane) if tiles is None else self._tile_tables(tiles[plane])
+            )
 
     def _start(self) -> bytes:
         """The file's first bytes, up to the first directory."""
@@ -104,21 +120,29 @@ class _Layout:
             return struct.pack("<2sHHHQ", b"II", 43, 8, 0, self._directories_at) + self._shared
         return struct.pack("<2sHI", b"II", 42, self._directories_at) + self._shared
 
-    def _directory(self, plane: int) -> bytes:
-        """One plane's directory, then its table of strips."""
+    def _strip_tables(self, plane: int) -> dict[Tag, NDArray[Any]]:
+        firsts = np.arange(self._blocks, dtype=np.uint64) * np.uint64(self._strip_rows * self._row_bytes)
+        return {Tag.STRIP_OFFSETS: firsts + np.uint64(self.offset(plane))}
+
+    def _tile_tables(self, tiles: NDArray[np.int64]) -> dict[Tag, NDArray[Any]]:
+        return {Tag.TILE_OFFSETS: tiles[0], Tag.TILE_BYTE_COUNTS: tiles[1]}
+
+    def _directory(self, plane: int, tables: Mapping[Tag, NDArray[Any]]) -> bytes:
+        """One plane's directory, then its tables of blocks."""
         here = self._directories_at + plane * self._stride
         following = here + self._stride if plane + 1 < self.depth else 0
-        firsts = np.arange(self._strips, dtype=np.uint64) * np.uint64(self._strip_rows * self._row_bytes)
-        table = (firsts + np.uint64(self.offset(plane))).astype("<u8" if self.big else "<u4").tobytes()
-        inline = table if self._strips == 1 else self._pointer(here + self._table_at)
-        strips = _Field(Tag.STRIP_OFFSETS, _LONG8 if self.big else _LONG, self._strips, inline)
-        fields = sorted([*self._fields, strips], key=lambda field: field.tag)
+        fields, stored = [*self._fields], b""
+        for tag, numbers in tables.items():
+            table = numbers.astype("<u8" if self.big else "<u4").tobytes()
+            inline = table if self._blocks == 1 else self._pointer(here + self._table_at + len(stored))
+            fields.append(_Field(tag, _LONG8 if self.big else _LONG, self._blocks, inline))
+            stored += table if self._blocks > 1 else b""
+        fields.sort(key=lambda field: field.tag)
         form = "<HHQ8s" if self.big else "<HHI4s"
         packed = [struct.pack(form, field.tag, field.kind, field.count, field.value) for field in fields]
         head, tail = ("<Q", "<Q") if self.big else ("<H", "<I")
         entries = struct.pack(head, len(fields)) + b"".join(packed) + struct.pack(tail, following)
-        whole = entries.ljust(self._table_at, b"\0") + (table if self._strips > 1 else b"")
-        return whole.ljust(self._stride, b"\0")
+        return (entries.ljust(self._table_at, b"\0") + stored).ljust(self._stride, b"\0")
 
     def _pointer(self, offset: int) -> bytes:
         return struct.pack("<Q" if self.big else "<I", offset)
@@ -133,34 +157,42 @@ class _Layout:
         return _Field(field.tag, field.kind, field.count, self._pointer(offset))
 
     def _described(self, header: ImageHeader) -> list[_Field]:
-        """Every tag but the strips' offsets."""
+        """Every tag but the tables of blocks."""
         photometric, extra = _colour(header.metadata, self.channels, header.dtype)
-        last_rows = self.rows - (self._strips - 1) * self._strip_rows
-        counts = np.full(self._strips, self._strip_rows * self._row_bytes, np.int64)
-        counts[-1] = last_rows * self._row_bytes
-        # A single row may exceed 4 GiB.
-        count_kind = _LONG if counts.max() < 1 << 32 else _LONG8
         described = [
             _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
             _numbers(Tag.IMAGE_LENGTH, _LONG, self.rows),
             _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[8 * header.dtype.itemsize] * self.channels),
-            _numbers(Tag.COMPRESSION, _SHORT, 1),
             _numbers(Tag.PHOTOMETRIC_INTERPRETATION, _SHORT, photometric),
             _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.channels),
-            _numbers(Tag.ROWS_PER_STRIP, _LONG, self._strip_rows),
-            _Field(
-                Tag.STRIP_BYTE_COUNTS,
-                count_kind,
-                self._strips,
-                counts.astype("<u4" if count_kind == _LONG else "<u8").tobytes(),
-            ),
             _numbers(Tag.PLANAR_CONFIGURATION, _SHORT, 1),
             _Field(Tag.SOFTWARE, _ASCII, len(_SOFTWARE), _SOFTWARE),
             _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self.channels),
+            *(self._strips() if self._tiling is None else self._tiles(self._tiling, header)),
         ]
         if extra:
             described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
         return described + _carried(header.metadata)
+
+    def _strips(self) -> list[_Field]:
+        counts = np.full(self._blocks, self._strip_rows * self._row_bytes, np.int64)
+        counts[-1] = (self.rows - (self._blocks - 1) * self._strip_rows) * self._row_bytes
+        # A single row may exceed 4 GiB.
+        kind = _LONG if counts.max() < 1 << 32 else _LONG8
+        packed = counts.astype("<u4" if kind == _LONG else "<u8").tobytes()
+        return [
+            _numbers(Tag.COMPRESSION, _SHORT, 1),
+            _numbers(Tag.ROWS_PER_STRIP, _LONG, self._strip_rows),
+            _Field(Tag.STRIP_BYTE_COUNTS, kind, self._blocks, packed),
+        ]
+
+    def _tiles(self, tiling: Tiling, header: ImageHeader) -> list[_Field]:
+        return [
+            _numbers(Tag.COMPRESSION, _SHORT, tiling.scheme),
+            _numbers(Tag.PREDICTOR, _SHORT, tiling.predictor(header)),
+            _numbers(Tag.TILE_LENGTH, _LONG, tiling.rows),
+            _numbers(Tag.TILE_WIDTH, _LONG, tiling.columns),
+        ]
 
 
 def _numbers(tag: Tag, kind: int, *values: int) -> _Field:

@@ -5,12 +5,24 @@ Images are stored with channels before the spatial axes, in chunks of 2 MiB.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from pipeline.formats.image.base import AXES, DTYPES, ImageFormat, ImageHeader, ImageReader, ImageWriter
+from pipeline.codecs.zarr_codecs import LARGEST_BYTES
+from pipeline.errors import ParameterError
+from pipeline.formats.image.base import (
+    AXES,
+    DTYPES,
+    ImageFormat,
+    ImageHeader,
+    ImageReader,
+    ImageWriter,
+    Storage,
+    along_axes,
+)
 from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
-from pipeline.formats.image.zarr.writer import ZarrWriter, ome_metadata
+from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
 _STORED_ORDER = "CZYX"
@@ -28,6 +40,14 @@ class Zarr(ImageFormat):
     name = "Zarr"
     suffixes = (".zarr",)
 
+    def __init__(self, storage: Storage = Storage()) -> None:  # noqa: B008 - it is frozen
+        self._storage = storage
+
+    def storing(self, storage: Storage) -> Zarr:
+        if storage.compression not in (None, *COMPRESSIONS):
+            raise ParameterError(f"--compression {storage.compression}: Zarr takes {', '.join(COMPRESSIONS)}")
+        return Zarr(storage)
+
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
         return is_zarr(path)
 
@@ -44,13 +64,50 @@ class Zarr(ImageFormat):
         return None
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
-        return _chunk_shape(header)
+        chunk, shard = self._shapes(header)
+        return shard or chunk
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """Sizes, positions and units as in the input."""
         stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
         attributes = {"ome": _metadata(path, header, stored)}
-        return ZarrWriter(path, header, opening, stored=stored, chunk=_chunk_shape(header), attributes=attributes)
+        chunk, shard = self._shapes(header)
+        return ZarrWriter(
+            path,
+            header,
+            opening,
+            stored=stored,
+            chunk=chunk,
+            shard=shard,
+            compression=self._storage.compression or DEFAULT_COMPRESSION,
+            attributes=attributes,
+        )
+
+    def _shapes(self, header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The chunk's and the shard's extent along the image's axes. ParameterError if they do not fit together."""
+        chunks, shards = self._storage.chunks, self._storage.shards
+        chunk = _chunk_shape(header)
+        if chunks is not None:
+            chunk = along_axes(chunks, header, "--chunks")
+        elif shards is not None:  # as many of the usual chunks as fit, cut to a divisor
+            chunk = tuple(map(math.gcd, along_axes(shards, header, "--shards"), chunk))
+        chunk_bytes = math.prod(chunk) * header.dtype.itemsize
+        if chunk_bytes > LARGEST_BYTES:
+            raise ParameterError(
+                f"--chunks: {chunk_bytes:,} bytes in a chunk, and at most {LARGEST_BYTES:,} can be read"
+            )
+        if shards is None:
+            return chunk, None
+        shard = along_axes(shards, header, "--shards")
+        if any(whole % part for whole, part in zip(shard, chunk, strict=True)):
+            raise ParameterError(
+                f"--shards {_numbers(shard)}: must be whole multiples of the chunks, {_numbers(chunk)}"
+            )
+        return chunk, shard
+
+
+def _numbers(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
 
 
 def is_zarr(path: Path) -> bool:

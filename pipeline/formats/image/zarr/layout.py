@@ -45,10 +45,8 @@ class Layout:
 
 
 def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
-    """The image's array within an opened Zarr node, and its layout. InputError if there is none, or several."""
-    import zarr
-
-    if isinstance(node, zarr.Array):
+    """The image's array within an opened node (zarr's or that of `nodes`), and its layout. InputError unless one."""
+    if hasattr(node, "chunks"):  # an array
         return node, _plain_layout(node, path)
     attributes = node.attrs.asdict()
     ome = attributes.get("ome", attributes)
@@ -69,8 +67,6 @@ def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
 
 def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
     """Level 0 of the first (by the specification: the default) multiscale image."""
-    import zarr
-
     try:
         image = multiscales[0]
         level = image["datasets"][0]
@@ -78,7 +74,7 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
         axes = [axis if isinstance(axis, str) else axis["name"] for axis in image.get("axes", "tczyx")]
     except (LookupError, TypeError, AttributeError) as exc:
         raise InputError(f"{path}: its OME metadata (multiscales) is incomplete ({exc!r}); export it again") from exc
-    if not isinstance(array, zarr.Array):
+    if not hasattr(array, "chunks"):
         raise InputError(f"{path}: its OME metadata names {level['path']}, which is not an array; export it again")
     letters = "".join(axis.upper() if axis.upper() in _AXES else "?" for axis in map(str, axes))
     metadata: dict[str, Any] = {

@@ -6,12 +6,15 @@ Imported on first use, since its base class needs zarr, which is slow to import.
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from zarr.storage import LocalStore
 
 from pipeline.errors import InputError
+from pipeline.storage.confinement import by_descriptor
 
 
 class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for mypy here
@@ -19,12 +22,27 @@ class RegularFiles(LocalStore):  # type: ignore[misc] # zarr is not typed for my
     for chunks that are not stored."""
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        _require_regular(self.root / key)
-        return await super().get(key, *arguments, **options)
+        with suppress(FileNotFoundError, NotADirectoryError), self._named(key) as name:
+            return await super().get(name, *arguments, **options)
+        return None
 
     def get_sync(self, key: str, *arguments: Any, **options: Any) -> Any:
-        _require_regular(self.root / key)
-        return super().get_sync(key, *arguments, **options)
+        with suppress(FileNotFoundError, NotADirectoryError), self._named(key) as name:
+            return super().get_sync(name, *arguments, **options)
+        return None
+
+    async def get_partial_values(self, prototype: Any, key_ranges: Any) -> list[Any]:
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[str]:
+        """What zarr reads a file by: the key, or an absolute path, which replaces the root."""
+        path = self.root / key
+        _require_regular(path)
+        with by_descriptor(path) as found:
+            if found != path:  # it may have been replaced since
+                _require_regular(found)
+            yield str(found)
 
 
 def _require_regular(path: Path) -> None:

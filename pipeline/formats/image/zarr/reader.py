@@ -1,4 +1,4 @@
-"""Reading regions of a Zarr image, chunk by chunk through the zarr library."""
+"""Reading regions of a Zarr image, chunk by chunk: common codecs by our own threads, others by the zarr library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.parallel import for_each
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Region, require_fit
+from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.layout import Layout, find_array
+from pipeline.formats.image.zarr.nodes import UnusualError, node
+from pipeline.formats.image.zarr.stored_array import Place, stored_array
 from pipeline.storage.positional import reading
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -52,6 +57,8 @@ class ZarrReader(ImageReader):
         widened = not _WIDENING_CODECS.isdisjoint(_codec_names(self._array.metadata.to_dict()))
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
+        stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
+        self._files = None if stored is None else ChunkFiles(path / self._array.path, stored)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -61,9 +68,14 @@ class ZarrReader(ImageReader):
         wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
         grid = [range(start // c, -(-stop // c)) for (start, stop), c in zip(wanted, self._chunk, strict=True)]
         target = self._in_stored_order(out)
-        busy = [place for place in itertools.product(*grid) if not self._copy(place, wanted, target, wait=False)]
-        for place in busy:
-            self._copy(place, wanted, target, wait=True)
+        busy: list[Place] = []
+
+        def copy(place: Place) -> None:
+            if not self._copy(place, wanted, target, wait=False):
+                busy.append(place)
+
+        for_each(copy, list(itertools.product(*grid)), self._stored_bytes)
+        for_each(lambda place: self._copy(place, wanted, target, wait=True), busy, self._stored_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._cache.hold_at_most(budget_bytes)
@@ -77,28 +89,59 @@ class ZarrReader(ImageReader):
         absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
         return np.expand_dims(moved, absent)
 
-    def _copy(self, place: tuple[int, ...], wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
+    def _copy(self, place: Place, wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
         """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
-        chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
-        if chunk is None:
-            return False
         into, within = [], []
         for (start, stop), index, size in zip(wanted, place, self._chunk, strict=True):
             first, last = max(start, index * size), min(stop, (index + 1) * size)
             into.append(slice(first - start, last - start))
-            within.append(slice(first - index * size, last - index * size))
-        target[tuple(into)] = chunk[tuple(within)]
+            within.append((first - index * size, last - index * size))
+        part = target[tuple(into)]
+        if self._files is not None and self._files.array.codec.is_raw:
+            with _translated(self.path, _undecodable(place)):
+                self._read_raw(self._files, place, Region(*zip(*within, strict=True)), part)
+            return True
+        chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
+        if chunk is None:
+            return False
+        part[...] = chunk[tuple(slice(*span) for span in within)]
         return True
 
-    def _decode(self, place: tuple[int, ...]) -> NDArray[Any]:
-        corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
-        box = tuple(
-            slice(first, min(first + size, end))
-            for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
-        )
-        what = f"chunk {'/'.join(map(str, place))} does not decode"
-        with _translated(self.path, what), chunks_of(self._stored_bytes):
-            return np.asarray(self._array[box])
+    def _read_raw(self, files: ChunkFiles, place: Place, within: Region, part: NDArray[Any]) -> None:
+        """Read a part of an uncompressed chunk, straight into `part` if that is contiguous."""
+        found = files.open(place)
+        if found is None:
+            part[...] = files.array.fill_value
+            return
+        file, offset, nbytes = found
+        codec = files.array.codec
+        with closing(file):
+            if nbytes != codec.nbytes:
+                raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
+            direct = part.flags.c_contiguous
+            samples = part if direct else np.empty(part.shape, part.dtype)
+            ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=offset).read(file, within, samples)
+            if not direct:
+                part[...] = samples
+
+    def _decode(self, place: Place) -> NDArray[Any]:
+        with _translated(self.path, _undecodable(place)):
+            if self._files is not None:
+                data = self._files.read(place)
+                if data is None:
+                    return np.full(self._chunk, self._files.array.fill_value, self.header.dtype)
+                return self._files.array.codec.decode(data)
+            corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
+            box = tuple(
+                slice(first, min(first + size, end))
+                for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
+            )
+            with chunks_of(self._stored_bytes):
+                return np.asarray(self._array[box])
+
+
+def _undecodable(place: Place) -> str:
+    return f"chunk {'/'.join(map(str, place))} does not decode"
 
 
 def _open(path: Path) -> tuple[Any, Layout]:
@@ -110,6 +153,9 @@ def _open(path: Path) -> tuple[Any, Layout]:
     mark = next((mark for mark in MARKS if mark in names), None)
     if mark is None:
         raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
+    with suppress(UnusualError, ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError):
+        # Of anything unexpected zarr says what is wrong.
+        return find_array(node(path), path)
     import zarr
 
     from pipeline.formats.image.zarr.lazy_store import RegularFiles
@@ -119,8 +165,8 @@ def _open(path: Path) -> tuple[Any, Layout]:
         # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
         store = RegularFiles(path, read_only=True)
-        node = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
-        array, layout = find_array(node, path)
+        opened = zarr.open(store=store, mode="r", zarr_format=3 if mark == "zarr.json" else 2)
+        array, layout = find_array(opened, path)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:
         raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
+import json
+import math
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.chunk_codec import Stage
+from pipeline.codecs.parallel import for_each
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
+from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
 from pipeline.storage.partial import Opening, PartialFolder, behind_link
 from pipeline.storage.writable import writing
 
 _ARRAY = "0"
+_METADATA = f"{_ARRAY}/zarr.json"
+_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+# By name, the codecs after `bytes`; of Blosc with the sample's size.
+COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
+    "none": (),
+    "lz4": (Stage("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1}),),
+    "zstd": (Stage("blosc", {"cname": "zstd", "clevel": 1, "shuffle": 1}),),
+    "deflate": (Stage("gzip", {"level": 5}),),
+}
+DEFAULT_COMPRESSION = "zstd"
 
 
 class ZarrWriter(PartialWriter):
-    """Writes chunks of Zstandard, level 1, after a byte shuffle.
+    """Writes chunks, each in a file of its own or several in a shard, by default of Zstandard after a byte shuffle.
 
-    Several threads store regions of whole chunks at once. A chunk that a region covers in part is read, changed and
-    written back, by one thread of one process at a time: correct in any order, but slower.
+    Several threads encode and store regions of whole files at once. A file that a region covers in part is read,
+    changed and written back, by one thread of one process at a time: correct in any order, but slower.
     """
 
     def __init__(
@@ -35,18 +55,33 @@ class ZarrWriter(PartialWriter):
         stored: str,
         chunk: tuple[int, ...],
         attributes: Mapping[str, Any],
+        shard: tuple[int, ...] | None = None,
+        compression: str = DEFAULT_COMPRESSION,
     ) -> None:
-        """`stored`: the header's axes in the array's order; `chunk`: in the header's; `attributes`: of the group."""
+        """`stored`: the header's axes in the array's order; `chunk`, `shard`: in the header's, a shard in whole chunks;
+        `attributes`: of the group; `compression`: of `COMPRESSIONS`."""
         self.path = path
         self.header = header
-        self._stored = stored
         self._order = tuple(header.axes.index(letter) for letter in stored)
-        self._chunk = chunk
+        metadata = _array_metadata(
+            shape=self._in_order(header.shape),
+            dtype=header.dtype,
+            chunk=self._in_order(chunk),
+            shard=None if shard is None else self._in_order(shard),
+            stages=COMPRESSIONS[compression],
+            names=stored.lower(),
+        )
+        self._array = _for_writing(metadata, COMPRESSIONS[compression], header.dtype)
         self._sharing = threading.Lock()
         self._partial: PartialFolder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
         try:
             with writing(path):
-                self._array = self._create_array(attributes) if opening is Opening.NEW else self._existing_array()
+                if opening is Opening.NEW:
+                    group = {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
+                    for name, content in (("zarr.json", group), (_METADATA, metadata)):
+                        self._partial.put(name, [json.dumps(content, indent=2).encode()])
+                elif self._stored_metadata() != metadata:
+                    raise OutputError(f"{self._partial.path}: holds another array: run again without --resume")
         except BaseException:
             self._partial.keep() if opening is Opening.RESUME else self._partial.discard()
             raise
@@ -55,49 +90,132 @@ class ZarrWriter(PartialWriter):
         require_fit(self.header, region, samples)
         if samples.size == 0:
             return
-        whole_chunks = all(
-            start % block == 0 and (stop % block == 0 or stop == size)
-            for start, stop, block, size in zip(region.start, region.stop, self._chunk, self.header.shape, strict=True)
+        start, stop = self._in_order(region.start), self._in_order(region.stop)
+        stored = samples.transpose(self._order)
+        whole: list[Place] = []
+        parts: list[Place] = []
+        for file in _under(start, stop, self._array.file_shape):
+            (whole if self._covers(start, stop, file) else parts).append(file)
+
+        def store(file: Place, older: ChunkFiles | None = None) -> None:
+            chunks = self._encoded(file, start, stored, older)
+            self._partial.put(f"{_ARRAY}/{self._array.name(file)}", shard_of(self._array, chunks))
+
+        with writing(self.path, samples.nbytes), self._partial.in_use():
+            for_each(store, whole, math.prod(self._array.file_shape) * self.header.dtype.itemsize)
+            if parts:
+                with self._alone() as older:
+                    for file in parts:
+                        store(file, older)
+
+    def _stored_metadata(self) -> Any:
+        with os.fdopen(self._partial.open_file(_METADATA)) as file, suppress(ValueError):
+            return json.load(file)
+
+    def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values[axis] for axis in self._order)
+
+    def _covers(self, start: Place, stop: Place, file: Place) -> bool:
+        """Whether a region of the array holds all of a file's samples."""
+        return all(
+            first <= number * size and min((number + 1) * size, length) <= last
+            for first, last, number, size, length in zip(
+                start, stop, file, self._array.file_shape, self._array.shape, strict=True
+            )
         )
-        box = tuple(region.slices[axis] for axis in self._order)
-        with (
-            writing(self.path, samples.nbytes),
-            self._partial.in_use(),
-            nullcontext() if whole_chunks else self._alone(),
+
+    def _encoded(self, file: Place, start: Place, stored: NDArray[Any], older: ChunkFiles | None) -> list[Any]:
+        """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
+        array, found = self._array, {}
+
+        def encode(chunk: Place) -> None:
+            found[chunk] = self._encoded_chunk(chunk, start, stored, older)
+
+        first = [number * count for number, count in zip(file, array.per_file, strict=True)]
+        chunks = [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*array.per_file)]
+        for_each(encode, chunks, array.codec.nbytes)
+        return [found[chunk] for chunk in chunks]
+
+    def _encoded_chunk(self, chunk: Place, start: Place, stored: NDArray[Any], older: ChunkFiles | None) -> Any | None:
+        """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value."""
+        codec, into, within, is_whole = self._array.codec, [], [], True
+        for number, size, begin, count, length in zip(
+            chunk, codec.shape, start, stored.shape, self._array.shape, strict=True
         ):
-            self._array[box] = samples.transpose(self._order)
+            first, last = max(number * size, begin), min((number + 1) * size, begin + count)
+            if first >= last:
+                return None if older is None else older.read(chunk)
+            into.append(slice(first - number * size, last - number * size))
+            within.append(slice(first - begin, last - begin))
+            is_whole &= first == number * size and last == min((number + 1) * size, length)
+        samples = stored[tuple(within)]
+        if samples.shape != codec.shape:
+            data = None if older is None or is_whole else older.read(chunk)
+            whole = np.zeros(codec.shape, stored.dtype) if data is None else codec.decode(data).copy()
+            whole[tuple(into)] = samples
+            samples = whole
+        return codec.encode(samples)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Exclude all other threads and joined processes from changing parts of chunks."""
-        with self._sharing, (self._partial.inside / "zarr.json").open("rb") as locked:
+    def _alone(self) -> Iterator[ChunkFiles]:
+        """Exclude all other threads and joined processes from changing parts of files; yields the files as they are."""
+        with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
-            yield
+            yield ChunkFiles(Path(_ARRAY), self._array, self._partial.open_file)
 
-    def _existing_array(self) -> Any:
-        import zarr
 
-        array = zarr.open_array(store=str(self._partial.inside / _ARRAY), mode="r+")
-        if array.shape != tuple(self.header.shape[axis] for axis in self._order) or array.dtype != self.header.dtype:
-            raise OutputError(f"{self._partial.path}: holds {array.dtype} {array.shape}: run again without --resume")
-        return array.with_config({"write_empty_chunks": True})
+def _under(start: Place, stop: Place, block: tuple[int, ...]) -> Iterator[Place]:
+    """The blocks that a region touches, by their numbers."""
+    return itertools.product(*(range(a // size, -(-b // size)) for a, b, size in zip(start, stop, block, strict=True)))
 
-    def _create_array(self, attributes: Mapping[str, Any]) -> Any:
-        import zarr
-        from zarr.codecs import BloscCodec
 
-        group = zarr.create_group(store=str(self._partial.inside), zarr_format=3, attributes=dict(attributes))
-        return group.create_array(
-            _ARRAY,
-            shape=tuple(self.header.shape[axis] for axis in self._order),
-            dtype=self.header.dtype,
-            chunks=tuple(self._chunk[axis] for axis in self._order),
-            compressors=BloscCodec(typesize=self.header.dtype.itemsize, cname="zstd", clevel=1, shuffle="shuffle"),
-            fill_value=0,
-            dimension_names=tuple(self._stored.lower()),
-            # Otherwise a chunk of -0.0 equals the fill value 0.0, and would be read back as that.
-            config={"write_empty_chunks": True},
-        )
+def _array_metadata(
+    *,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    chunk: tuple[int, ...],
+    shard: tuple[int, ...] | None,
+    stages: Sequence[Stage],
+    names: str,
+) -> dict[str, Any]:
+    """The content of the array's `zarr.json`."""
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    codecs: list[dict[str, Any]] = [little if dtype.itemsize > 1 else {"name": "bytes"}]
+    codecs += [{"name": stage.name, "configuration": _configuration(stage, dtype)} for stage in stages]
+    if shard is not None:
+        index = [little, {"name": "crc32c"}]
+        sharding = {"chunk_shape": list(chunk), "codecs": codecs, "index_codecs": index, "index_location": "end"}
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+    zero = {"c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0)
+    return {
+        "shape": list(shape),
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard or chunk)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": zero,
+        "codecs": codecs,
+        "attributes": {},
+        "dimension_names": list(names),
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+
+
+def _configuration(stage: Stage, dtype: np.dtype[Any]) -> dict[str, Any]:
+    if stage.name != "blosc":
+        return dict(stage.options)
+    shuffle = _SHUFFLES[stage.options["shuffle"]]
+    return {**stage.options, "typesize": dtype.itemsize, "shuffle": shuffle, "blocksize": 0}
+
+
+def _for_writing(metadata: Mapping[str, Any], stages: Sequence[Stage], dtype: np.dtype[Any]) -> StoredArray:
+    """The array of our own metadata, with encoders that know their options."""
+    array = stored_array(metadata, 0)
+    assert array is not None, "every codec written here is also read here"
+    options = {"typesize": dtype.itemsize}
+    encoders = tuple(Stage(stage.name, {**stage.options, **options}) for stage in stages)
+    return replace(array, codec=replace(array.codec, stages=encoders))
 
 
 def ome_metadata(

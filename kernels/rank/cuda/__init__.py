@@ -1,0 +1,59 @@
+"""Rank filters on CUDA: the choice and launch of the kernels of rank.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from kernels.rank.cuda import gather
+from kernels.rank.task import Task
+from kernels.runtime.launch import on_stream
+
+OPTIONS = ("--fmad=false",)  # ranks are computed as on the CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to filter, with its kernels."""
+
+    summary: str
+    entries: tuple[str, ...]
+    run: Callable[[Any, Task, Any, Any], None]  # (image, task, out, stream)
+    applies: Callable[[Task], bool] = lambda task: True
+
+
+def filtered(image: Any, task: Task, out: Any, *, stream: Any = None, variant: str | None = None) -> Any:
+    """The task's rank of each window of a CuPy array, in the task's shape.
+
+    out     : C-contiguous array for the result, or None for a new one
+    stream  : the cupy.cuda.Stream to launch on; default CuPy's current one
+    variant : a name in `VARIANTS`; default the fastest that applies
+
+    Nothing waits for the device. Raises ValueError where the variant named does not apply.
+    """
+    import cupy
+
+    with on_stream(image, stream) as current:
+        source = cupy.ascontiguousarray(image)
+        if out is None:
+            out = cupy.empty(task.out_shape, task.dtype)
+        if variant is not None and not VARIANTS[variant].applies(task):
+            raise ValueError(f"variant {variant!r} cannot filter {task.dtype} with windows of {task.taps}")
+        applicable = [each for each in VARIANTS.values() if each.applies(task)]
+        chosen = applicable[-1] if variant is None else VARIANTS[variant]
+        chosen.run(source, task, out, current)
+    return out
+
+
+# In the order of the source, naive to fast: production uses the last that applies.
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        "gather": Variant(
+            summary="one thread per result, by counting the samples of the window for each bit",
+            entries=gather.ENTRIES,
+            run=gather.run,
+        ),
+    }
+)

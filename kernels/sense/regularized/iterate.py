@@ -1,0 +1,122 @@
+"""Runs a solver's iterations: on a GPU as one CUDA graph, whose status is read back while later iterations run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.runtime.threads import check_wanted
+from kernels.sense.arrays import namespace
+from kernels.sense.coil_groups import pinned
+from kernels.sense.conjugate_gradient import unchanged
+
+# Iterations that a GPU runs ahead of the status that is looked at, so that it never waits.
+LAG = 3
+
+
+class Solver(Protocol):
+    """step: one iteration, in place. status: float64 of the device: objective, misfit, change."""
+
+    status: Any
+
+    def step(self) -> None: ...
+
+
+def iterate(
+    solver: Solver,
+    iterations: int,
+    *,
+    tolerance: float = 0.0,
+    capture: bool = True,
+    on_iteration: Callable[[int, NDArray[np.float64]], None] | None = None,
+    agreed: Callable[[float], float] = unchanged,
+) -> NDArray[np.float64]:
+    """The status after each iteration, (n, 3).
+
+    tolerance    : stop once the change falls to this; on a GPU `LAG` iterations later
+    capture      : the steps may be captured in a CUDA graph
+    on_iteration : called with the iteration's number and status
+    agreed       : maps this process's change to the one that all processes solving the problem use
+    """
+    xp = namespace(solver.status)
+    lag = 0 if xp is np else LAG
+    step = solver.step if xp is np or not capture else Captured(solver.step)
+    rows = pinned(xp, (iterations, len(solver.status)), np.float64)
+    coming: deque[tuple[int, Any]] = deque()
+    done = 0
+
+    def look() -> bool:
+        nonlocal done
+        number, event = coming.popleft()
+        if event is not None:
+            event.synchronize()
+        done = number + 1
+        if on_iteration is not None:
+            on_iteration(done, rows[number])
+        return tolerance > 0 and agreed(float(rows[number, 2])) <= tolerance
+
+    stopped = False
+    for number in range(iterations):
+        check_wanted()
+        step()
+        event = None
+        if xp is np:
+            rows[number] = solver.status
+        else:
+            stream = xp.cuda.get_current_stream()
+            solver.status.get(out=rows[number], stream=stream, blocking=False)
+            event = stream.record(xp.cuda.Event(disable_timing=True))
+        coming.append((number, event))
+        if len(coming) > lag and look():
+            stopped = True
+            break
+    while coming:
+        if stopped:  # they ran, but what they would say no longer matters
+            number, event = coming.popleft()
+            if event is not None:
+                event.synchronize()
+            done = number + 1
+        else:
+            look()
+    return np.array(rows[:done])
+
+
+class Captured:
+    """A step on the current stream: plain the first time, which loads kernels and makes plans, then as a CUDA graph.
+
+    Its temporary arrays come from a pool of its own, since the graph uses their memory again in each launch.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        self._graph: Any = None
+        self._pool: Any = None
+
+    def __call__(self) -> None:
+        import sys
+
+        cupy = sys.modules["cupy"]
+        if self._graph is not None:
+            self._graph.launch(cupy.cuda.get_current_stream())
+            return
+        first = self._pool is None
+        if first:
+            self._pool = cupy.cuda.MemoryPool()
+        with cupy.cuda.using_allocator(self._pool.malloc):
+            if first:
+                self._step()
+                return
+            here = cupy.cuda.get_current_stream()
+            aside = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+            here.synchronize()
+            with aside:
+                aside.begin_capture()
+                try:
+                    self._step()
+                finally:
+                    self._graph = aside.end_capture()
+        self._graph.launch(here)

@@ -1,0 +1,76 @@
+"""The choice of a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.sense.conjugate_gradient import unchanged
+from kernels.sense.regularized.admm import Admm
+from kernels.sense.regularized.fista import Fista, largest_eigenvalue
+from kernels.sense.regularized.iterate import iterate
+from kernels.sense.regularized.problem import Problem
+
+_WIPED = 1e-6  # share of a penalty's value at the right-hand side
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Regularized:
+    """image : complex64 as the right-hand side; status: (n, 3) objective, misfit and change after each iteration, the
+    objective in the samples' units, the others relative; solver: "fista" or "admm"."""
+
+    image: Any
+    status: NDArray[np.float64]
+    solver: str
+
+
+def regularized_sense(
+    problem: Problem,
+    *,
+    iterations: int,
+    tolerance: float = 0.0,
+    largest: float | None = None,
+    on_iteration: Callable[[int, NDArray[np.float64]], None] | None = None,
+    agreed: Callable[[float], float] = unchanged,
+) -> Regularized:
+    """Images that fit the samples and the penalties.
+
+    tolerance    : stop once an iteration changes the image by less than this share of its norm; 0: never
+    largest      : the largest eigenvalue of `problem.normal`, if it is known; FISTA needs it
+    on_iteration : called with an iteration's number and status
+    agreed       : maps this process's change to the one that all processes solving the problem use
+
+    Raises ValueError if a strength wipes the image out.
+    """
+    unit, scale = problem.in_units()
+    solver: Fista | Admm
+    if len(unit.penalties) == 1 and unit.penalties[0].simple:
+        solver = Fista(unit, largest_eigenvalue(unit.normal, unit.right) if largest is None else largest)
+    else:
+        solver = Admm(unit)
+    status = iterate(
+        solver,
+        iterations,
+        tolerance=tolerance,
+        capture=unit.capture and all(penalty.captured for penalty in unit.penalties),
+        on_iteration=on_iteration,
+        agreed=agreed,
+    )
+    _refuse_wiped(unit, solver.image)
+    status[:, 0] *= scale**2
+    return Regularized(
+        image=solver.image * np.float32(scale),
+        status=status,
+        solver=type(solver).__name__.lower(),
+    )
+
+
+def _refuse_wiped(unit: Problem, image: Any) -> None:
+    for penalty in unit.penalties:
+        whole, left = float(penalty.value(unit.right)), float(penalty.value(image))
+        if penalty.wipes and penalty.strength > 0 and whole > 0 and left <= _WIPED * whole:
+            raise ValueError(f"a strength of {penalty.strength:g} leaves nothing of the image")

@@ -1,0 +1,65 @@
+"""The tiles of a compressed TIFF and their encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.formats.image.base import ImageHeader
+
+# By name: the scheme, imagecodecs' encoder and its level, and by how much it may at most enlarge, in 256ths.
+_SCHEMES: dict[str, tuple[int, str, int | None, int]] = {
+    "deflate": (8, "deflate", 3, 4),
+    "lzw": (5, "lzw", None, 136),  # codes of 12 bits
+    "zstd": (50000, "zstd", 1, 4),
+}
+COMPRESSIONS = ("none", *_SCHEMES)
+_HORIZONTAL, _OF_FLOATS = 2, 3
+_FURTHER_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """Tiles of all channels of one plane, `rows` × `columns`, both multiples of 16."""
+
+    rows: int
+    columns: int
+    compression: str
+
+    @property
+    def scheme(self) -> int:
+        """The value of the tag Compression."""
+        return _SCHEMES[self.compression][0]
+
+    def predictor(self, header: ImageHeader) -> int:
+        """The value of the tag Predictor."""
+        return _OF_FLOATS if header.dtype.kind == "f" else _HORIZONTAL
+
+    def grid(self, header: ImageHeader) -> tuple[int, int]:
+        """Tiles down and across a plane."""
+        sizes = dict(zip(header.axes, header.shape, strict=True))
+        return -(-sizes["Y"] // self.rows), -(-sizes["X"] // self.columns)
+
+    def shape(self, header: ImageHeader) -> tuple[int, int, int]:
+        """Rows, columns and channels of a tile."""
+        return self.rows, self.columns, header.shape[-1] if header.axes.endswith("C") else 1
+
+    def slot_bytes(self, header: ImageHeader) -> int:
+        """The most bytes of an encoded tile."""
+        nbytes = int(np.prod(self.shape(header))) * header.dtype.itemsize
+        return nbytes + nbytes * _SCHEMES[self.compression][3] // 256 + _FURTHER_BYTES
+
+    def encoded(self, header: ImageHeader, samples: NDArray[Any]) -> bytes:
+        """The bytes of a tile; `samples` (rows, columns, channels) may lack rows and columns beyond the image."""
+        import imagecodecs
+
+        _, name, level, _ = _SCHEMES[self.compression]
+        tile = np.zeros(self.shape(header), header.dtype.newbyteorder("<"))
+        tile[: samples.shape[0], : samples.shape[1]] = samples
+        predict = imagecodecs.floatpred_encode if header.dtype.kind == "f" else imagecodecs.delta_encode
+        encode = getattr(imagecodecs, f"{name}_encode")
+        predicted = np.ascontiguousarray(predict(tile, axis=-2))
+        return bytes(encode(predicted) if level is None else encode(predicted, level))

@@ -1,0 +1,35 @@
+"""The parameters that choose how an output image is stored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from pipeline.formats.image.base import Storage
+from pipeline.workloads.protocol import BETWEEN_NUMBERS, Parameters
+
+
+class StorageParameters(Parameters):
+    """Base of the parameters of workloads that write images."""
+
+    chunks: tuple[int, ...] | None = Field(
+        None,
+        description="Zarr: samples of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
+    )
+    shards: tuple[int, ...] | None = Field(
+        None, description="Zarr: samples of a file of several chunks, in the same form"
+    )
+    compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
+        None, description="of the output [default: Zarr zstd, others none]"
+    )
+
+    @field_validator("chunks", "shards", mode="before")
+    @classmethod
+    def _sizes(cls, value: Any) -> Any:
+        text = str(value) if isinstance(value, int) else value
+        return BETWEEN_NUMBERS.sub(",", text).split(",") if isinstance(text, str) else text
+
+    @property
+    def storage(self) -> Storage:
+        return Storage(chunks=self.chunks, shards=self.shards, compression=self.compression)

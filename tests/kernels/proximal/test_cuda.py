@@ -1,0 +1,70 @@
+"""Proximal operators and wavelets on a CUDA device against their CPU bodies in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.proximal import differences, differences_adjoint, inner, low_rank, magnitudes, soft_threshold
+from kernels.wavelet import FAMILIES, Wavelet
+from tests.kernels.sense.phantom import normalised_error, random_complex
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(31, 37), (256, 256), (5, 64, 33), (1, 17), (2, 3), (1, 1), (17,)])
+def test_wavelets_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], family: str) -> None:
+    wavelet, images = Wavelet(shape, family), random_complex((3, *shape), 1)
+    shift = np.arange(1, 1 + len(shape))
+    expected = wavelet.forward(images.astype(complex), shift=shift, threshold=0.4)
+    on_device = cupy.asarray(shift, cupy.int32)
+    out = cupy.full(images.shape, complex(np.nan, np.nan), cupy.complex64)
+    found = wavelet.forward(cupy.asarray(images), shift=on_device, threshold=cupy.float32(0.4), out=out)
+    assert normalised_error(found.get(), expected) < 1e-6
+    out = cupy.full(images.shape, complex(np.nan, np.nan), cupy.complex64)
+    back = wavelet.inverse(found, shift=on_device, out=out)
+    assert normalised_error(back.get(), wavelet.inverse(expected, shift=shift)) < 1e-6
+    np.testing.assert_allclose(wavelet.inverse(wavelet.forward(cupy.asarray(images))).get(), images, atol=1e-5)
+
+
+def test_thresholds_and_sums_are_those_of_the_cpu(cupy: Any) -> None:
+    for count in (1, 31, 100_003):
+        values, other = random_complex((3, count), 2), random_complex((3, count), 3)
+        for vectors in (False, True):
+            expected = soft_threshold(values.astype(complex), 0.7, vectors=vectors)
+            found = soft_threshold(cupy.asarray(values), 0.7, vectors=vectors).get()
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+            size = magnitudes(cupy.asarray(values), vectors=vectors)
+            assert float(size) == pytest.approx(float(magnitudes(values.astype(complex), vectors=vectors)), rel=1e-6)
+        product = inner(cupy.asarray(values), cupy.asarray(other))
+        assert float(product) == pytest.approx(np.vdot(values.astype(complex), other).real, rel=1e-9, abs=1e-9)
+        again = inner(cupy.asarray(values), cupy.asarray(other))
+        assert float(again) == float(product)
+    assert np.isnan(soft_threshold(cupy.asarray([complex(np.nan, 0)], cupy.complex64), 1.0).get()).all()
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((31, 37), (0, 1)), ((4, 13, 1, 11), (1, 3)), ((7, 5, 3), (0,))])
+def test_differences_are_those_of_the_cpu(cupy: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    image, fields = random_complex(shape, 1), random_complex((len(axes), *shape), 2)
+    np.testing.assert_array_equal(differences(cupy.asarray(image), axes).get(), differences(image, axes))
+    found = differences_adjoint(cupy.asarray(fields), axes).get()
+    np.testing.assert_allclose(found, differences_adjoint(fields.astype(complex), axes), atol=1e-5)
+
+
+def test_low_rank_is_that_of_the_cpu(cupy: Any) -> None:
+    series = random_complex((6, 19, 23), 4)
+    shift = cupy.asarray([3, 5], cupy.int32)
+    found, nuclear = low_rank(cupy.asarray(series), 4.0, (8, 8), shift)
+    expected, size = low_rank(series.astype(complex), 4.0, (8, 8), np.array([3, 5]))
+    assert normalised_error(found.get(), expected) < 1e-4
+    assert float(nuclear) == pytest.approx(float(size), rel=1e-4)

@@ -1,0 +1,130 @@
+"""Rank filters on a CUDA device, every variant, against the CPU to the last bit (test_rank.py checks the CPU)."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.rank import DTYPES, MODES, ball, cross, cuda, disk, median_filter, percentile_filter, rank_filter
+from kernels.rank.cuda import VARIANTS
+from tests.kernels.rank.cases import same_bits, samples_of
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def _check(cupy: Any, monkeypatch: pytest.MonkeyPatch, image: Any, percentile: float, **options: Any) -> None:
+    """Compares every variant that applies; results are written over bytes that no result contains."""
+    expected = percentile_filter(image, percentile, **options)
+    on_device, compute = cupy.asarray(image), cuda.filtered
+    for name, variant in VARIANTS.items():
+
+        def chosen(source: Any, task: Any, out: Any, *, stream: Any, name=name, variant=variant) -> Any:
+            return compute(source, task, out, stream=stream, variant=name if variant.applies(task) else "gather")
+
+        out = cupy.full(expected.size * image.itemsize, 0xA5, cupy.uint8).view(image.dtype).reshape(expected.shape)
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda, "filtered", chosen)
+            percentile_filter(on_device, percentile, out=out, **options)
+        same_bits(cupy.asnumpy(out), expected, f"{name} {options}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "size", [(3, 3), (5, 5), (7, 7), (9, 9), (15, 15), (31, 31), (2, 6), (1, 40), (67, 3)], ids=str
+)
+def test_every_variant_gives_the_bits_of_the_cpu(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, int]
+) -> None:
+    """Tiles cut at every place, aligned rows and others."""
+    for index, (first, second) in enumerate(zip(MODES, MODES[1:] + MODES[:1], strict=True)):
+        for shape in ((131, 277), (96, 512), (70, 83, 3))[index % 2 :: 2]:
+            image, percentile = samples_of(shape, dtype, index), (50.0, 0.0, 100.0, 20.0)[index % 4 if index > 2 else 0]
+            _check(cupy, monkeypatch, image, percentile, size=size, axes=(0, 1), mode=(first, second), cval=7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(3, 3, 3), (5, 5, 5), (2, 3, 7), (9, 1, 4)], ids=str)
+def test_volumes(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: tuple[int, ...]) -> None:
+    for index, mode in enumerate(MODES):
+        image = samples_of((11, 23, 37), dtype, index)
+        _check(cupy, monkeypatch, image, 50.0 if index < 4 else 70.0, size=size, mode=mode, cval=7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("footprint", "shape"),
+    [
+        (disk(1), (19, 81)), (disk(15), (57, 91)), (ball(3), (9, 13, 21)), (cross(15, 3), (8, 9, 37)),
+        (cross(4, 1), (171,)),
+    ],
+    ids=["disk1", "disk15", "ball3", "cross15", "line4"],
+)  # fmt: skip
+def test_footprints(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, footprint: Any, shape: Any) -> None:
+    for mode, percentile in product(("reflect", "constant"), (50.0, 85.0)):
+        _check(cupy, monkeypatch, samples_of(shape, dtype), percentile, footprint=footprint, mode=mode, cval=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [3, 5, 7, 12, 15])
+def test_nan(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, size: int) -> None:
+    image = samples_of((150, 300), dtype)
+    image[10:40, 20:70] = np.nan
+    image[100:, 200:][np.random.default_rng(1).random((50, 100)) < 0.1] = np.nan
+    image[60, 30] = -np.float64(np.nan)
+    for policy, percentile in product(("propagate", "omit"), (50.0, 30.0, 0.0, 100.0)):
+        _check(cupy, monkeypatch, image, percentile, size=size, nan_policy=policy)
+
+
+@pytest.mark.parametrize(("dtype", "nodata"), [("uint8", 255), ("uint16", 0), ("int16", -32768), ("float32", 0.0)])
+def test_nodata(cupy: Any, monkeypatch: pytest.MonkeyPatch, dtype: str, nodata: float) -> None:
+    image = samples_of((90, 170), dtype)
+    image[20:40, 40:100] = nodata
+    for size, percentile in product((3, 7, 15), (50.0, 90.0)):
+        _check(cupy, monkeypatch, image, percentile, size=size, nodata=nodata)
+
+
+def test_ranks_views_and_streams(cupy: Any) -> None:
+    image = samples_of((90, 70, 3), "uint16")
+    view = cupy.asarray(image).transpose(1, 0, 2)[::2, 5:, ::-1]
+    expected = rank_filter(np.ascontiguousarray(image.transpose(1, 0, 2)[::2, 5:, ::-1]), -3, 5, channel_axis=2)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        found = rank_filter(view, -3, 5, channel_axis=2, stream=stream)
+        same_bits(cupy.asnumpy(found, stream=stream), expected)
+
+
+@pytest.mark.parametrize("columns", [1023, 1022, 1024, 7])
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_rows_and_pointers_of_any_alignment(cupy: Any, dtype: str, columns: int, offset: int) -> None:
+    """Nothing is written beside the output."""
+    values = samples_of((61, columns), dtype)
+    image = cupy.empty(values.size + offset, dtype)[offset:].reshape(values.shape)
+    image[...] = cupy.asarray(values)
+    for size in (3, 5, 7, 11):
+        around = cupy.full(values.size + 80, 77, dtype)
+        target = around[8 - offset : 8 - offset + values.size].reshape(values.shape)
+        median_filter(image, size, mode="mirror", out=target)
+        same_bits(cupy.asnumpy(target), median_filter(values, size, mode="mirror"), f"{size}")
+        target[...] = 77
+        assert bool((around == 77).all()), size
+
+
+@pytest.mark.large
+def test_offsets_past_two_to_the_31(cupy: Any) -> None:
+    rows, columns = (1 << 31) // 65536 + 9, 65536
+    image = cupy.zeros((rows, columns), cupy.uint8)
+    image[-12:] = cupy.random.default_rng(5).integers(0, 256, (12, columns), dtype=cupy.uint8)
+    result = median_filter(image, 3, mode="nearest")
+    expected = median_filter(cupy.asnumpy(image[-20:]), 3, mode="nearest")
+    same_bits(cupy.asnumpy(result[-18:]), expected[-18:])
+    assert not cupy.asnumpy(result[:-14].any())

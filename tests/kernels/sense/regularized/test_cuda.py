@@ -1,0 +1,81 @@
+"""Regularised reconstruction on a CUDA device: the images of the CPU, with and without a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.sense import density, gridded, toeplitz_normal
+from kernels.sense.regularized import L1Wavelet, LowRank, Problem, TotalVariation, regularized_sense
+from tests.kernels.sense.phantom import coil_maps, normalised_error, radial, samples
+
+pytestmark = pytest.mark.gpu
+N, COILS, FRAMES = 48, 4, 3
+
+
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
+def problem(xp: Any, frames: int = FRAMES, **how: Any) -> Problem:
+    """A phantom's frames, each of its own spokes."""
+    maps = xp.asarray(coil_maps(COILS, N) / np.linalg.norm(coil_maps(COILS, N), axis=0), np.complex64)
+    points = radial(14 * frames, N, N).reshape(frames, -1, 2)
+    normals, rights, energy = [], [], 0.0
+    for each in points:
+        trajectory, data = xp.asarray(each), xp.asarray(samples(each, COILS, N), np.complex64)
+        weights = density.even(len(each), trajectory)
+        kernel = toeplitz_kernel(trajectory, weights, (N, N), 1e-4)
+        normals.append(toeplitz_normal(Toeplitz(kernel, (N, N)), maps))
+        rights.append(gridded(Nufft(trajectory, (N, N), eps=1e-5), data, maps, weights))
+        energy += float(xp.sum(xp.abs(data) ** 2)) / len(each)
+
+    right = xp.stack(rights)
+    product = xp.empty_like(right)
+
+    def normal(series: Any) -> Any:
+        for one, image, into in zip(normals, series, product, strict=True):
+            into[...] = one(image)
+        return product
+
+    return Problem(normal=normal, right=right, energy=energy, **how)
+
+
+def penalties(xp: Any, which: str) -> list[Any]:
+    found = {
+        "wavelet": [L1Wavelet(0.01, (N, N), xp=xp)],
+        "low rank": [LowRank(0.01, (N, N), xp=xp, frames=FRAMES)],
+        "tv": [TotalVariation(0.01, (1, 2))],
+    }
+    found["all"] = [TotalVariation(0.01, (0,)), *found["wavelet"], *found["low rank"]]
+    return found[which]
+
+
+@pytest.mark.parametrize("which", ["wavelet", "low rank", "tv", "all"])
+def test_images_are_those_of_the_cpu(cupy: Any, which: str) -> None:
+    expected = regularized_sense(problem(np, penalties=penalties(np, which)), iterations=12, largest=60.0)
+    for capture in (False, True):
+        asked = problem(cupy, penalties=penalties(cupy, which), capture=capture)
+        found = regularized_sense(asked, iterations=12, largest=60.0)
+        assert normalised_error(found.image.get(), expected.image) < 2e-3
+        np.testing.assert_allclose(found.status, expected.status, rtol=2e-2)
+
+
+def test_a_graph_makes_the_same_bits(cupy: Any) -> None:
+    found = [
+        regularized_sense(problem(cupy, penalties=penalties(cupy, "wavelet"), capture=capture), iterations=15)
+        for capture in (False, True)
+    ]
+    np.testing.assert_array_equal(found[0].image.get(), found[1].image.get())
+    np.testing.assert_array_equal(found[0].status, found[1].status)
+
+
+def test_the_tolerance_stops_a_graph(cupy: Any) -> None:
+    found = regularized_sense(problem(cupy, penalties=penalties(cupy, "wavelet")), iterations=200, tolerance=1e-2)
+    assert len(found.status) < 150

@@ -1,0 +1,93 @@
+"""Weights of Gaussians: close to the exact ones, exact in the arithmetic that uses them, and the same for ever."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.smoothing.weights import (
+    EXACT_BITS,
+    EXACT_FIRST_ONE,
+    EXACT_LATER_ONE,
+    WEIGHT_ONE,
+    exact_half_weights,
+    half_weights,
+)
+
+SIGMAS = st.floats(0.05, 40.0)
+RADII = st.integers(0, 127)
+
+
+def ideal(sigma: float, radius: int) -> list[Fraction]:
+    """To 50 digits."""
+    with localcontext(prec=50):
+        half = [(-Decimal(n * n) / (2 * Decimal(sigma) ** 2)).exp() for n in range(radius + 1)]
+        total = half[0] + 2 * sum(half[1:])
+        return [Fraction(weight / total) for weight in half]
+
+
+def in_units(weights: tuple[float, ...], one: int) -> list[int]:
+    scaled = [Fraction(weight) * one for weight in weights]
+    assert all(each.denominator == 1 for each in scaled)
+    return [int(each) for each in scaled]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIGMAS, RADII)
+def test_weights_of_floats_are_rounded_to_their_precision(sigma: float, radius: int) -> None:
+    for name in ("f4", "f8"):
+        found = half_weights(sigma, radius, np.dtype(name))
+        expected = np.array([float(weight) for weight in ideal(sigma, radius)])
+        ulps = 1.0 if name == "f4" else 2000.0  # of float64 exponents of up to 1e6
+        limit = ulps * np.finfo(name).eps * expected + float(np.finfo(name).smallest_subnormal)
+        assert (np.abs(np.array(found) - expected) <= limit).all()
+        assert found == tuple(np.array(found, name).tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIGMAS, RADII)
+def test_weights_of_whole_numbers_sum_to_one_and_are_the_nearest(sigma: float, radius: int) -> None:
+    units = in_units(half_weights(sigma, radius, np.dtype("u2")), WEIGHT_ONE)
+    assert units[0] + 2 * sum(units[1:]) == WEIGHT_ONE
+    for unit, weight in zip(units[1:], ideal(sigma, radius)[1:], strict=True):
+        assert abs(unit - weight * WEIGHT_ONE) <= Fraction(501, 1000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIGMAS, st.integers(0, 32), st.sampled_from([EXACT_FIRST_ONE, EXACT_LATER_ONE]))
+def test_exact_weights_keep_what_their_sums_rely_on(sigma: float, radius: int, one: int) -> None:
+    units = in_units(exact_half_weights(sigma, radius, one), one)
+    assert units[0] + 2 * sum(units[1:]) == one
+    assert min(units) >= 0
+    for unit in units:
+        assert unit % (1 << max(unit.bit_length() - EXACT_BITS, 0)) == 0, "more significant bits than a float16 has"
+    assert units[1:] == sorted(units[1:], reverse=True)
+    step = 1 << max(units[0].bit_length() - EXACT_BITS, 0)
+    assert radius == 0 or units[0] + step >= units[1]
+    for unit, weight in zip(units, ideal(sigma, radius), strict=True):
+        assert abs(unit - weight * one) <= 1.5 * step
+
+
+@pytest.mark.parametrize(
+    ("sigma", "radius", "one", "units"),
+    [
+        (0.5, 2, EXACT_FIRST_ONE, [51552, 6976, 16]),
+        (1.0, 4, EXACT_FIRST_ONE, [26144, 15856, 3540, 291, 9]),
+        (1.0, 4, EXACT_LATER_ONE, [13072, 7928, 1769, 146, 5]),
+        (2.3, 9, EXACT_FIRST_ONE, [11368, 10344, 7788, 4856, 2506, 1070, 378, 110, 27, 5]),
+        (0.001, 3, EXACT_FIRST_ONE, [65536, 0, 0, 0]),
+        (
+            7.9, 32, EXACT_LATER_ONE,
+            [1656, 1642, 1603, 1540, 1456, 1354, 1240, 1118, 991, 865, 743, 628, 522, 427, 344, 273, 213, 163, 123, 92,
+             67, 48, 34, 24, 16, 11, 7, 5, 3, 2, 1, 1, 0],
+        ),
+    ],
+)  # fmt: skip
+def test_exact_weights_stay_as_they_are(sigma: float, radius: int, one: int, units: list[int]) -> None:
+    """A job's bits depend on them, and jobs are resumed and verified by later versions."""
+    assert in_units(exact_half_weights(sigma, radius, one), one) == units

@@ -1,0 +1,117 @@
+"""Windows: how far boxes and Gaussians reach, which Gaussians are exact, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.smoothing.weights import EXACT_FIRST_ONE, EXACT_LATER_ONE, exact_half_weights, half_weights
+from kernels.smoothing.window import EXACT_RADIUS, Window, box_window, gaussian_radius, gaussian_windows
+
+U8, U16, F32 = (np.dtype(name) for name in ("u1", "u2", "f4"))
+
+
+@pytest.mark.parametrize(
+    ("size", "before", "after"), [(1, 0, 0), (2, 1, 0), (3, 1, 1), (8, 4, 3), (255, 127, 127), (np.int16(5), 2, 2)]
+)
+@pytest.mark.parametrize("mode", ["valid", "wrap"])
+def test_an_even_box_reaches_one_farther_to_the_left(size: Any, before: int, after: int, mode: str) -> None:
+    window = box_window(3, size, mode)
+    assert window == Window(axis=3, before=before, after=after, mode=mode)
+    assert (window.half_weights, window.exact, window.taps) == (None, False, size)
+    assert window.output_length(300) == (300 - size + 1 if mode == "valid" else 300)
+
+
+@pytest.mark.parametrize("size", [0, -1, (1 << 20) + 1, 10**20])
+def test_sizes_out_of_range(size: int) -> None:
+    with pytest.raises(ValueError, match=f"^size must lie in 1 … 1048576; got {size}$"):
+        box_window(0, size, "wrap")
+
+
+@pytest.mark.parametrize("size", [True, 3.0, "3", None])
+def test_sizes_that_are_no_whole_number(size: Any) -> None:
+    with pytest.raises(TypeError, match=f"^size must be a whole number of samples; got {size!r}$"):
+        box_window(0, size, "wrap")
+
+
+@pytest.mark.parametrize(
+    ("sigma", "options", "reach"),
+    [
+        (1.0, {}, 4),
+        (1.1, {}, 4),
+        (1.125, {}, 5),  # 4.5 is rounded up
+        (0.1, {}, 0),
+        (2, {"truncate": 3}, 6),
+        (np.float32(2), {"truncate": 0.7}, 1),
+        (31.75, {}, 127),
+        (9.0, {"radius": 0}, 0),
+        (9.0, {"radius": np.int64(127), "truncate": math.nan}, 127),
+    ],
+)
+def test_how_far_a_gaussian_reaches(sigma: float, options: dict[str, Any], reach: int) -> None:
+    assert gaussian_radius(sigma, **options) == reach
+
+
+@pytest.mark.parametrize(
+    ("sigma", "options", "message"),
+    [
+        (
+            2e5,
+            {},
+            "^a Gaussian of sigma 200000 reaches 800000 samples to each side; at most 524288 are supported: choose a",
+        ),
+        (1e300, {"truncate": 1e300}, "sigma 1e.300 reaches 1000000000 samples"),
+        (1.0, {"radius": 524289}, "reaches 524289 samples"),
+        (1.0, {"radius": -1}, "^radius must be a whole number of samples, 0 or more; got -1$"),
+        (1.0, {"radius": True}, "^radius must be a whole number of samples, 0 or more; got True$"),
+        (1.0, {"radius": 2.0}, "^radius must be a whole number of samples, 0 or more; got 2.0$"),
+        (-0.5, {}, "^sigma must be a number of samples, 0 .no smoothing. or more; got -0.5"),
+        (math.inf, {}, "^sigma must be a number of samples, .*; got inf"),
+        ("1", {}, "^sigma must be a number of samples, .*; got '1'"),
+        (1.0, {"truncate": 0}, "^truncate must be a positive number of standard deviations; got 0$"),
+        (1.0, {"truncate": math.nan}, "^truncate must be a positive number of standard deviations; got nan$"),
+    ],
+)
+def test_gaussians_out_of_range(sigma: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gaussian_radius(sigma, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reaches", "exact"),
+    [
+        (U8, (EXACT_RADIUS, 0, 1), True),
+        (U8, (1, 0, EXACT_RADIUS + 1), False),
+        (U16, (1, 0, 2), False),
+        (F32, (1, 0, 2), False),
+        (U8, (0, 0, 0), True),
+    ],
+)
+def test_gaussians_of_bytes_that_do_not_reach_far_are_exact_along_every_axis(
+    dtype: np.dtype, reaches: tuple[int, ...], exact: bool
+) -> None:
+    """The first filtered axis, by number and not by place, has weights of one bit more."""
+    axes, sigmas, modes = (2, 0, 1), (1.5, 2.5, 3.5), ("wrap", "nearest", "valid")
+    windows = gaussian_windows(axes, sigmas, modes, dtype, radii=reaches)
+    first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach), default=None)
+    for window, axis, sigma, mode, reach in zip(windows, axes, sigmas, modes, reaches, strict=True):
+        one = EXACT_FIRST_ONE if axis == first else EXACT_LATER_ONE
+        half = exact_half_weights(sigma, reach, one) if exact else half_weights(sigma, reach, dtype)
+        expected = Window(axis=axis, before=reach, after=reach, mode=mode, half_weights=half, exact=exact)
+        assert window == expected
+
+
+def test_gaussians_end_where_they_are_truncated() -> None:
+    assert [each.taps for each in gaussian_windows((0, 1), (1, 2), ("wrap", "wrap"), F32)] == [9, 17]
+    assert [each.taps for each in gaussian_windows((0, 1), (1, 2), ("wrap", "wrap"), F32, truncate=2)] == [5, 9]
+    assert [each.taps for each in gaussian_windows((0, 1), (1, 2), ("wrap", "wrap"), F32, radii=(None, 1))] == [9, 3]
+    assert gaussian_windows((), (), (), U8) == []
+
+
+def test_modes_are_known() -> None:
+    for window in (lambda: box_window(0, 3, "circular"), lambda: gaussian_windows((0,), (1,), ("circular",), U8)):
+        with pytest.raises(ValueError, match=r"^mode must be one of reflect, .*; got 'circular'$"):
+            window()
