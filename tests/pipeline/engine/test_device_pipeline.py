@@ -439,7 +439,15 @@ class Noted(CpuDevice):
 
     def __init__(self):
         super().__init__(2)
-        self.calls = []
+        self.calls, self.slots = [], {}
+
+    def process(self, job, chunk, slot, record):
+        self.slots[chunk.index] = slot
+        super().process(job, chunk, slot, record)
+
+    def finish(self, chunk, slot, record):
+        assert slot is self.slots[chunk.index]
+        super().finish(chunk, slot, record)
 
     def note(self, what):
         self.calls.append((what, threading.current_thread().name))
