@@ -94,20 +94,19 @@ def gaussian_windows(
         not direct and truncate is None and radius is None and reach > DIRECT_RADIUS
         for radius, reach in zip(each_radius, reaches, strict=True)
     ]
-    derivatives = [0] * len(axes) if orders is None else [_known_order(order) for order in orders]
+    derivatives = [0] * len(axes) if orders is None else orders
     for sigma, reach, order in zip(sigmas, reaches, derivatives, strict=True):
-        if order and reach == 0:
-            raise ValueError(f"sigma {sigma:g} reaches no neighbour, from which a derivative is computed: raise sigma")
+        check_order(order, reach, sigma)
     exact = dtype == np.uint8 and max(reaches, default=0) <= EXACT_RADIUS and not any(derivatives)
     first = min((axis for axis, reach in zip(axes, reaches, strict=True) if reach > 0), default=None)
     windows = []
     for place, (axis, sigma, mode, reach) in enumerate(zip(axes, sigmas, modes, reaches, strict=True)):
         if coarse[place]:
             offset = 0 if offsets is None else offsets[place]
-            windows.append(_decimated_window(axis, float(sigma), mode, dtype, offset, derivatives[place]))
+            windows.append(_decimated_window(axis, float(sigma), mode, dtype, offset, int(derivatives[place])))
             continue
         if derivatives[place]:
-            taps = derivative_weights(float(sigma), reach, derivatives[place], _precision(dtype))
+            taps = derivative_weights(float(sigma), reach, int(derivatives[place]), _precision(dtype))
             windows.append(
                 Window(axis=axis, before=reach, after=reach, mode=_known(mode), half_weights=(), derivative=taps)
             )
@@ -128,10 +127,12 @@ def _precision(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
-def _known_order(order: Any) -> int:
+def check_order(order: Any, reach: int, sigma: float) -> None:
+    """ValueError unless a Gaussian that reaches so many samples has a derivative of that order."""
     if isinstance(order, bool) or not isinstance(order, int | np.integer) or not 0 <= order <= MAX_ORDER:
         raise ValueError(f"order must be a whole number, 0 … {MAX_ORDER}; got {order!r}")
-    return int(order)
+    if order > 0 and reach == 0:
+        raise ValueError(f"sigma {sigma:g} reaches no neighbour, from which a derivative is computed: raise sigma")
 
 
 def _decimated_window(axis: int, sigma: float, mode: str, dtype: np.dtype, offset: int, order: int) -> Window:

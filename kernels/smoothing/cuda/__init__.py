@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels.runtime.launch import Repeat, on_stream, record
 from kernels.smoothing import decimated
-from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, streamed, tensor, tree, wide
+from kernels.smoothing.cuda import far, fused, ladder, passes, resample, running, slide, streamed, tensor, tree, wide
 from kernels.smoothing.window import MAX_TAPS, Window, result_dtype
 
 # The contract fixes every rounding, so the compiler must not contract multiplications and additions.
@@ -140,6 +140,13 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="windows of any size, one axis per pass: boxes by doubling in device memory, Gaussians tap by tap",
             entries=far.ENTRIES,
             run=far.run,
+            most_taps=MAX_TAPS,
+        ),
+        "slide": Variant(
+            summary="boxes of integers of any size, one axis per pass: sums slide down the columns and along the rows",
+            entries=slide.ENTRIES,
+            run=slide.run,
+            applies=slide.applies,
             most_taps=MAX_TAPS,
         ),
         "decimated": Variant(

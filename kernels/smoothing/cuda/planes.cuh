@@ -110,6 +110,12 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
     Four<In> raw[FACTOR];
     const auto load = [&](int step) {
         const long long first = plane.first_y + (row + step) * FACTOR;
+        if (whole && first >= 0 && first + FACTOR <= plane.rows) {
+            const In* source = image + first * pitch + begin + own;
+#pragma unroll
+            for (int p = 0; p < FACTOR; ++p, source += pitch) raw[p].load(source);
+            return;
+        }
 #pragma unroll
         for (int p = 0; p < FACTOR; ++p) {
             const long long at = border_index(first + p, plane.rows, plane.mode_y);
@@ -159,7 +165,10 @@ decimate_plane(const In* __restrict__ in, float* __restrict__ out, Plane plane, 
                 const float* x = done + first_tap;
                 float total = across[0] * x[0];
 #pragma unroll 6
-                for (int k = 1; k < plane.taps_x; ++k) total = fma_rn(across[k], x[k * channels], total);
+                for (int k = 1; k < plane.taps_x; ++k) {
+                    x += channels;
+                    total = fma_rn(across[k], *x, total);
+                }
                 target[thread] = total;
             }
             target += plane.out_columns * channels;
@@ -178,8 +187,9 @@ template <typename Out, int FACTOR, int ORDER, int ORDER_Y>
 __global__ void __launch_bounds__(PLANE_THREADS)
 interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane plane, PlaneWeights weights) {
     constexpr int MOST_BESIDE = (ORDER - 1) * 8;  // samples, of up to eight channels
-    __shared__ float line[PLANE_THREADS + MOST_BESIDE], down[MOST_UP];
-    __shared__ __align__(16) Out results[PLANE_THREADS * FACTOR];
+    constexpr int ROWS = sizeof(Out) == 4 ? 2 : 4;  // between two barriers
+    __shared__ float line[ROWS][PLANE_THREADS + MOST_BESIDE], down[MOST_UP];
+    __shared__ __align__(16) Out results[ROWS][PLANE_THREADS * FACTOR];
     const int channels = plane.channels, thread = threadIdx.x, beside = (ORDER - 1) * channels;
     if (thread < plane.factor_y * ORDER_Y) down[thread] = weights.y[thread];
     const long long pitch = plane.columns * channels, out_pitch = plane.out_columns * channels;
@@ -199,6 +209,7 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
 
     float tap[ORDER_Y], more[ORDER_Y];  // of two places of the coarse rows
     const int cell = thread / channels * FACTOR * channels + thread % channels;
+    __syncthreads();  // `down` is complete
     int position = static_cast<int>((plane.first_y + row) % plane.factor_y);
     source += (plane.first_y + row) / plane.factor_y * pitch;
 #pragma unroll
@@ -206,44 +217,64 @@ interpolate_plane(const float* __restrict__ in, Out* __restrict__ out, Plane pla
         tap[t] = owns ? __ldg(source) : 0;
         more[t] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
     }
+    const bool aligned = skipped == 0 && reinterpret_cast<unsigned long long>(target) % 16 == 0 &&
+                         out_pitch * sizeof(Out) % 16 == 0;
 #pragma unroll 1
-    for (int y = 0; y < height; ++y, ++position, target += out_pitch) {
-        if (position == plane.factor_y) {  // the next cell
-            position = 0;
+    for (int y = 0; y < height; y += ROWS, target += ROWS * out_pitch) {
+        const int rows = min(ROWS, height - y);
 #pragma unroll
-            for (int t = 0; t < ORDER_Y - 1; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
-            tap[ORDER_Y - 1] = owns ? __ldg(source) : 0;
-            more[ORDER_Y - 1] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
-            source += pitch;
-        }
-        const float* weight = down + position * ORDER_Y;
-        float sum = weight[0] * tap[0], other = weight[0] * more[0];
+        for (int r = 0; r < ROWS; ++r, ++position) {
+            if (r >= rows) break;
+            if (position == plane.factor_y) {  // the next cell
+                position = 0;
 #pragma unroll
-        for (int t = 1; t < ORDER_Y; ++t)
-            sum = fma_rn(weight[t], tap[t], sum), other = fma_rn(weight[t], more[t], other);
-        if (owns) line[thread] = sum;
-        if (owns_more) line[thread + PLANE_THREADS] = other;
-        __syncthreads();
-        if (thread < active) {
-            float x[ORDER];
+                for (int t = 0; t < ORDER_Y - 1; ++t) tap[t] = tap[t + 1], more[t] = more[t + 1];
+                tap[ORDER_Y - 1] = owns ? __ldg(source) : 0;
+                more[ORDER_Y - 1] = owns_more ? __ldg(source + PLANE_THREADS) : 0;
+                source += pitch;
+            }
+            const float* weight = down + position * ORDER_Y;
+            float sum = weight[0] * tap[0];
 #pragma unroll
-            for (int k = 0; k < ORDER; ++k) x[k] = line[thread + k * channels];
+            for (int t = 1; t < ORDER_Y; ++t) sum = fma_rn(weight[t], tap[t], sum);
+            if (owns) line[r][thread] = sum;
+            if (owns_more) {
+                float other = weight[0] * more[0];
 #pragma unroll
-            for (int p = 0; p < FACTOR; ++p) {
-                float total = weights.x[p * ORDER] * x[0];
-#pragma unroll
-                for (int k = 1; k < ORDER; ++k) total = fma_rn(weights.x[p * ORDER + k], x[k], total);
-                results[cell + p * channels] = quick_sample<Out>(total);
+                for (int t = 1; t < ORDER_Y; ++t) other = fma_rn(weight[t], more[t], other);
+                line[r][thread + PLANE_THREADS] = other;
             }
         }
         __syncthreads();
-        if (skipped == 0 && reinterpret_cast<unsigned long long>(target) % 16 == 0) {
-            constexpr int WIDE = 16 / sizeof(Out);
-            for (int i = thread; i < count / WIDE; i += PLANE_THREADS)
-                __stcs(reinterpret_cast<uint4*>(target) + i, reinterpret_cast<const uint4*>(results)[i]);
-            for (int i = count / WIDE * WIDE + thread; i < count; i += PLANE_THREADS) target[i] = results[i];
-        } else {
-            for (int i = skipped + thread; i < count; i += PLANE_THREADS) target[i] = results[i];
+        if (thread < active) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                if (r >= rows) break;
+                float x[ORDER];
+#pragma unroll
+                for (int k = 0; k < ORDER; ++k) x[k] = line[r][thread + k * channels];
+#pragma unroll
+                for (int p = 0; p < FACTOR; ++p) {
+                    float total = weights.x[p * ORDER] * x[0];
+#pragma unroll
+                    for (int k = 1; k < ORDER; ++k) total = fma_rn(weights.x[p * ORDER + k], x[k], total);
+                    results[r][cell + p * channels] = quick_sample<Out>(total);
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            if (r >= rows) break;
+            Out* to = target + r * out_pitch;
+            if (aligned) {
+                constexpr int WIDE = 16 / sizeof(Out);
+                for (int i = thread; i < count / WIDE; i += PLANE_THREADS)
+                    __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(results[r])[i]);
+                for (int i = count / WIDE * WIDE + thread; i < count; i += PLANE_THREADS) to[i] = results[r][i];
+            } else {
+                for (int i = skipped + thread; i < count; i += PLANE_THREADS) to[i] = results[r][i];
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ from kernels.runtime.launch import kernel
 from kernels.smoothing.axis_rounding import NO_ROUNDING, WHOLES
 from kernels.smoothing.borders import MODES
 from kernels.smoothing.cuda import planes
+from kernels.smoothing.cuda.passes import DoubleRounding, FloatRounding
 from kernels.smoothing.decimated import Resampling
 from kernels.smoothing.window import Window
 
@@ -44,13 +45,13 @@ class Resample(ctypes.Structure):
 class FloatSplines(ctypes.Structure):
     """struct Splines<float> of resample.cuh."""
 
-    _fields_ = (("weight", ctypes.c_float * MOST_WEIGHTS), ("up", ctypes.c_float), ("down", ctypes.c_float))
+    _fields_ = (("weight", ctypes.c_float * MOST_WEIGHTS), ("rounding", FloatRounding))
 
 
 class DoubleSplines(ctypes.Structure):
     """struct Splines<double> of resample.cuh."""
 
-    _fields_ = (("weight", ctypes.c_double * MOST_WEIGHTS), ("up", ctypes.c_double), ("down", ctypes.c_double))
+    _fields_ = (("weight", ctypes.c_double * MOST_WEIGHTS), ("rounding", DoubleRounding))
 
 
 class CudaPasses:
@@ -133,5 +134,5 @@ def _view(values: Any, step: Resampling, taps: int) -> Resample:
 def _splines(weights: Sequence[float], dtype: Any, *, whole: bool) -> FloatSplines | DoubleSplines:
     made = FloatSplines() if dtype == np.float32 else DoubleSplines()
     made.weight[: len(weights)] = weights
-    made.up, made.down = (WHOLES, WHOLES) if whole else (NO_ROUNDING.up, NO_ROUNDING.down)
+    made.rounding.up, made.rounding.down = (WHOLES, WHOLES) if whole else (NO_ROUNDING.up, NO_ROUNDING.down)
     return made

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing import box, gaussian
@@ -52,13 +54,20 @@ class SmoothingJob:
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
+            if any(self.parameters.order or ()) and self.header.dtype.kind != "f":
+                # What PNM says of the input's values does not hold for those of a derivative.
+                metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
+                self.header = replace(self.header, dtype=np.dtype(np.float32), maxval=None, metadata=metadata)
             refusal = output_format.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
-            check_cval(self.parameters.cval, self.header, spec.input)
+            check_cval(self.parameters.cval, self._reader.header, spec.input)
             sigmas = self._values("sigma") if self.parameters.filter == "gaussian" else ()
             self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
-            self._audit = SmoothingAudit(self._reader, self._windows, sigmas, self.parameters, self._statistics)
+            orders = self._values("order") if self.parameters.filter == "gaussian" else ()
+            self._audit = SmoothingAudit(
+                self._reader, self._windows, sigmas, orders, self.parameters, self._statistics
+            )  # fmt: skip
         except BaseException:
             self._reader.close()
             raise
@@ -70,7 +79,7 @@ class SmoothingJob:
             shape=header.shape,
             axes=header.axes,
             dtype=header.dtype.name,
-            nbytes=2 * header.nbytes,
+            nbytes=self._reader.header.nbytes + header.nbytes,
             remarks=self._definition
             | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )
@@ -92,10 +101,10 @@ class SmoothingJob:
             return tuple(axis for axis, letter in enumerate(letters) if letter != "C")
         return axes_named(self.parameters.axes, letters, self.spec.input)
 
-    def _values(self, name: Literal["size", "sigma", "radius"]) -> tuple[Any, ...]:
+    def _values(self, name: Literal["size", "sigma", "radius", "order"]) -> tuple[Any, ...]:
         """A parameter's value for each smoothed axis, in the order of `_axes`."""
         given = getattr(self.parameters, name)
-        values = given or {"size": DEFAULT_SIZE, "sigma": (), "radius": (None,)}[name]
+        values = given or {"size": DEFAULT_SIZE, "sigma": (), "radius": (None,), "order": (0,)}[name]
         if len(values) == 1:
             return tuple(values) * len(self._axes)
         if len(values) != len(self._axes):
@@ -117,8 +126,8 @@ class SmoothingJob:
             modes = (asked.mode,) * len(self._axes)
             return tuple(
                 gaussian_windows(
-                    self._axes, sigmas, modes, self.header.dtype, truncate=asked.truncate, radii=radii,
-                    direct=asked.nan_policy == "omit",
+                    self._axes, sigmas, modes, self._reader.header.dtype, truncate=asked.truncate, radii=radii,
+                    direct=asked.nan_policy == "omit", orders=self._values("order"),
                 )
             )  # fmt: skip
         except (TypeError, ValueError) as error:
@@ -132,12 +141,15 @@ class SmoothingJob:
             halo[window.axis] = (window.before, window.after)
         counted = self._statistics
         if counted is None:
-            return plan_image(self._reader, self.spec, budget, halo, storage=self.parameters.storage)
+            return plan_image(
+                self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage
+            )
         plan = plan_image(
             self._reader,
             self.spec,
             budget,
             halo,
+            header=self.header,
             further=counted.spec,
             most_bytes=counted.most_bytes,
             storage=self.parameters.storage,
@@ -175,6 +187,7 @@ class SmoothingJob:
             else:
                 radius = None if asked.radius is None else self._values("radius")
                 options["offset"] = [self._offset(window, chunk) for window in self._windows]
+                options["order"] = self._values("order")
                 gaussian(inputs[0], self._values("sigma"), truncate=asked.truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"

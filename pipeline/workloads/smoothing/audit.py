@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +44,16 @@ class SmoothingAudit:
         reader: ImageReader,
         windows: Sequence[Window],
         sigmas: Sequence[float],
+        orders: Sequence[int],
         parameters: SmoothingParameters,
         statistics: ImageStatistics | None,
     ) -> None:
         self._reader = reader
         self._header = reader.header
         self._windows = windows
-        self._sigmas = sigmas
+        self._sigmas = sigmas or [0.0] * len(windows)
+        self._orders = orders or [0] * len(windows)
+        self._derived = any(orders)
         self._parameters = parameters
         self._statistics = statistics
         window_samples = math.prod(window.taps for window in windows)
@@ -58,7 +61,7 @@ class SmoothingAudit:
         self.places = random_places(self._header.shape, count)
 
     def at(self, places: NDArray[np.int64]) -> SmoothingAudit:
-        other = SmoothingAudit(self._reader, self._windows, self._sigmas, self._parameters, None)
+        other = SmoothingAudit(self._reader, self._windows, self._sigmas, self._orders, self._parameters, None)
         other.places = places
         return other
 
@@ -66,7 +69,7 @@ class SmoothingAudit:
         """InputError if sums have passed the range of the dtype, StorageError if a chunk's statistics are missing."""
         if self._statistics is not None:
             self._statistics.check()
-        is_float = self._header.dtype.kind == "f"
+        is_float = self._header.dtype.kind == "f" or self._derived
         tolerance = self._float_tolerance if is_float else self._integer_tolerance
         worst = 0.0
         for number, value in zip(which, written.tolist(), strict=True):
@@ -84,6 +87,10 @@ class SmoothingAudit:
         return Audit(samples=len(which), worst_error=worst, tolerance=tolerance, unit=unit)
 
     @property
+    def _precision(self) -> np.dtype[np.floating[Any]]:
+        return np.dtype(np.float64 if self._header.dtype == np.float64 else np.float32)
+
+    @property
     def _integer_tolerance(self) -> float:
         active = [window for window in self._windows if window.taps > 1]
         if active and all(window.decimation for window in active):
@@ -96,29 +103,33 @@ class SmoothingAudit:
         # The sums of a box take two more roundings with each doubling of its size; those of a Gaussian, one a tap.
         longest = max((window.taps for window in self._windows if window.decimation is None), default=1)
         gaussian = self._parameters.filter == "gaussian"
-        tolerance = max(FLOAT_TOLERANCE, 3 * longest * gaussian) * float(np.finfo(self._header.dtype).eps)
+        tolerance = max(FLOAT_TOLERANCE, 3 * longest * gaussian) * float(np.finfo(self._precision).eps)
         decimated = any(window.decimation for window in self._windows)
         return max(tolerance, DECIMATED_FLOAT_TOLERANCE) if decimated else tolerance
 
     def _error(self, place: NDArray[np.int64], written: float) -> float:
-        """The error of a result: in sample values for integers, relative to the window's largest for floats."""
+        """The error of a result: in sample values for integers, relative to the window's largest for floats, and for
+        derivatives to the largest that its weights could make of that."""
         expected, largest, any_counted = self._definition(place)
-        if self._header.dtype.kind != "f":
+        if self._header.dtype.kind != "f" and not self._derived:
             return abs(written - expected)
-        limits = np.finfo(self._header.dtype)
+        limits = np.finfo(self._precision)
+        for window, sigma, order in zip(self._windows, self._sigmas, self._orders, strict=True):
+            largest *= float(np.abs(_weights(window, sigma, order)).sum())
         if not np.isfinite(largest) or not any_counted:
             return 0.0 if not np.isfinite(written) else float("inf")
         if largest > limits.max / math.prod(window.taps for window in self._windows) and not np.isfinite(written):
             raise InputError(
                 f"{self._reader.path}: holds values as large as {largest:.3g} near {tuple(place.tolist())}, whose sums "
-                f"pass the range of {self._header.dtype.name}; nothing was published; divide the image by a number "
+                f"pass the range of {self._precision.name}; nothing was published; divide the image by a number "
                 "first, or make NaN of what marks missing samples (--nan-policy)"
             )
         # Below the normal range, precision is a fixed step instead of a share of the value.
         return abs(written - expected) / max(largest, float(limits.smallest_normal))
 
     def _definition(self, place: NDArray[np.int64]) -> tuple[float, float, bool]:
-        """The weighted mean of the window, its largest magnitude, and whether any of its samples counts."""
+        """The weighted mean of the window (of a derivative, the sum), its largest magnitude, and whether any of its
+        samples counts."""
         total, weight, largest, any_counted = 0.0, 0.0, 0.0, False
         omits = self._parameters.nan_policy == "omit"
         for region, weights in self._pieces(place):
@@ -132,18 +143,18 @@ class SmoothingAudit:
             with np.errstate(invalid="ignore"):
                 total += float((values * weights).sum())
             weight += float((weights * counted).sum())
+        if self._derived:
+            return total, largest, any_counted
         return (total / weight if weight else math.nan), largest, any_counted
 
     def _pieces(self, place: NDArray[np.int64]) -> Iterator[tuple[Region, NDArray[np.float64]]]:
         """The window in pieces along its longest axis, each with its weights, which sum to one over all pieces."""
         start, stop = place.copy(), place + 1
         along: list[NDArray[np.float64]] = [np.ones(1)] * len(place)
-        for window, sigma in zip_longest(self._windows, self._sigmas):
+        for window, sigma, order in zip(self._windows, self._sigmas, self._orders, strict=True):
             start[window.axis] -= window.before
             stop[window.axis] += window.after
-            distance = np.arange(-window.before, window.after + 1, dtype=np.float64)
-            weights = np.ones_like(distance) if not sigma else np.exp(-0.5 * (distance / sigma) ** 2)
-            along[window.axis] = weights / weights.sum()
+            along[window.axis] = _weights(window, sigma, order)
         lengths = stop - start
         longest = int(np.argmax(lengths))
         step = max(1, PIECE_SAMPLES * int(lengths[longest]) // math.prod(lengths.tolist()))
@@ -154,3 +165,14 @@ class SmoothingAudit:
             begin[longest], end[longest] = start[longest] + low, start[longest] + low + len(part[longest])
             weights = functools.reduce(np.multiply.outer, part)
             yield Region(tuple(begin.tolist()), tuple(end.tolist())), weights
+
+
+def _weights(window: Window, sigma: float, order: int) -> NDArray[np.float64]:
+    """Along a window's axis, of the Gaussian's derivative of that order; a box's if `sigma` is 0. Those of order 0 sum
+    to one. Each derivative is the one before, times -x / sigma**2, less what the product rule takes off."""
+    distance = np.arange(-window.before, window.after + 1, dtype=np.float64)
+    weights = np.ones_like(distance) if not sigma else np.exp(-0.5 * (distance / sigma) ** 2)
+    before, found = np.zeros_like(distance), weights / weights.sum()
+    for step in range(order):
+        before, found = found, (distance * found - step * before) / sigma**2
+    return np.asarray(found)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kernels.smoothing.window import box_window, gaussian_radius
+from kernels.smoothing.window import box_window, check_order, gaussian_radius
 from pipeline.workloads.common.storage import StorageParameters
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
@@ -24,6 +24,10 @@ class SmoothingParameters(StorageParameters):
     sigma: tuple[float, ...] | None = Field(
         None,
         description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2 or 1.5,3",
+    )
+    order: tuple[int, ...] | None = Field(
+        None,
+        description="gaussian: derivative along each axis, 0 to 3, per sample; float32 for integer images [default: 0]",
     )
     truncate: float | None = Field(
         None,
@@ -45,7 +49,7 @@ class SmoothingParameters(StorageParameters):
         False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
     )
 
-    @field_validator("size", "sigma", "radius", mode="before")
+    @field_validator("size", "sigma", "radius", "order", mode="before")
     @classmethod
     def _numbers(cls, value: Any) -> Any:
         return _several(BETWEEN_NUMBERS.sub(",", value) if isinstance(value, str) else value)
@@ -65,7 +69,7 @@ class SmoothingParameters(StorageParameters):
     @model_validator(mode="after")
     def _of_one_filter(self) -> SmoothingParameters:
         if self.filter == "box":
-            given = [name for name in ("sigma", "radius", "truncate") if self._differs(name)]
+            given = [name for name in ("sigma", "radius", "truncate", "order") if self._differs(name)]
             if given:
                 raise ValueError(f"--{given[0]} belongs to --filter gaussian; a box has --size")
         elif self.size is not None:
@@ -74,17 +78,20 @@ class SmoothingParameters(StorageParameters):
             raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
         elif self.radius is not None and self._differs("truncate"):
             raise ValueError("--truncate and --radius both cut the kernel: give one")
+        if any(self.order or ()) and self.nan_policy == "omit":
+            raise ValueError("--order and --nan-policy omit: the derivative of a mean over some samples is not defined")
         return self
 
     @model_validator(mode="after")
     def _gaussian(self) -> SmoothingParameters:
         if self.filter == "gaussian":
-            sigmas, radii = self.sigma or (), self.radius or (None,)
-            count = max(len(sigmas), len(radii))
+            sigmas, radii, orders = self.sigma or (), self.radius or (None,), self.order or (0,)
+            count = max(len(sigmas), len(radii), len(orders))
             try:
                 # Raises ValueError before any image is opened; the image's axes limit the number of values later.
-                for sigma, radius in zip(_each(sigmas, count), _each(radii, count), strict=False):
-                    gaussian_radius(sigma, truncate=self.truncate, radius=radius)
+                each = zip(_each(sigmas, count), _each(radii, count), _each(orders, count), strict=False)
+                for sigma, radius, order in each:
+                    check_order(order, gaussian_radius(sigma, truncate=self.truncate, radius=radius), sigma)
             except ValueError as error:
                 raise ValueError(f"--{self.named(str(error))}: {error}") from error
         return self
@@ -104,7 +111,7 @@ class SmoothingParameters(StorageParameters):
         """The parameter of an error message: the one it starts with, else the one that sets the window's extent."""
         if self.filter == "box":
             return "size"
-        stated = next((name for name in ("sigma", "truncate", "radius") if fault.startswith(name)), None)
+        stated = next((name for name in ("sigma", "truncate", "radius", "order") if fault.startswith(name)), None)
         if stated is None and self.radius is not None:
             return "radius"
         return stated or "sigma"
@@ -114,7 +121,7 @@ class SmoothingParameters(StorageParameters):
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     def in_force(self) -> dict[str, Any]:
-        own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius"}
+        own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius", "order"}
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
         common |= set(StorageParameters.model_fields)  # those that are given

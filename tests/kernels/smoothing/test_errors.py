@@ -31,6 +31,9 @@ REFUSALS = {
     "sigma inf": (ValueError, "sigma must be a number of samples, .*; got inf", lambda: gaussian(U16, math.inf)),
     "sigma text": (ValueError, "sigma must be a number of samples, .*; got 'a'", lambda: gaussian(U16, "a")),
     "sigma 1e6": (ValueError, r"sigma 1e\+06 reaches 4000000 samples to each side", lambda: gaussian(U16, 1e6)),
+    "order 4": (ValueError, "order must be a whole number, 0 … 3; got 4", lambda: gaussian(U16, 2, order=4)),
+    "order at sigma 0": (ValueError, "sigma 0 reaches no neighbour", lambda: gaussian(U16, (0, 2), order=1)),
+    "order and mask": (ValueError, "order: the derivative of a mean", lambda: gaussian(F32, 2, order=1, mask=F32 == 0)),
     "truncate 0": (ValueError, "truncate must be a positive number", lambda: gaussian(U16, 1, truncate=0)),
     "radius -1": (
         ValueError,

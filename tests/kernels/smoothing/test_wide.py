@@ -132,6 +132,45 @@ def test_sigma_0_leaves_an_axis_as_it_is(dtype: str) -> None:
     assert_array_equal(gaussian(image, (9.0, 0)), gaussian(image, 9.0, axes=0))
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+@pytest.mark.parametrize("mode", BORDER_MODES)
+@pytest.mark.parametrize(
+    ("sigmas", "orders"),
+    [((2.0, 1.0), (1, 0)), ((0.6, 2.0), (0, 3)), ((9.0, 9.0), 1), ((2.0, 30.0), (2, 3)), ((70.0, 1.5), (2, 0))],
+)
+def test_derivatives_are_scipys(
+    dtype: str, mode: str, sigmas: tuple[float, float], orders: int | tuple[int, int]
+) -> None:
+    """Within 1e-6 of the largest that the derivative's weights could make of samples of this size."""
+    image = noise(5, (61, 47), dtype)
+    found = gaussian(image, sigmas, order=orders, mode=mode)
+    assert found.dtype == (dtype if np.dtype(dtype).kind == "f" else np.float32)
+    exact, largest = image.astype(np.float64), float(np.abs(image.astype(np.float64)).max())
+    impulse = np.zeros(2001)
+    impulse[1000] = 1
+    for axis, (sigma, order) in enumerate(zip(sigmas, np.broadcast_to(orders, 2), strict=True)):
+        options: dict = {"order": int(order), "truncate": 8 if sigma > 8.1 else 4}
+        exact = ndimage.gaussian_filter1d(exact, sigma, axis=axis, mode=mode, **options)
+        largest *= np.abs(ndimage.gaussian_filter1d(impulse, sigma, **options)).sum()
+    assert np.abs(found - exact).max() <= 2e-6 * largest
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), sigma=st.sampled_from([1.5, 9.0, 27.0]), order=st.integers(1, 3))
+def test_pieces_of_a_derivative_equal_the_whole(data: st.DataObject, sigma: float, order: int) -> None:
+    image = noise(6, (23, 31), "uint16")
+    whole = gaussian(image, sigma, order=(order, 1), mode="wrap", offset=(5, 0))
+    (window, _) = gaussian_windows((0, 1), (sigma,) * 2, ("wrap",) * 2, image.dtype, orders=(order, 1))
+    first = data.draw(st.integers(0, 22))
+    last = data.draw(st.integers(first + 1, 23))
+    extended = np.pad(image, [(window.before, window.after), (0, 0)], "wrap")
+    piece = gaussian(
+        extended[first : last + window.taps - 1], sigma, order=(order, 1), mode=("valid", "wrap"),
+        offset=(5 + first - window.before, 0),
+    )  # fmt: skip
+    assert_array_equal(piece, whole[first:last])
+
+
 def test_missing_samples_are_left_out_of_wide_gaussians() -> None:
     image = noise(4, (50, 61), "float32")
     image[10:30, 5:50] = np.nan

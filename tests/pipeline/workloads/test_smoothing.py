@@ -68,6 +68,27 @@ def test_a_kernel_with_a_given_end_and_missing_samples_are_smoothed_directly(tmp
     np.testing.assert_array_equal(found, gaussian(samples, 12, **given))
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32", "float64"])
+@pytest.mark.parametrize(("sigma", "order"), [(2, (1, 0)), (9, (0, 2)), ((3, 10), 3)])
+def test_derivatives_are_audited_and_float32_for_integers(tmp_path, dtype, sigma, order):
+    samples = image(dtype)
+    receipt, found = smoothed(
+        tmp_path,
+        samples,
+        "YX",
+        200_000 * samples.itemsize,
+        filter="gaussian",
+        sigma=sigma,
+        order=order,
+        statistics=True,
+    )
+    assert receipt["chunks"] > 1
+    assert receipt["parameters"]["order"] == list(np.atleast_1d(order))
+    assert receipt["image"]["dtype"] == ("float32" if dtype == "uint16" else dtype)
+    assert receipt["audit"]["unit"] == "relative to the window's largest value"
+    np.testing.assert_array_equal(found, gaussian(samples, sigma, order=order))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_chunks_of_a_wide_box_equal_the_whole(tmp_path, dtype):
     samples = image(dtype, (701, 53))
