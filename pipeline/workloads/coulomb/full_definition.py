@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels.coulomb import Cell, Scheme
 from kernels.ewald import Method
-from kernels.ewald.reference import ewald, plain
+from kernels.ewald.reference import AUDIT, ewald, plain
 from pipeline.formats.charges.base import Array
 from pipeline.workloads.coulomb.definition import Expectation, expectation
 
@@ -28,7 +28,7 @@ def full_expectation(atoms: Array, points: Array, method: Method, cell: Cell | N
         values = plain(atoms, points, smear_per_angstrom=smear)
     else:
         vacuum = method.boundary == "vacuum"
-        values = ewald(atoms, points, cell, smear_per_angstrom=smear, vacuum=vacuum)
+        values = ewald(atoms, points, cell, smear_per_angstrom=smear, vacuum=vacuum, exponent=AUDIT)
     reach = method.cutoff_angstrom if smear is None else 1 / smear
     # Every atom as a unit charge: sums of 1/r, and zeros where points are excluded.
     units = np.column_stack([atoms[:, :3], np.ones(len(atoms))])
