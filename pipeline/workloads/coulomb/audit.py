@@ -115,6 +115,17 @@ class CoulombAudit:
         """Take over what another process has prepared."""
         self._prepared.update({int(number): np.array(found) for number, found in notes.items()})
 
+    def potential_at(self, points: Array, own_angstrom: float) -> Array:
+        """The definition at points (m, 3) in angstrom, frames combined, without atoms closer to a point than that."""
+        found = []
+        for number, cell in enumerate(self._frames.cells):
+            atoms = self._frames.atoms(number)
+            if self._method is not None:
+                found.append(full_expectation(atoms, points, self._method, cell, own_angstrom))
+            else:
+                found.append(expectation(atoms, points, self._scheme, cell, own_angstrom))
+        return combined(self._how, found).values
+
     def audit(self, which: Sequence[int], written: Array) -> Audit:
         """InputError if the trajectory has changed since the job began."""
         self._frames.refuse_changed()
