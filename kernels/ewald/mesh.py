@@ -112,15 +112,17 @@ class Mesh:
     def _free(self, xp: Any) -> Any:
         lengths = np.diag(self.cell.matrix)
         steps = [_mirrored(n, 2 * self.level.taps) * side / n for n, side in zip(self.shape, lengths, strict=True)]
+        # SciPy has the error function for NumPy arrays only.
+        of = np if self.smear_per_angstrom is not None else xp
         x, y, z = (
-            xp.asarray(step**2).reshape([-1 if axis == other else 1 for other in range(3)])
+            of.asarray(step**2).reshape([-1 if axis == other else 1 for other in range(3)])
             for axis, step in enumerate(steps)
         )
         square = x + y + z
         if self.smear_per_angstrom is None:
             kernel = self.splitting.far(square / self.cutoff_angstrom**2) / self.cutoff_angstrom
         else:
-            kernel = _gaussian(square, self.smear_per_angstrom, xp)
+            kernel = xp.asarray(_gaussian(square, self.smear_per_angstrom))
         return xp.ascontiguousarray(xp.fft.rfftn(kernel).real) * self.factor
 
     def taps(self, grid: Grid) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
@@ -192,14 +194,12 @@ def _mirrored(count: int, width: int) -> Array:
     return np.asarray(np.where(np.abs(away) < half, turned, np.minimum(n, count - n)))
 
 
-def _gaussian(square: Any, smear: float, xp: Any) -> Any:
+def _gaussian(square: Array, smear: float) -> Array:
     """erf(α r)/r of squared distances."""
-    if xp is np:
-        from scipy.special import erf
-    else:
-        from cupyx.scipy.special import erf
-    r = xp.sqrt(xp.maximum(square, 1e-16))
-    return xp.where(square > 1e-12, erf(smear * r) / r, 2 * smear / math.sqrt(math.pi))
+    from scipy.special import erf
+
+    r = np.sqrt(np.maximum(square, 1e-16))
+    return np.asarray(np.where(square > 1e-12, erf(smear * r) / r, 2 * smear / math.sqrt(math.pi)))
 
 
 def smooth(count: float) -> int:
