@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 
 MAX_MESH_POINTS = (1 << 31) - 1
 DOUBLE_BELOW = 1e-4  # finer accuracies are transformed in float64
-_TABLE = 1 << 14  # entries of a spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +99,8 @@ class Mesh:
             zero = 0.0
         else:
             rc = self.cutoff_angstrom
-            table = np.linspace(0, 1.001 * rc * math.sqrt(float(square.max())), _TABLE)
-            found = xp.interp(xp.sqrt(square) * rc, xp.asarray(table), xp.asarray(self.splitting.spectrum(table)))
+            wavenumbers, values = map(xp.asarray, self.splitting.table)
+            found = xp.interp(xp.sqrt(square) * rc, wavenumbers, values)
             # The near part of all charges has this mean, which the background takes away.
             zero = -self.splitting.near_integral * rc**2
         found *= 4 * math.pi / square

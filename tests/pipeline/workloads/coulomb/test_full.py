@@ -58,7 +58,7 @@ def test_maps_are_the_whole_sum(folder, scheme, source, accuracy):
     values, far = expected(receipt, molecule(), cell)
     assert relative(got, values / 2, far) < accuracy
     assert receipt["audit"]["samples"] > 180
-    assert receipt["audit"]["worst_error"] <= receipt["audit"]["tolerance"] == accuracy
+    assert receipt["audit"]["worst_error"] <= receipt["audit"]["tolerance"] == 4 * accuracy
     assert receipt["image"]["accuracy"] == accuracy
     assert receipt["image"]["near_angstrom"] == (4 if scheme == "ewald" else 5)
     if scheme == "ewald":
@@ -88,12 +88,13 @@ def test_points_near_atoms_are_excluded_and_chunks_do_not_matter(folder):
     np.testing.assert_array_equal(cut, got)
 
 
-@pytest.mark.parametrize("how", ["avg", "max", "std"])
-@pytest.mark.parametrize("same", [True, False])
-def test_frames_are_combined(tmp_path, how, same):
+@pytest.mark.parametrize(
+    ("how", "count", "same"), [("avg", 18, True), ("avg", 3, False), ("max", 3, True), ("std", 3, False)]
+)
+def test_frames_are_combined(tmp_path, how, count, same):
     """In one cell the mean's far field is computed for runs of frames at once; else frame by frame."""
-    cells = [[14 + (not same) * 0.1 * n, 13, 15, 90, 90, 90] for n in range(18)]
-    frames = write_trajectory(tmp_path, 18, cells=cells)
+    cells = [[14 + (not same) * 0.1 * n, 13, 15, 90, 90, 90] for n in range(count)]
+    frames = write_trajectory(tmp_path, count, cells=cells)
     options = {"trajectory": tmp_path / "a.dcd", "combine": how, "scheme": "ewald", **GRID}
     got, receipt = make_map(tmp_path, "a.pqr", **options)
     maps, fars = zip(
@@ -101,7 +102,7 @@ def test_frames_are_combined(tmp_path, how, same):
     )
     right = {"avg": np.mean, "max": np.max, "std": np.std}[how](maps, axis=0)
     assert relative(got, right, np.all(fars, axis=0)) < 2e-4
-    cut, _ = make_map(tmp_path, "a.pqr", chunk_bytes=4096, **options)
+    cut, _ = make_map(tmp_path, "a.pqr", chunk_bytes=1 << 15, **options)
     np.testing.assert_array_equal(cut, got)
     planned, _ = job(tmp_path, "a.pqr", "b.npy", **options)
     assert planned.job._far.is_linear == (same and how == "avg")
