@@ -10,6 +10,7 @@ import ctypes
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,8 @@ def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
         yield Rival(name=f"{count} threads", device="cpu", run=run)
     if work.scheme.name == "shift":
         method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM)
-        run = lambda: full_potential(atoms, work.grid, method, out=out, workers=workers)  # noqa: E731
-        yield Rival(name=FULL, device="cpu", run=run)
+        full = partial(full_potential, atoms, work.grid, method, out=out, workers=workers)
+        yield Rival(name=FULL, device="cpu", run=full)
 
 
 def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:

@@ -114,7 +114,8 @@ class Mesh:
         # SciPy has the error function for NumPy arrays only.
         of = np if self.smear_per_angstrom is not None else xp
         x, y, z = (
-            of.asarray(step**2).reshape([-1 if axis == other else 1 for other in range(3)])
+            # One octant: the distances are even.
+            of.asarray(step[: len(step) // 2 + 1] ** 2).reshape([-1 if axis == other else 1 for other in range(3)])
             for axis, step in enumerate(steps)
         )
         square = x + y + z
@@ -122,6 +123,8 @@ class Mesh:
             kernel = self.splitting.far(square / self.cutoff_angstrom**2) / self.cutoff_angstrom
         else:
             kernel = xp.asarray(_gaussian(square, self.smear_per_angstrom))
+        for axis, n in enumerate(self.shape):
+            kernel = kernel.take(xp.asarray(np.minimum(np.arange(n), n - np.arange(n))), axis=axis)
         return xp.ascontiguousarray(xp.fft.rfftn(kernel).real) * self.factor
 
     def taps(self, grid: Grid) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
