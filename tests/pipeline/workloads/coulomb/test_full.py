@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from kernels.coulomb import Cell
 from kernels.ewald.reference import ewald, plain
 from pipeline.errors import AuditError, InputError, ParameterError
+from pipeline.formats.image.base import Region
 from pipeline.workloads.coulomb import audit
 from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     TRICLINIC,
@@ -163,3 +166,46 @@ def test_parameters_that_contradict(options, message):
 def test_the_default_reach_shrinks_with_the_cell(folder):
     _, receipt = make_map(folder, "a.npz", scheme="ewald", cell="7,8,9", **GRID)
     assert receipt["image"]["near_angstrom"] == 3.5
+
+
+class FakeRank:
+    """One rank on a CPU, without peers."""
+
+    def __init__(self, threads):
+        self.threads = threads
+
+    def room(self, specs):
+        arrays = [np.empty(spec.shape, spec.dtype) for spec in specs]
+        return SimpleNamespace(
+            host=arrays, device=arrays, upload=lambda: None, computed=lambda: None, wait=lambda: None
+        )
+
+    def enter(self):
+        pass
+
+    def check(self):
+        pass
+
+    def note_read(self, seconds, nbytes):
+        pass
+
+
+def test_ranks_that_share_the_frames_get_the_same_bits(tmp_path):
+    """Two jobs compute half of the shards each, backwards and on other numbers of threads."""
+    count = 17
+    frames = write_trajectory(tmp_path, count, cells=[[14, 13, 15, 90, 90, 90]] * count)
+    assert len(frames) == count
+    options = {"trajectory": tmp_path / "a.dcd", "scheme": "ewald", **GRID}
+    got, _ = make_map(tmp_path, "a.pqr", **options)
+    region, sums = Region.whole(got.shape), {}
+    jobs = [job(tmp_path, "a.pqr", f"{name}.npy", **options)[0] for name in "bc"]
+    for rank, planned in enumerate(jobs):
+        for shard in reversed(range(rank, planned.job.shards, 2)):
+            sums[shard] = planned.job.share(region, shard, FakeRank(rank + 1))
+    while len(sums) > 1:  # 16 shards: a complete tree
+        sums = {n: sums[2 * n] + sums[2 * n + 1] for n in range(len(sums) // 2)}
+    np.testing.assert_array_equal(jobs[0].job.whole(region, sums[0]), got, strict=True)
+    for planned in jobs:
+        planned.job.share_notes()  # waits for the audit
+        planned.job.close()
+        planned.output.discard()
