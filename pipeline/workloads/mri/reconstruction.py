@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.nufft import Nufft, Toeplitz, cartesian_kernel, toeplitz_kernel
 from kernels.sense import (
     OffResonance,
     Segments,
@@ -152,7 +152,10 @@ class Reconstruction:
         )
         toeplitz = None
         if asked.method == "cg-sense" and asked.field_map is None:
-            kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
+            if self._source.header.cartesian and trajectory.on_grid and math.prod(shape) % 2 == 0:
+                kernel = cartesian_kernel(points, weights, shape)
+            else:
+                kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
             toeplitz = Toeplitz(kernel, shape, workers=self.workers)
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
@@ -161,7 +164,8 @@ class Reconstruction:
         asked = self._parameters.density
         if trajectory.given is not None:
             return density.given(_beside(trajectory.given, points))
-        if asked == "none":
+        # Samples of a grid are even already; pipe-menon is the default.
+        if asked == "none" or (asked == "pipe-menon" and self._source.header.cartesian):
             return density.even(len(trajectory.points), points)
         if asked == "ramp":
             try:
