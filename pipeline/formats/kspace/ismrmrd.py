@@ -327,18 +327,17 @@ class Ismrmrd(KSpaceReader):
         for acquisition in acquisitions:
             head = self._heads[acquisition]
             samples, cut = self._cut(acquisition)
-            along = np.arange(samples, dtype=np.float64)[cut] - int(head["center_sample"])
+            along: NDArray[Any] = np.arange(samples)[cut] - int(head["center_sample"])
             if self._kept is not None:
-                along = (np.arange(self._kept) - self._kept // 2) * (
-                    encoding.encoded_fov_mm[0] / encoding.recon_fov_mm[0]
-                )
+                share = encoding.recon_fov_mm[0] / encoding.encoded_fov_mm[0]
+                along = (np.arange(self._kept) - self._kept // 2) / share
             steps = [
                 float(int(head["idx"][f"kspace_encode_step_{axis}"]) - centre)
                 for axis, centre in ((1, encoding.centre_1), (2, encoding.centre_2))
             ]
             columns = [np.full(len(along), step) for step in steps[: self.header.dimensions - 1]]
             found.append(np.column_stack([along, *columns]))
-        return np.stack(found)
+        return np.stack(found).astype(np.float64, copy=False)
 
     def trajectory(self, readouts: Readouts) -> NDArray[np.float64]:
         if self._cartesian:

@@ -24,7 +24,7 @@ _UNITS = ("traj_units", "trajectory_units", "units")
 class Encoding:
     """One encoding: matrix (pixels) and field of view (mm) of the encoded and the reconstructed space.
 
-    centre_1, centre_2 : the steps of the phase encodings at the centre of k-space; half the encoded matrix unless stated
+    centre_1, centre_2 : the steps of the phase encodings at the centre of k-space; if not stated, half the matrix
     """
 
     encoded_matrix: Matrix
