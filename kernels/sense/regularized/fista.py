@@ -19,7 +19,7 @@ import numpy as np
 from kernels.proximal import inner
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
-from kernels.sense.regularized.problem import Problem
+from kernels.sense.regularized.problem import Problem, captured_step
 
 # Power iterations end once an estimate grows by less than this, and the bound exceeds it by as much.
 _POWER_SHARE, _POWER_STEPS = 0.01, 12
@@ -70,6 +70,7 @@ class Fista:
         self._momentum, self._beta = xp.ones((), np.float64), xp.zeros((), np.float64)
         self._objective = xp.full((), np.inf)
         self.status = xp.zeros(3, np.float64)
+        self.captured = captured_step(problem, self.step)
 
     def step(self) -> None:
         xp, real, problem = self._xp, self._real, self._problem

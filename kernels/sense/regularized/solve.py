@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense.conjugate_gradient import unchanged
+from kernels.sense.iterate import iterate
 from kernels.sense.regularized.admm import Admm
 from kernels.sense.regularized.fista import Fista, largest_eigenvalue
-from kernels.sense.regularized.iterate import iterate
 from kernels.sense.regularized.problem import Problem
 
 _WIPED = 1e-6  # share of a penalty's value at the right-hand side
@@ -56,7 +56,6 @@ def regularized_sense(
         solver,
         iterations,
         tolerance=tolerance,
-        capture=unit.capture and all(penalty.captured for penalty in unit.penalties),
         on_iteration=on_iteration,
         agreed=agreed,
     )

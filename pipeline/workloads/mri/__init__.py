@@ -69,7 +69,9 @@ class MriJob:
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
         self.parameters = spec.parameters
-        if spec.input.suffix.lower() == ".hdr":  # the input is the pair's file of samples
+        # The input is the pair's file of samples; BART names pairs without a suffix.
+        bare = spec.input.suffix == "" and not spec.input.exists() and pair_of(spec.input)[0].exists()
+        if bare or spec.input.suffix.lower() == ".hdr":
             spec = replace(spec, input=pair_of(spec.input)[0])
         self.spec = spec
         self._form = series_format_for_output(spec.output)
