@@ -96,21 +96,36 @@ class FistaStruct(ctypes.Structure):
 
     _fields_ = [
         ("strength", ctypes.c_double), ("damping", ctypes.c_double), ("energy", ctypes.c_double),
-        ("count", ctypes.c_longlong), ("monotone", ctypes.c_int),
+        ("tolerance", ctypes.c_double), ("count", ctypes.c_longlong), ("monotone", ctypes.c_int),
     ]  # fmt: skip
 
 
 class FistaVectors:
     """The vector operations of a FISTA iteration; see fista.cuh. `image` and the others are of one size."""
 
-    def __init__(self, right: Any, largest: float, status: Any, *, strength: float, damping: float, energy: float,
-                 monotone: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        right: Any,
+        largest: float,
+        status: Any,
+        *,
+        strength: float,
+        damping: float,
+        energy: float,
+        monotone: bool,
+        tolerance: float,
+    ) -> None:
         import cupy
 
         self._right, self._status = right, status
         self.image, self._before, self._normal, self._normal_before = (cupy.zeros_like(right) for _ in range(4))
         self._struct = FistaStruct(
-            strength=strength, damping=damping, energy=energy, count=right.size, monotone=monotone
+            strength=strength,
+            damping=damping,
+            energy=energy,
+            tolerance=tolerance,
+            count=right.size,
+            monotone=monotone,
         )
         self._state = cupy.asarray([largest + damping, 1, 0, float("inf"), 0], cupy.float64)
         self._moved, self._threshold = cupy.empty_like(right), cupy.zeros((), cupy.float32)

@@ -9,7 +9,7 @@
 #pragma once
 
 struct Fista {
-    double strength, damping, energy;
+    double strength, damping, energy, tolerance;
     long long count;
     int monotone;
 };
@@ -40,6 +40,10 @@ __global__ void __launch_bounds__(THREADS) fista_gradient(
 // Rejects a step that would raise the objective, starts momentum again where it points uphill, and raises L if the
 // operator bends more than it says.
 __device__ inline void fista_update(const double* sums, double size, double* state, double* status, Fista fista) {
+    if (status[2] <= fista.tolerance) {  // it rests
+        state[REFUSED] = 1;
+        return;
+    }
     const double squares = sums[0], change = sums[3], bent = sums[4] + fista.damping * change;
     const double fidelity = 0.5 * sums[1] - sums[2] + 0.5 * fista.energy;
     const double objective = fidelity + 0.5 * fista.damping * squares + fista.strength * size;

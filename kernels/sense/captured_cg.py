@@ -31,9 +31,12 @@ class CapturedCg:
         self._normal, self._damping, self._real = normal, np.float32(damping), like.real.dtype
         self._solution, self._residual, self._direction = (xp.empty_like(like) for _ in range(3))
         self._now, self._whole = xp.zeros((), np.float64), xp.zeros((), np.float64)
+        self._tolerance = xp.zeros((), np.float64)
         self.status = xp.zeros(1, np.float64)
         self.captured: Captured | None = Captured(self.step)
         self._lock = threading.Lock()
+
+    rests = True
 
     def solve(
         self,
@@ -45,7 +48,7 @@ class CapturedCg:
     ) -> tuple[Any, Any]:
         """x, and the relative residuals after 0, 1, 2 … iterations, float64, on the host.
 
-        tolerance : stop once the relative residual has fallen to this, `kernels.sense.iterate.LAG` iterations later
+        tolerance : stop once the relative residual has fallen to this
         """
         xp = namespace(right)
         with self._lock:
@@ -55,6 +58,8 @@ class CapturedCg:
             self._solution.fill(0)
             self._whole[...] = inner(self._residual, self._residual)
             self._now[...] = self._whole
+            self._tolerance[...] = tolerance
+            self.status.fill(np.inf)
             follow = None if on_iteration is None else lambda number, row: on_iteration(number, float(row[0]))
             rows = iterate(self, iterations, tolerance=tolerance, on_iteration=follow)
             first = float(self._whole > 0)
@@ -65,7 +70,8 @@ class CapturedCg:
         image = self._normal(self._direction)
         if self._damping:
             image = image + self._damping * self._direction
-        rate = (self._now / xp.maximum(inner(self._direction, image), _SMALLEST)).astype(real)
+        rate = self._now / xp.maximum(inner(self._direction, image), _SMALLEST)
+        rate = xp.where(self.status[0] > self._tolerance, rate, 0.0).astype(real)
         self._solution += rate * self._direction
         self._residual -= rate * image
         following = inner(self._residual, self._residual)

@@ -21,10 +21,12 @@ class Solver(Protocol):
     """step: one iteration, in place. status: float64 of the device; the last number is what the tolerance applies to.
 
     captured : the steps may be captured in a CUDA graph, by `Captured`; None: they may not
+    rests    : once the status has reached the tolerance, further steps change nothing, so the host may look later
     """
 
     status: Any
     captured: Captured | None
+    rests: bool
 
     def step(self) -> None: ...
 
@@ -39,12 +41,12 @@ def iterate(
 ) -> NDArray[np.float64]:
     """The status after each iteration, (n, numbers of a status).
 
-    tolerance    : stop once the status' last number falls to this; on a GPU `LAG` iterations later
+    tolerance    : stop once the status' last number falls to this
     on_iteration : called with the iteration's number and status
     agreed       : maps this process's last number to the one that all processes solving the problem use
     """
     xp = namespace(solver.status)
-    lag = 0 if xp is np else LAG
+    lag = LAG if xp is not np and solver.rests else 0
     step = solver.step if xp is np or solver.captured is None else solver.captured
     rows = _rows(xp, iterations, len(solver.status))
     coming: deque[tuple[int, Any]] = deque()
@@ -60,7 +62,6 @@ def iterate(
             on_iteration(done, rows[number])
         return tolerance > 0 and agreed(float(rows[number, -1])) <= tolerance
 
-    stopped = False
     for number in range(iterations):
         check_wanted()
         step()
@@ -73,16 +74,12 @@ def iterate(
             event = stream.record(xp.cuda.Event(disable_timing=True))
         coming.append((number, event))
         if len(coming) > lag and look():
-            stopped = True
             break
-    while coming:
-        if stopped:  # they ran, but what they would say no longer matters
-            number, event = coming.popleft()
-            if event is not None:
-                event.synchronize()
-            done = number + 1
-        else:
-            look()
+    else:
+        while coming and not look():
+            pass
+    if coming:  # the host must not reuse what is still written
+        coming[-1][1].synchronize()
     return np.array(rows[:done])
 
 

@@ -45,6 +45,9 @@ def both(source, folder, **options):
         {"field_map": "field.npy", "dwell": 20.0},
         {"frames": 20, "frame_step": 10},
         {"tolerance": 1e-2},
+        {"regularizer": "l1-wavelet", "strength": "0.01"},
+        {"regularizer": "tv", "strength": "0.01"},
+        {"regularizer": "llr,l1-wavelet", "strength": "0.005", "frames": 10},
     ],
     ids=str,
 )

@@ -25,6 +25,8 @@ _RHO_OF_STRENGTH, _SMALLEST = 10.0, 1e-300
 class Admm:
     """The state of the iterations; see `iterate`. `image` is complex [frames, *shape]."""
 
+    rests = False
+
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._xp = xp = namespace(problem.right)

@@ -58,15 +58,17 @@ def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
 class Fista:
     """The state of the iterations; see `kernels.sense.iterate`. `image` is complex [frames, *shape]."""
 
-    def __init__(self, problem: Problem, largest: float) -> None:
-        """largest: of the normal operator's eigenvalues."""
+    rests = True
+
+    def __init__(self, problem: Problem, largest: float, tolerance: float = 0.0) -> None:
+        """largest: of the normal operator's eigenvalues. tolerance: the change from which the image rests."""
         (self._penalty,) = problem.penalties
         self._problem = problem
         xp = namespace(problem.right)
-        self.status = xp.zeros(3, np.float64)
+        self.status = xp.full(3, np.inf)
         self.captured = captured_step(problem, self.step)
         if xp is np:
-            vectors: Any = _Vectors
+            vectors: Any = _Vectors  # the host looks at each status itself
         else:
             from kernels.proximal.cuda import FistaVectors as vectors  # noqa: N813 - one of two classes
         self._vectors = vectors(
@@ -77,6 +79,7 @@ class Fista:
             damping=problem.damping,
             energy=problem.energy,
             monotone=getattr(self._penalty, "shift", None) is None,
+            tolerance=tolerance,
         )
 
     @property
@@ -102,9 +105,11 @@ class _Vectors:
         damping: float,
         energy: float,
         monotone: bool,
+        tolerance: float,
     ) -> None:
         self._right, self._status, self._real = right, status, right.real.dtype.type
         self._strength, self._damping, self._energy, self._monotone = strength, damping, energy, monotone
+        self._tolerance = tolerance
         self.image, self._normal = np.zeros_like(right), np.zeros_like(right)
         self._before, self._normal_before = self.image, self._normal
         self._lipschitz, self._momentum, self._beta, self._objective = largest + damping, 1.0, 0.0, math.inf
@@ -122,6 +127,8 @@ class _Vectors:
 
     def accept(self, image: NDArray[Any], size: Any, normal: NDArray[Any]) -> None:
         """Takes the new image, with its penalty and its normal operator, unless it raises the objective."""
+        if self._status[2] <= self._tolerance:
+            return
         change = image - self.image
         squares, moved = float(inner(image, image)), float(inner(change, change))
         fidelity = 0.5 * float(inner(image, normal)) - float(inner(image, self._right)) + 0.5 * self._energy

@@ -49,7 +49,8 @@ def regularized_sense(
     unit, scale = problem.in_units()
     solver: Fista | Admm
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
-        solver = Fista(unit, largest_eigenvalue(unit.normal, unit.right) if largest is None else largest)
+        bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
+        solver = Fista(unit, bound, tolerance)
     else:
         solver = Admm(unit)
     status = iterate(

@@ -234,7 +234,7 @@ def test_automatic_strength_is_that_of_the_least_risk():
 def test_status_of_a_solver():
     class Counting:
         status = np.zeros(3)
-        captured = None
+        captured, rests = None, False
 
         def step(self):
             self.status += 1
