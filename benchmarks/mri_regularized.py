@@ -5,12 +5,12 @@ One slice of 256² and 32 coils, 400 spokes of 512 samples; and 25 frames of 320
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.proximal import differences, inner, magnitudes
 from kernels.sense import CapturedCg, conjugate_gradient, density, gridded, toeplitz_normal
@@ -54,7 +54,7 @@ def scan(cupy: Any, n: int, coils: int, spokes: int, count: int) -> tuple[Any, A
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    Options("mri_regularized", __doc__).parse_args()
     import cupy
 
     print(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
