@@ -19,12 +19,15 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 
 class CapturedCg:
-    """Solves (normal + damping · 1) x = right from x = 0, as `conjugate_gradient` does. Thread-safe.
+    """Solves (normal + damping · 1) x = right from x = 0, as `conjugate_gradient` does. Calls from several threads follow one another; all
+    must use one stream.
 
     normal : a positive semidefinite Hermitian operator that can be captured: it launches the same kernels on the same
              memory in each call, and does not wait for the device; it may return memory that it uses again
     like   : a CuPy array of the size, dtype and device of the right-hand sides
     """
+
+    rests = True
 
     def __init__(self, normal: Callable[[Any], Any], like: Any, *, damping: float = 0.0) -> None:
         xp = namespace(like)
@@ -35,8 +38,6 @@ class CapturedCg:
         self.status = xp.zeros(1, np.float64)
         self.captured: Captured | None = Captured(self.step)
         self._lock = threading.Lock()
-
-    rests = True
 
     def solve(
         self,
