@@ -19,8 +19,9 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 
 class CapturedCg:
-    """Solves (normal + damping · 1) x = right from x = 0, as `conjugate_gradient` does. Calls from several threads follow one another; all
-    must use one stream.
+    """Solves (normal + damping · 1) x = right from x = 0, as `conjugate_gradient` does.
+
+    Calls from several threads follow one another; all must use one stream.
 
     normal : a positive semidefinite Hermitian operator that can be captured: it launches the same kernels on the same
              memory in each call, and does not wait for the device; it may return memory that it uses again

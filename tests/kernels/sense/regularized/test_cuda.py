@@ -86,7 +86,7 @@ def test_the_tolerance_stops_a_graph_where_it_stops_the_cpu(cupy: Any, which: st
 
 
 def test_captured_conjugate_gradients_are_those_of_the_cpu(cupy: Any) -> None:
-    """One graph for several right-hand sides; it stops a few iterations after the tolerance."""
+    """One graph for several right-hand sides; it stops at the tolerance."""
     asked, reference = problem(cupy, 1), problem(np, 1)
     solver = CapturedCg(asked.normal, asked.right, damping=0.01)
     for factor in (1.0, 1e-6, 3.0):
@@ -97,7 +97,7 @@ def test_captured_conjugate_gradients_are_those_of_the_cpu(cupy: Any) -> None:
             cupy.asarray(right), iterations=9, on_iteration=lambda *each, told=told: told.append(each)
         )
         assert normalised_error(found.get(), expected) < 1e-3
-        np.testing.assert_allclose(residuals, curve, rtol=2e-2)
+        np.testing.assert_allclose(residuals, curve, rtol=2e-2, atol=1e-4)
         assert told == list(enumerate(residuals[1:].tolist(), 1))
     _, residuals = solver.solve(asked.right, iterations=50, tolerance=float(curve[4]) * 1.05)
     assert len(residuals) == 5
