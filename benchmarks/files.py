@@ -5,7 +5,8 @@ floor        every core decodes and encodes the same chunks with imagecodecs, an
 tensorstore  a copy of the Zarr by TensorStore, without smoothing
 dask         dask.array.map_overlap with OpenCV on all cores, Zarr to Zarr, as a command
 
-Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same).
+Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same);
+`libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pipeline.formats.image import ImageHeader, Region, Storage, format_for_outp
 CHUNK = 1024
 SIGMA = 2
 ROWS = ("zarr-none", "zarr-lz4", "zarr-zstd", "tiff-deflate", "tiff")
+LIBRARIES = "libraries"
 DASK = """
 import sys
 import cv2, dask.array as da, numpy as np, zarr
@@ -128,21 +130,21 @@ def floor(source: Path, smoothed: Path, threads: int) -> Callable[[], None]:
     return run
 
 
-def tensorstore_copy(source: Path, target: Path) -> Callable[[], None]:
+def tensorstore_open(path: Path, **options: Any) -> Any:
     import tensorstore
 
-    def opened(path: Path, **options: Any) -> Any:
-        return tensorstore.open(
-            {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, **options}
-        ).result()
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, **options}
+    return tensorstore.open(spec).result()
 
-    def run() -> None:
-        shutil.rmtree(target, ignore_errors=True)
-        array = opened(source / "0")
-        metadata = array.spec().to_json()["metadata"]
-        opened(target, metadata=metadata, create=True).write(array.read().result()).result()
 
-    return run
+def tensorstore_write(like: Path, target: Path, image: NDArray[np.uint16]) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    metadata = tensorstore_open(like / "0").spec().to_json()["metadata"]
+    tensorstore_open(target, metadata=metadata, create=True).write(image).result()
+
+
+def tensorstore_copy(source: Path, target: Path) -> None:
+    tensorstore_write(source, target, tensorstore_open(source / "0").read().result())
 
 
 def dask_command(source: Path, target: Path) -> None:
@@ -150,9 +152,54 @@ def dask_command(source: Path, target: Path) -> None:
     subprocess.run([sys.executable, "-c", DASK, str(source / "0"), str(target), str(SIGMA)], check=True)
 
 
+def libraries(image: NDArray[np.uint16], folder: Path, repeats: int) -> None:
+    """Prints GB/s of reading and of writing the image in chunks of 2 MiB, for each library and compression."""
+    import zarr
+
+    from pipeline.formats.image import open_image
+
+    def read_ours(source: Path) -> None:
+        with open_image(source) as reader:
+            out = np.empty(image.shape, image.dtype)
+            reader.read(Region.whole(image.shape), out)
+
+    def write_zarr(source: Path) -> None:
+        like = zarr.open_array(source / "0", mode="r")
+        codecs = list(like.compressors) or None
+        shutil.rmtree(folder / "zarr", ignore_errors=True)
+        made = zarr.create_array(
+            folder / "zarr", shape=like.shape, dtype=like.dtype, chunks=like.chunks, compressors=codecs
+        )
+        made[:] = image
+
+    def with_zarrs(run: Callable[[Path], object], source: Path) -> None:
+        with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+            run(source)
+
+    for compression in ("none", "lz4", "zstd"):
+        source = folder / f"in-{compression}.zarr"
+        storage = Storage(chunks=(CHUNK,), compression=compression)
+        write(source, image, storage)
+        rivals: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+            "millrace": (read_ours, partial(lambda storage, _: write(folder / "ours.zarr", image, storage), storage)),
+            "zarr-python": (lambda source: zarr.open_array(source / "0", mode="r")[:], write_zarr),
+        }
+        if find_spec("tensorstore"):
+            rivals["tensorstore"] = (
+                lambda source: tensorstore_open(source / "0").read().result(),
+                lambda source: tensorstore_write(source, folder / "tensorstore", image),
+            )
+        if find_spec("zarrs"):
+            rivals["zarrs"] = tuple(partial(with_zarrs, run) for run in rivals["zarr-python"])  # type: ignore[assignment]
+        for number, what in enumerate(("read", "write")):
+            runs = [Rival(name=name, device="cpu", run=partial(both[number], source)) for name, both in rivals.items()]
+            rates = (f"{each.name} {image.nbytes / 1e9 / each.median_s:.2f}" for each in measure(runs, repeats))
+            print(f"{compression:5} {what:5} GB/s: {', '.join(rates)}", flush=True)
+
+
 def main() -> None:
     parser = Options("files", __doc__)
-    parser.add_parts(ROWS, ROWS)
+    parser.add_parts((*ROWS, LIBRARIES), ROWS)
     parser.add_rounds(repeats=3)
     parser.add_argument("--side", type=int, default=12288, help="rows and columns of the u16 image [default: 12288]")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where files are [default: /dev/shm]")
@@ -167,6 +214,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         for row in asked.parts:
             folder = Path(name)
+            if row == LIBRARIES:
+                libraries(image, folder, asked.repeats)
+                continue
             suffix, storage = storage_of(row)
             is_zarr = suffix == ".zarr"
             source = folder / f"in-{storage.compression}{suffix}"
@@ -181,9 +231,8 @@ def main() -> None:
             if is_zarr and "floor" in chosen:
                 rivals.append(Rival(name="floor", device="cpu", run=floor(source, target, threads)))
             if is_zarr and "tensorstore" in chosen and find_spec("tensorstore"):
-                rivals.append(
-                    Rival(name="tensorstore", device="cpu", run=tensorstore_copy(source, folder / "copy.zarr"))
-                )
+                copy = partial(tensorstore_copy, source, folder / "copy.zarr")
+                rivals.append(Rival(name="tensorstore", device="cpu", run=copy))
             if is_zarr and "dask" in chosen:
                 rivals.append(Rival(name="dask", device="cpu", run=partial(dask_command, source, folder / "dask.zarr")))
             measured = measure(rivals, asked.repeats)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.window import Window
+from pipeline.codecs.parallel import for_each
 from pipeline.errors import AuditError, InputError
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.halo import read_with_borders
@@ -61,9 +62,15 @@ class SmoothingAudit:
             tolerance += FURTHER_AXIS * max(sum(window.taps > 1 for window in self._windows) - 2, 0)
         if is_float:
             tolerance = FLOAT_TOLERANCE * float(np.finfo(self._header.dtype).eps)
+        values, errors = written.tolist(), [0.0] * len(which)
+
+        def compare(index: int) -> None:
+            errors[index] = self._error(self.places[which[index]], values[index])
+
+        # Most places are in a block of the file that is no longer in memory: several threads read and decode them.
+        for_each(compare, range(len(which)))
         worst = 0.0
-        for number, value in zip(which, written.tolist(), strict=True):
-            error = self._error(self.places[number], value)
+        for number, value, error in zip(which, values, errors, strict=True):
             if not error <= tolerance:
                 place = tuple(self.places[number].tolist())
                 raise AuditError(

@@ -8,7 +8,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,10 @@ class ZarrWriter(PartialWriter):
                         store(file, older)
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
-        unfinished = self._partial.inside / _UNFINISHED
-        with writing(self.path), suppress(FileNotFoundError):
-            if self._is_joined:
-                raise ValueError(f"{self.path}: only its owner publishes it")
+        if self._is_joined:
+            raise ValueError(f"{self.path}: only its owner publishes it")
+        with writing(self.path), self._partial.in_use():
+            unfinished = self._partial.inside / _UNFINISHED
             for left_by_a_killed_worker in unfinished.iterdir():
                 left_by_a_killed_worker.unlink(missing_ok=True)
             unfinished.rmdir()
