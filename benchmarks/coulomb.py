@@ -10,6 +10,7 @@ import ctypes
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, host_seconds, measure, queued_seconds, ratio
 from kernels.coulomb import Grid, Scheme, potential
 from kernels.coulomb.cases import useful_pairs, water_box
+from kernels.ewald import DEFAULT_FREE_CUTOFF_ANGSTROM, FarField, Method, box_of, mesh_of, near
+from kernels.ewald import potential as full_potential
 
 SAMPLE = 4000  # atoms or tiles sampled to estimate the number of pairs (to about 0.3 %)
 RATE = "inverse roots"
+FULL = "all atoms, by a mesh"  # whose pairs within the cutoff are counted like the others'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,10 @@ def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
             return potential(atoms, work.grid, work.scheme, out=out, workers=count)
 
         yield Rival(name=f"{count} threads", device="cpu", run=run)
+    if work.scheme.name == "shift":
+        method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM)
+        full = partial(full_potential, atoms, work.grid, method, out=out, workers=workers)
+        yield Rival(name=FULL, device="cpu", run=full)
 
 
 def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
@@ -90,8 +98,23 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
             return on_cuda(atoms, work.grid, work.scheme, None, out, variant=name)
 
         yield Rival(name=name, device="cuda", run=run, clock=host_seconds if name == "classic" else queued_seconds)
+    if work.scheme.name == "shift":
+        yield Rival(name=FULL, device="cuda", run=_full_on_device(work, host_atoms, atoms, out), clock=queued_seconds)
     yield Rival(name="host to host", device="cuda", run=_host_to_host(work, host_atoms))
     yield Rival(name=RATE, device="cuda", run=inverse_roots()[1], clock=queued_seconds)
+
+
+def _full_on_device(work: Workload, host_atoms: Any, atoms: Any, out: Any) -> Callable[[], object]:
+    """All steps of a full map without a cell, with the mesh's influence function computed beforehand."""
+    method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM)
+    mesh = mesh_of(method, None, *box_of(host_atoms, work.grid))
+    field = FarField(mesh, float(np.abs(host_atoms[:, 3]).sum()))
+
+    def run() -> None:
+        near(atoms, work.grid, method, None, out)
+        field.add(field.solve(field.spread(atoms)), work.grid, out)
+
+    return run
 
 
 def _host_to_host(work: Workload, atoms: Any) -> Callable[[], object]:

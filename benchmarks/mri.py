@@ -7,6 +7,7 @@ to file. On a GPU: set-up and iterations of a scan of 32 coils, 256², 400 spoke
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -23,7 +24,9 @@ from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure, ratio
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.sense import centre_images, cg_sense, density, gridded, sensitivities, toeplitz_normal
+from kernels.sense.regularized import L1Wavelet, Problem, regularized_sense
 
+STRENGTH, WAVELET_ITERATIONS = 0.01, 50  # of l1-wavelet
 Scan = tuple[Any, Any, tuple[int, int]]
 
 
@@ -70,7 +73,24 @@ def cpu_rivals(scan: Scan, iterations: int, folder: Path) -> list[Rival]:
         normal = toeplitz_normal(Toeplitz(toeplitz_kernel(flat, even, shape, 1e-3), shape), maps)
         return cg_sense(normal, gridded(transform, data, maps, even), iterations=iterations)
 
+    def wavelets() -> Any:
+        transform = Nufft(flat, shape, eps=1e-3)
+        normal = toeplitz_normal(Toeplitz(toeplitz_kernel(flat, even, shape, 1e-3), shape), maps)
+        problem = Problem(
+            normal=lambda series: normal(series[0])[None],
+            right=gridded(transform, data, maps, even)[None],
+            energy=float((np.abs(data) ** 2).sum() / len(flat)),
+            penalties=[L1Wavelet(STRENGTH, shape, xp=np)],
+        )
+        return regularized_sense(problem, iterations=WAVELET_ITERATIONS)
+
+    # Both rivals scale transforms by 1 / √pixels and do not divide by the number of samples.
+    largest = float(np.abs(gridded(Nufft(flat, shape, eps=1e-3), data, maps, even)).max())
+    strength = STRENGTH * largest * len(flat) / math.sqrt(math.prod(shape))
     return [
+        Rival(name="millrace l1-wavelet", device="cpu", run=wavelets),
+        Rival(name="sigpy L1WaveletRecon", device="cpu", run=_sigpy_wavelets(data, flat, maps, strength)),
+        Rival(name="bart pics -R W (command)", device="cpu", run=_bart_wavelets(folder, strength)),
         Rival(name="millrace, maps given", device="cpu", run=ours),
         Rival(name="sigpy SenseRecon, maps given", device="cpu", run=_sigpy(data, flat, maps, iterations)),
         Rival(name="bart pics, maps given (command)", device="cpu", run=_bart(folder, iterations)),
@@ -87,6 +107,24 @@ def _sigpy(data: Any, points: Any, maps: Any, iterations: int) -> Callable[[], A
         warnings.simplefilter("ignore")
         from sigpy.mri.app import SenseRecon
     return lambda: SenseRecon(data, maps, coord=points, max_iter=iterations, show_pbar=False).run()
+
+
+def _sigpy_wavelets(data: Any, points: Any, maps: Any, strength: float) -> Callable[[], Any] | None:
+    if importlib.util.find_spec("sigpy") is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sigpy.mri.app import L1WaveletRecon
+    how = {"wave_name": "db2", "max_iter": WAVELET_ITERATIONS, "show_pbar": False}
+    return lambda: L1WaveletRecon(data, maps, strength, coord=points, **how).run()
+
+
+def _bart_wavelets(folder: Path, strength: float) -> Callable[[], Any] | None:
+    if shutil.which("bart") is None:
+        return None
+    files = [str(folder / name) for name in ("k", "m", "theirs")]
+    how = ["-e", "-w", "1", "-R", f"W:3:0:{strength}", f"-i{WAVELET_ITERATIONS}"]
+    return _runner(["bart", "pics", *how, "-t", str(folder / "t"), *files])
 
 
 def _command(folder: Path, iterations: int, *, maps: bool = True) -> Callable[[], Any]:
@@ -212,6 +250,8 @@ def main() -> None:
         print(f"  {rival.name:45} {1e3 * rival.median_s:9.2f} ms  ({1e3 * low:.2f} … {1e3 * high:.2f})")
     by_name = {rival.name: rival for rival in rivals}
     for one, other in (
+        ("millrace l1-wavelet", "sigpy L1WaveletRecon"),
+        ("millrace l1-wavelet", "bart pics -R W (command)"),
         ("millrace, maps given", "sigpy SenseRecon, maps given"),
         ("millrace run mri, maps given (command)", "bart pics, maps given (command)"),
         ("millrace run mri (command)", "bart nufft, ecalib, pics (commands)"),

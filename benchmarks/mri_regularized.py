@@ -5,15 +5,15 @@ One slice of 256² and 32 coils, 400 spokes of 512 samples; and 25 frames of 320
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.proximal import differences, inner, magnitudes
-from kernels.sense import conjugate_gradient, density, gridded, toeplitz_normal
+from kernels.sense import CapturedCg, conjugate_gradient, density, gridded, toeplitz_normal
 from kernels.sense.regularized import L1Wavelet, LowRank, Problem, TotalVariation, largest_eigenvalue, regularized_sense
 
 ROUNDS = 7
@@ -54,7 +54,7 @@ def scan(cupy: Any, n: int, coils: int, spokes: int, count: int) -> tuple[Any, A
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    Options("mri_regularized", __doc__).parse_args()
     import cupy
 
     print(cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
@@ -72,6 +72,7 @@ def main() -> None:
         penalty = L1Wavelet(0.005, (n, n), xp=cupy)
         largest = largest_eigenvalue(normal, image)
         print(f"largest eigenvalue      {largest:.3f}")
+        solver = CapturedCg(one, right)
         for name, run in {
             "right-hand side": lambda: gridded(*rest),
             "normal operator": lambda: normal(image),
@@ -80,6 +81,8 @@ def main() -> None:
             "magnitudes": lambda: magnitudes(image),
             "differences": lambda: differences(image, (1, 2)),
             "10 CG iterations": lambda: conjugate_gradient(one, right, iterations=10),
+            "right and 10 CG, graph": lambda: solver.solve(gridded(*rest), iterations=10),
+            "10 CG, new graph": lambda: CapturedCg(one, right).solve(right, iterations=10),
             "right and 10 CG": lambda: conjugate_gradient(one, gridded(*rest), iterations=10),
         }.items():
             print(f"{name:23}", milliseconds(cupy, run))

@@ -2,8 +2,8 @@
 
 mutmut's own runner leaves out decorated functions (all of Numba's) and what tests start as processes of their own.
 Here each mutant is written into a copy of the tree. A process forked from one that has collected the tests already
-takes the changed function over, runs the tests that reach the changed line, quickest first, and stops at the first that
-fails. Where a function cannot be exchanged, since Numba compiles it or its defaults change, pytest starts anew.
+is given the changed function, runs the tests that reach the changed line, quickest first, and stops at the first that
+fails. If a function cannot be exchanged, since Numba compiles it or its defaults change, pytest starts anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -226,23 +226,40 @@ def runs_once(code: CodeType) -> list[object]:
     return [code.co_code, code.co_names, repr(constants), *(runs_once(each) for each in inner)]
 
 
-def exchange(mutant: Mutant, path: Path) -> bool:
-    """Give the functions of this process the mutant's code; False if that would not be the same as importing it."""
-    source = path.read_text()
-    before, after = (compile(each, str(path), "exec") for each in (source, mutant.code))
-    if "@compiled" in source or runs_once(before) != runs_once(after):
-        return False
-    changed = functions_of(after)
+def can_be_exchanged(mutant: Mutant) -> bool:
+    """Whether giving the functions of a process the mutant's code is the same as importing it."""
+    source = (_ROOT / mutant.module).read_text()
+    before, after = (compile(each, mutant.module, "exec") for each in (source, mutant.code))
+    return "@compiled" not in source and runs_once(before) == runs_once(after)
+
+
+def exchange(mutant: Mutant, path: Path) -> None:
+    """Give the functions of this process the mutant's code."""
+    changed = functions_of(compile(mutant.code, str(path), "exec"))
     gc.unfreeze()
     for each in gc.get_objects():
         if isinstance(each, FunctionType) and each.__code__.co_filename == str(path):
-            code = changed.get((each.__code__.co_qualname, each.__code__.co_firstlineno))
-            if code is None or code.co_freevars != each.__code__.co_freevars:
-                return False
-            each.__code__ = code
+            each.__code__ = changed[each.__code__.co_qualname, each.__code__.co_firstlineno]
         elif isinstance(each, functools._lru_cache_wrapper):
             each.cache_clear()
-    return True
+
+
+def is_noticed(
+    mutant: Mutant, folder: Path, reach: Reach, number: int, run: Callable[[list[str]], int] | None = None
+) -> bool:
+    """`run`: runs tests in a forked process; default: a pytest of their own."""
+    tests = reach.tests(mutant.line)
+    target = folder / mutant.module
+    original = target.read_bytes()
+    target.write_text(mutant.code)
+    stamp = 1_000_000_000 + number  # no two mutants have one time, by which compiled files are told apart
+    os.utime(target, (stamp, stamp))
+    limit_s = 20 + 5 * sum(reach.seconds.get(test, 0.0) for test in tests)
+    try:
+        run = run or (lambda tests: int(pytest.main([*_OPTIONS, *tests])))
+        return in_a_child(folder, functools.partial(run, tests), limit_s) != 0
+    finally:
+        target.write_bytes(original)
 
 
 class Judge:
@@ -253,37 +270,24 @@ class Judge:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
+        parent = os.getppid()
         for number, mutant in self.numbered:
-            noticed = self.is_noticed(session, items, mutant, number)
+            if os.getppid() != parent:  # interrupted
+                break
+            run = functools.partial(self.run, session, items, mutant)
+            noticed = is_noticed(mutant, self.folder, self.reach[mutant.module], number, run)
             with (self.folder / "outcome.txt").open("a") as file:
                 print(json.dumps([number, noticed]), file=file)
         return True
 
-    def is_noticed(self, session: pytest.Session, items: dict[str, pytest.Item], mutant: Mutant, number: int) -> bool:
-        reach = self.reach[mutant.module]
-        tests = reach.tests(mutant.line)
-        target = self.folder / mutant.module
-        original = target.read_bytes()
-
-        def judge() -> int:
-            exchanged = exchange(mutant, target)
-            target.write_text(mutant.code)  # for processes that the tests start
-            stamp = 1_000_000_000 + number  # no two mutants have one time, by which compiled files are told apart
-            os.utime(target, (stamp, stamp))
-            if not exchanged:
-                command = [sys.executable, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"]
-                return subprocess.run([*command, *_OPTIONS, *tests], check=False).returncode
-            ordered = [items[test] for test in tests if test in items]
-            for item, following in zip(ordered, [*ordered[1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-                if session.testsfailed:
-                    return 1
-            return 0
-
-        try:
-            return in_a_child(self.folder, judge, 20 + 5 * sum(reach.seconds.get(test, 0.0) for test in tests)) != 0
-        finally:
-            target.write_bytes(original)
+    def run(self, session: pytest.Session, items: dict[str, pytest.Item], mutant: Mutant, tests: list[str]) -> int:
+        exchange(mutant, self.folder / mutant.module)
+        ordered = [items[test] for test in tests if test in items]
+        for item, following in zip(ordered, [*ordered[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                return 1
+        return 0
 
 
 def judged(
@@ -342,7 +346,10 @@ def main() -> None:
         outcome: dict[int, bool] = {}
 
         def judge(n: int) -> None:
-            for number, noticed in judged(folders[n], numbered[n :: options.processes], reach, tests):
+            folder, mine = folders[n], numbered[n :: options.processes]
+            quick = [each for each in mine if can_be_exchanged(each[1])]
+            anew = ((k, is_noticed(m, folder, reach[m.module], k)) for k, m in mine if not can_be_exchanged(m))
+            for number, noticed in chain(judged(folder, quick, reach, tests) if quick else (), anew):
                 outcome[number] = noticed
                 if not noticed:
                     print(f"{tried[number].module}:{tried[number].line}: {tried[number].change}", flush=True)

@@ -37,6 +37,7 @@ from kernels.ewald.splitting import LEVELS, Level, level_of, splitting_of
 
 __all__ = [
     "DEFAULT_CUTOFF_ANGSTROM",
+    "DEFAULT_FREE_CUTOFF_ANGSTROM",
     "LEVELS",
     "Boundary",
     "FarField",
@@ -52,8 +53,9 @@ __all__ = [
 
 Boundary = Literal["tinfoil", "vacuum"]
 
-# A smaller one moves work from the near part to the mesh; for water at 0.5 Å this is a good compromise.
-DEFAULT_CUTOFF_ANGSTROM = 4.5
+# A smaller one moves work from the near part to the mesh. One H100, water at 0.5 Å: 772,824 atoms in a cell take 6.2,
+# 5.6, 6.2 and 6.7 ms at 3.5, 4, 4.5 and 5 Å; 96,603 without a cell, on a doubled mesh, about 1.6 ms from 4.5 to 6 Å.
+DEFAULT_CUTOFF_ANGSTROM, DEFAULT_FREE_CUTOFF_ANGSTROM = 4.0, 5.0
 NEUTRAL = 1e-6  # of the charges' magnitudes
 # A Gaussian's spectrum at the edge of the mesh's band, by which its spacing is chosen, relative to the accuracy.
 _SMEARED_TAIL = 0.1

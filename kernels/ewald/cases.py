@@ -16,8 +16,8 @@ from kernels.ewald.reference import ewald, plain
 Array = NDArray[Any]
 
 CELLS = {"free": None, "box": BOX, "triclinic": TRICLINIC, "skewed": SKEWED}
-GRID = Grid(origin=(-3.7, 1.3, 0.9), spacing=(0.7, 0.75, 0.67), shape=(19, 17, 23), first=(2, 0, 5))
-_COUNT, _PLACES = 300, 200
+GRID = Grid(origin=(-3.7, 1.3, 0.9), spacing=(0.9, 0.95, 0.87), shape=(13, 11, 17), first=(2, 0, 5))
+_COUNT, _PLACES = 200, 150
 
 
 @dataclass(frozen=True, kw_only=True)

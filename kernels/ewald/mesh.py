@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 
 MAX_MESH_POINTS = (1 << 31) - 1
 DOUBLE_BELOW = 1e-4  # finer accuracies are transformed in float64
-_TABLE = 1 << 14  # entries of a spectrum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +99,8 @@ class Mesh:
             zero = 0.0
         else:
             rc = self.cutoff_angstrom
-            table = np.linspace(0, 1.001 * rc * math.sqrt(float(square.max())), _TABLE)
-            found = xp.interp(xp.sqrt(square) * rc, xp.asarray(table), xp.asarray(self.splitting.spectrum(table)))
+            wavenumbers, values = map(xp.asarray, self.splitting.table)
+            found = xp.interp(xp.sqrt(square) * rc, wavenumbers, values)
             # The near part of all charges has this mean, which the background takes away.
             zero = -self.splitting.near_integral * rc**2
         found *= 4 * math.pi / square
@@ -112,15 +111,20 @@ class Mesh:
     def _free(self, xp: Any) -> Any:
         lengths = np.diag(self.cell.matrix)
         steps = [_mirrored(n, 2 * self.level.taps) * side / n for n, side in zip(self.shape, lengths, strict=True)]
+        # SciPy has the error function for NumPy arrays only.
+        of = np if self.smear_per_angstrom is not None else xp
         x, y, z = (
-            xp.asarray(step**2).reshape([-1 if axis == other else 1 for other in range(3)])
+            # One octant: the distances are even.
+            of.asarray(step[: len(step) // 2 + 1] ** 2).reshape([-1 if axis == other else 1 for other in range(3)])
             for axis, step in enumerate(steps)
         )
         square = x + y + z
         if self.smear_per_angstrom is None:
             kernel = self.splitting.far(square / self.cutoff_angstrom**2) / self.cutoff_angstrom
         else:
-            kernel = _gaussian(square, self.smear_per_angstrom, xp)
+            kernel = xp.asarray(_gaussian(square, self.smear_per_angstrom))
+        for axis, n in enumerate(self.shape):
+            kernel = kernel.take(xp.asarray(np.minimum(np.arange(n), n - np.arange(n))), axis=axis)
         return xp.ascontiguousarray(xp.fft.rfftn(kernel).real) * self.factor
 
     def taps(self, grid: Grid) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
@@ -192,14 +196,12 @@ def _mirrored(count: int, width: int) -> Array:
     return np.asarray(np.where(np.abs(away) < half, turned, np.minimum(n, count - n)))
 
 
-def _gaussian(square: Any, smear: float, xp: Any) -> Any:
+def _gaussian(square: Array, smear: float) -> Array:
     """erf(α r)/r of squared distances."""
-    if xp is np:
-        from scipy.special import erf
-    else:
-        from cupyx.scipy.special import erf
-    r = xp.sqrt(xp.maximum(square, 1e-16))
-    return xp.where(square > 1e-12, erf(smear * r) / r, 2 * smear / math.sqrt(math.pi))
+    from scipy.special import erf
+
+    r = np.sqrt(np.maximum(square, 1e-16))
+    return np.asarray(np.where(square > 1e-12, erf(smear * r) / r, 2 * smear / math.sqrt(math.pi)))
 
 
 def smooth(count: float) -> int:

@@ -5,7 +5,6 @@ It shares neither splitting, window nor mesh with the kernels: error functions n
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -16,8 +15,9 @@ from kernels.coulomb.geometry import SOFTENING_ANGSTROM, Cell
 
 Array = NDArray[np.float64]
 
-# Half of erfc's and of the Gaussian's exponent: terms below exp(-_EXPONENT²) = 1e-12 are left out.
-_EXPONENT = 5.3
+# Terms of erfc and of the Gaussian below exp(-exponent²) are left out: 6e-13, and 2e-8 for audits.
+EXACT, AUDIT = 5.3, 4.2
+_COMPILED_ATOMS = 2000  # from so many on, the near part is compiled
 _TOGETHER = 1 << 18  # pairs of a point and an atom
 _ATOMS_TOGETHER = 1 << 13
 
@@ -30,6 +30,7 @@ def ewald(
     smear_per_angstrom: float | None = None,
     vacuum: bool = False,
     own_angstrom: float = 0.0,
+    exponent: float = EXACT,
 ) -> Array:
     """The potential of the atoms and all of their periodic images, with a uniform background that neutralises them.
 
@@ -37,15 +38,15 @@ def ewald(
     smear_per_angstrom : each charge is q (α/√π)³ exp(-α² r²) instead of a point
     vacuum : the crystal is a large sphere in vacuum rather than in a conductor; of the images, the ones at `atoms`
     own_angstrom : terms of atoms closer than this to a point, of the image there alone, are left out
+    exponent : relative terms below exp(-exponent²) are left out
 
     The mean over the cell is zero (tin-foil). Returns [m] in e/Å.
     Source: de Leeuw, Perram and Smith, Proc. R. Soc. Lond. A 373 (1980).
     """
     volume = abs(float(np.linalg.det(cell.matrix)))
-    # A sum over images within the narrowest width costs about as much as the Fourier terms that it leaves.
-    reach = float(cell.widths.min()) * (0.5 if len(atoms) > 2000 else 1.0)
-    split = _EXPONENT / reach if smear_per_angstrom is None else smear_per_angstrom
-    found = _fourier(atoms, points, cell, split, volume)
+    reach = float(cell.widths.min()) / 2  # the nearest image alone
+    split = exponent / reach if smear_per_angstrom is None else smear_per_angstrom
+    found = _fourier(atoms, points, cell, split, volume, exponent)
     if smear_per_angstrom is None:
         found += _near(atoms, points, cell, split, reach) - atoms[:, 3].sum() * math.pi / (volume * split**2)
     if own_angstrom > 0:
@@ -113,28 +114,22 @@ def _nearest(points: Array, positions: Array, cell: Cell) -> Array:
 
 def _near(atoms: Array, points: Array, cell: Cell, split: float, reach: float) -> Array:
     inverse, found = np.linalg.inv(cell.matrix), np.zeros(len(points))
-    # Images whose nearest point of the home cell, centred, can be within reach.
-    most = np.ceil(reach / cell.widths + 0.5).astype(int)
-    shifts = np.array(list(itertools.product(*(range(-n, n + 1) for n in most)))) @ cell.matrix
-    if reach <= cell.widths.min() / 2:
-        shifts = np.zeros((1, 3))  # the nearest image alone
+    if len(atoms) >= _COMPILED_ATOMS:
+        from kernels.ewald.cpu_near import near_sum
+
+        near_sum(np.ascontiguousarray(atoms), np.ascontiguousarray(points), cell.matrix, inverse, split, reach, found)
+        return found
     step = max(1, _TOGETHER // max(len(points), 1))
     for first in range(0, len(atoms), step):
         part = atoms[first : first + step]
-        apart = (points[:, None, :] - part[None, :, :3]).reshape(-1, 3)
-        apart -= np.rint(apart @ inverse) @ cell.matrix
-        total = np.zeros(len(apart))
-        for shift in shifts:
-            r = np.sqrt(((apart + shift) ** 2).sum(1))
-            within = np.flatnonzero(r <= reach)
-            total[within] += _near_term(r[within], split)
-        found += total.reshape(len(points), -1) @ part[:, 3]
+        r = _nearest(points, part[:, :3], cell)
+        found += np.where(r <= reach, _near_term(r, split), 0) @ part[:, 3]
     return found
 
 
-def _fourier(atoms: Array, points: Array, cell: Cell, split: float, volume: float) -> Array:
+def _fourier(atoms: Array, points: Array, cell: Cell, split: float, volume: float, exponent: float) -> Array:
     """The sum over wave vectors k ≠ 0 of 4π/V exp(-k²/4α²)/k² S(k) exp(ik·r), S the structure factor."""
-    limit = 2 * split * _EXPONENT
+    limit = 2 * split * exponent
     most = np.floor(limit * np.linalg.norm(cell.matrix, axis=1) / (2 * math.pi)).astype(int)
     inverse = np.linalg.inv(cell.matrix)
     # Half of the vectors, by the first index: the others are conjugates.

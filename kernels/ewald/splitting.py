@@ -30,6 +30,7 @@ from kernels.coulomb.geometry import SPLIT_TERMS
 
 ROUNDED = 2.0**-20  # coefficients are multiples of it, so that they have the same bits on every machine
 _NODES = 64
+_TABLE, _TABLE_END = 1 << 16, 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,12 @@ class Splitting:
         """φ̂ at wavenumbers [n] in radians per cutoff."""
         nodes, weights = self._density
         return np.asarray(np.cos(np.multiply.outer(wavenumbers, nodes)) @ weights)
+
+    @cached_property
+    def table(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Wavenumbers from 0 to beyond the corners of a mesh's band, and the spectrum there, for interpolation."""
+        wavenumbers = np.linspace(0, _TABLE_END, _TABLE)
+        return wavenumbers, self.spectrum(wavenumbers)
 
     @property
     def near_integral(self) -> float:

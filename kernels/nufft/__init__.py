@@ -43,10 +43,11 @@ from kernels.nufft.checks import (
     checked_weights,
     on_host,
 )
-from kernels.nufft.toeplitz import Toeplitz, toeplitz_kernel, toeplitz_shape
+from kernels.nufft.toeplitz import Toeplitz, cartesian_kernel, toeplitz_kernel, toeplitz_shape
 from kernels.runtime.arrays import check_out, check_workers
 
-__all__ = ["DTYPES", "METHODS", "Nufft", "Toeplitz", "adjoint", "forward", "toeplitz_kernel", "toeplitz_shape"]
+__all__ = ["DTYPES", "METHODS", "Nufft", "Toeplitz", "adjoint", "cartesian_kernel", "forward", "toeplitz_kernel"]
+__all__ += ["toeplitz_shape"]
 
 
 class Nufft:

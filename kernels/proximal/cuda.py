@@ -91,12 +91,76 @@ def _sum(name: str, arrays: tuple[Any, ...], sizes: tuple[Any, ...], count: int)
     return total
 
 
+class FistaStruct(ctypes.Structure):
+    """struct Fista of fista.cuh."""
+
+    _fields_ = [
+        ("strength", ctypes.c_double), ("damping", ctypes.c_double), ("energy", ctypes.c_double),
+        ("tolerance", ctypes.c_double), ("count", ctypes.c_longlong), ("monotone", ctypes.c_int),
+    ]  # fmt: skip
+
+
+class FistaVectors:
+    """The vector operations of a FISTA iteration; see fista.cuh. `image` and the others are of one size."""
+
+    def __init__(
+        self,
+        right: Any,
+        largest: float,
+        status: Any,
+        *,
+        strength: float,
+        damping: float,
+        energy: float,
+        monotone: bool,
+        tolerance: float,
+    ) -> None:
+        import cupy
+
+        self._right, self._status = right, status
+        self.image, self._before, self._normal, self._normal_before = (cupy.zeros_like(right) for _ in range(4))
+        self._struct = FistaStruct(
+            strength=strength,
+            damping=damping,
+            energy=energy,
+            tolerance=tolerance,
+            count=right.size,
+            monotone=monotone,
+        )
+        self._state = cupy.asarray([largest + damping, 1, 0, float("inf"), 0], cupy.float64)
+        self._moved, self._threshold = cupy.empty_like(right), cupy.zeros((), cupy.float32)
+        self._blocks = max(min(blocks_of(right.size, THREADS), PARTS_EACH * multiprocessors(), MOST_PARTS), 1)
+        self._parts = cupy.empty(6 * self._blocks, cupy.float64)
+        self._ticket = cupy.zeros((), cupy.uint32)
+
+    def gradient(self) -> tuple[Any, Any]:
+        """The point after a gradient step, whose memory is used again, and the threshold for it."""
+        with on_stream(self.image) as stream:
+            args = (self.image, self._before, self._normal, self._normal_before, self._right, self._state)
+            _launch("fista_gradient", self.image.size, (*args, self._moved, self._threshold, self._struct), stream)
+        return self._moved, self._threshold
+
+    def accept(self, image: Any, size: Any, normal: Any) -> None:
+        """Takes the new image, with its penalty and its normal operator, unless it raises the objective."""
+        with on_stream(self.image) as stream:
+            args = (image, normal, self.image, self._before, self._normal, self._right, size, self._parts, self._ticket)
+            launch = kernel("proximal", "fista_sums").launch
+            launch((self._blocks,), (THREADS,), (*args, self._state, self._status, self._struct), stream=stream)
+            both = (image, normal, self.image, self._before, self._normal, self._normal_before, self._state)
+            _launch("fista_accept", self.image.size, (*both, ctypes.c_longlong(self.image.size)), stream)
+
+
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "elements": Variant(
             summary="a thread a value; sums end in the last block, so that no second launch is needed",
             entries=("soft_threshold", "magnitudes", "inner", "differences", "differences_adjoint"),
             run=lambda task: task(),
-        )
+        ),
+        "fista": Variant(
+            summary="the vectors of a FISTA iteration in three launches instead of sixty",
+            entries=("fista_gradient", "fista_sums", "fista_accept"),
+            run=lambda task: task(),
+        ),
     }
 )

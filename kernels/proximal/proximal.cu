@@ -131,3 +131,5 @@ __global__ void __launch_bounds__(THREADS) differences_adjoint(
     }
     image[i] = found;
 }
+
+#include "fista.cuh"

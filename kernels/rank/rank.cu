@@ -11,6 +11,6 @@
 //                            neighbours share what they have sorted
 //
 // Kernels, naive to fast:
-//   rank_gather   one thread per result: its key bit by bit from the highest, each by counting all samples of the window
-
-#include "cuda/gather.cuh"
+//   rank_gather   one thread per result: its key bit by bit from the highest, #include "cuda/gather.cuh"
+#include "cuda/ordered.cuh"
+#include "cuda/square.cuh"

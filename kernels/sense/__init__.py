@@ -9,12 +9,22 @@ from __future__ import annotations
 from kernels.sense import density, sensitivities
 from kernels.sense.arrays import namespace, to_host
 from kernels.sense.calibration import CentreImages, centre_images, in_centre
+from kernels.sense.captured_cg import CapturedCg
 from kernels.sense.channels import compression, covariance, mixed, whitening
 from kernels.sense.coil_groups import GroupedMaps
 from kernels.sense.conjugate_gradient import conjugate_gradient
 from kernels.sense.off_resonance import OffResonance, Segments
 from kernels.sense.reconstruction import Transform, cg_sense, gridded, sense_normal, toeplitz_normal
 
-__all__ = ["CentreImages", "GroupedMaps", "OffResonance", "Segments", "Transform", "centre_images", "cg_sense"]
+__all__ = [
+    "CapturedCg",
+    "CentreImages",
+    "GroupedMaps",
+    "OffResonance",
+    "Segments",
+    "Transform",
+    "centre_images",
+    "cg_sense",
+]
 __all__ += ["compression", "conjugate_gradient", "covariance", "density", "gridded", "in_centre", "mixed", "namespace"]
 __all__ += ["sense_normal", "sensitivities", "to_host", "toeplitz_normal", "whitening"]

@@ -10,7 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-_ROWS_KEPT = 4  # two reader threads at neighbouring strips of the image touch three rows of blocks
+# Reader threads at neighbouring strips of the image, each with a halo, touch two rows more than there are threads (six
+# on a GPU with many cores), and the slowest may be some strips behind. With less, rows are decoded again for each halo.
+_ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
 
 Key = tuple[int, ...]

@@ -11,9 +11,9 @@ from pipeline.engine.run import RunOptions, open_device, plan_job, run_job
 from pipeline.workloads import JobSpec, workloads
 from pipeline.workloads.mri import volume as mri_volume
 from tests.gpu_ranks import COMMAND, rank_gpus, rank_workers
-from tests.kernels.sense.phantom import coil_maps, image, normalised_error
+from tests.kernels.sense.phantom import coil_maps, definition, image, normalised_error
 from tests.pipeline.cluster.processes import kill_9, running, wait_until, worker_processes
-from tests.pipeline.formats.kspace.raw_mri import real_scan
+from tests.pipeline.formats.kspace.raw_mri import real_scan, write_cfl
 from tests.pipeline.workloads.mri.mri_jobs import COILS, N, images, volume, write_h5, write_npz
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +45,9 @@ def both(source, folder, **options):
         {"field_map": "field.npy", "dwell": 20.0},
         {"frames": 20, "frame_step": 10},
         {"tolerance": 1e-2},
+        {"regularizer": "l1-wavelet", "strength": "0.01"},
+        {"regularizer": "tv", "strength": "0.01"},
+        {"regularizer": "llr,l1-wavelet", "strength": "0.005", "frames": 10},
     ],
     ids=str,
 )
@@ -56,6 +59,18 @@ def test_the_cpus_images(tmp_path, options):
     if "field_map" in options:
         options = options | {"field_map": tmp_path / "field.npy"}
     source = write_npz(tmp_path / "a.npz")
+    found, expected = both(source, tmp_path, sensitivities=str(tmp_path / "maps.npy"), **options)
+    assert normalised_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [{}, {"regularizer": "tv", "strength": "0.01"}], ids=str)
+def test_cartesian_samples(tmp_path, options):
+    places = np.arange(N) - N // 2
+    maps, points = coil_maps(COILS, N), np.stack(np.meshgrid(places, places, indexing="ij"), axis=-1)
+    kspace = definition(maps * image(N), points.reshape(-1, 2)).reshape(COILS, N, N)
+    kspace[:, :, 1::2] = 0
+    source = write_cfl(tmp_path / "k", kspace.transpose(1, 2, 0)[:, :, None])
+    np.save(tmp_path / "maps.npy", maps.transpose(0, 2, 1))
     found, expected = both(source, tmp_path, sensitivities=str(tmp_path / "maps.npy"), **options)
     assert normalised_error(found, expected) < TOLERANCE
 

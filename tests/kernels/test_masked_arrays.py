@@ -22,9 +22,11 @@ from kernels.classic.tessellation import tessellate
 from kernels.classic.transpose import transpose
 from kernels.coulomb import Grid, direct
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.proximal import soft_threshold
 from kernels.runtime.arrays import check_out
 from kernels.smoothing import box, gaussian
 from kernels.statistics import summarise
+from kernels.wavelet import Wavelet
 
 LINE, PLANE = np.arange(12, dtype=np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
 GRID = Grid(origin=(0, 0, 0), spacing=(1, 1, 1), shape=(2, 2, 2))
@@ -64,6 +66,8 @@ CALLS: dict[str, tuple[str, np.ndarray, Callable[[Any], Any]]] = {
     "forward": ("images", np.ones((4, 4), np.complex64), PLAN.forward),
     "adjoint": ("samples", np.ones(9, np.complex64), PLAN.adjoint),
     "weights": ("weights", np.ones(9), lambda weights: PLAN.adjoint(np.ones(9, np.complex64), weights)),
+    "wavelet": ("image", np.ones((4, 4), np.complex64), Wavelet((4, 4)).forward),
+    "prox": ("values", np.ones((4, 4), np.complex64), lambda values: soft_threshold(values, 0.5)),
     "normal": ("image", np.ones((4, 4), np.complex64), NORMAL.apply),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ Source: Fessler et al., "Toeplitz-based iterative image reconstruction …", IEE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import modules
 from typing import Any
 
 from kernels.nufft.checks import (
@@ -21,10 +22,10 @@ from kernels.nufft.checks import (
     checked_weights,
     on_host,
 )
-from kernels.nufft.toeplitz.kernel import toeplitz_shape
+from kernels.nufft.toeplitz.kernel import grid_kernel, toeplitz_shape
 from kernels.runtime.arrays import check_out, check_workers
 
-__all__ = ["Toeplitz", "toeplitz_kernel", "toeplitz_shape"]
+__all__ = ["Toeplitz", "cartesian_kernel", "toeplitz_kernel", "toeplitz_shape"]
 
 
 def toeplitz_kernel(
@@ -63,10 +64,27 @@ def toeplitz_kernel(
     return cuda.toeplitz_kernel(trajectory, weights, shape, eps, stream)
 
 
+def cartesian_kernel(trajectory: Any, weights: Any, shape: Sequence[int]) -> Any:
+    """The transform of the point-spread function of samples on the grid, for `Toeplitz`: no doubled grid is needed.
+
+    trajectory : [M, d], whole cycles per field of view of an image of `shape`
+    weights    : real [M], NumPy or CuPy like the trajectory
+
+    Returns float32 [*shape]. Raises ValueError or TypeError with one line that names the parameter.
+    """
+    shape = checked_shape(shape)
+    checked_trajectory(trajectory, shape)
+    weights = checked_weights(weights, len(trajectory), on_host(trajectory))
+    xp = modules[type(trajectory).__module__.partition(".")[0]]
+    if not bool((trajectory == xp.rint(trajectory)).all()):
+        raise ValueError("trajectory must hold whole cycles per field of view")
+    return grid_kernel(trajectory, xp.ones(len(trajectory)) if weights is None else weights, shape, xp)
+
+
 class Toeplitz:
     """FᴴWF of one trajectory and its weights, applied to any number of images.
 
-    kernel  : from `toeplitz_kernel` for `shape`; NumPy or CuPy, which selects the device
+    kernel  : from `toeplitz_kernel` or `cartesian_kernel` for `shape`; NumPy or CuPy, which selects the device
     shape   : of the image
     workers : CPU threads; default one per core
 
@@ -82,7 +100,7 @@ class Toeplitz:
         self._host = checked_kind("kernel", kernel)
         padded = toeplitz_shape(self.shape, host=self._host)
         supported = ("float32", "float64") if self._host else ("float32",)
-        if kernel.dtype.name not in supported or kernel.shape != padded:
+        if kernel.dtype.name not in supported or kernel.shape not in (padded, self.shape):
             raise ValueError(
                 f"kernel must be {' or '.join(supported)} of shape {padded} for an image of shape {self.shape}, as "
                 f"toeplitz_kernel makes it; got {kernel.dtype} of shape {kernel.shape}"

@@ -66,7 +66,8 @@ class Convolution:
         self._work: dict[int, Any] = {}
         with self.device:
             fits = crossing_bytes(max(self.padded)) <= shared_bytes_a_block()
-        self.variant = "lines" if fits and all(n in LOGARITHMS for n in self.padded) else "convolve"
+        doubled = self.padded != self.shape
+        self.variant = "lines" if doubled and fits and all(n in LOGARITHMS for n in self.padded) else "convolve"
 
     def apply(self, image: Any, out: Any, stream: Any, variant: str | None = None) -> Any:
         import cupy

@@ -38,3 +38,15 @@ def kernel_from_spread(spread: Any, shape: tuple[int, ...], numpy: Any) -> Any:
     kernel = numpy.fft.fftn(placed).real / np.prod(padded)
     real = np.float32 if spread.dtype == np.complex64 else np.float64
     return numpy.ascontiguousarray(kernel.astype(real))
+
+
+def grid_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], numpy: Any) -> Any:
+    """The kernel of samples on the grid itself, float32 (*shape): the weights at each frequency, in FFT order.
+
+    FᴴWF is then circulant: an FFT of the image's own size, without padding.
+    """
+    index: Any = 0
+    for axis, n in enumerate(shape):
+        index = index * n + numpy.rint(trajectory[:, axis]).astype(numpy.int64) % n
+    summed = numpy.bincount(index, weights=weights.astype(numpy.float64), minlength=int(np.prod(shape)))
+    return numpy.ascontiguousarray(summed.reshape(shape).astype(numpy.float32))

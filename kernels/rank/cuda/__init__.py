@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import gather
+from kernels.rank.cuda import gather, ordered, square
 from kernels.rank.task import Task
 from kernels.runtime.launch import on_stream
 
@@ -54,6 +54,18 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             summary="one thread per result, by counting the samples of the window for each bit",
             entries=gather.ENTRIES,
             run=gather.run,
+        ),
+        "ordered": Variant(
+            summary="a moving window over the sorted samples of a tile",
+            entries=ordered.ENTRIES,
+            run=ordered.run,
+            applies=ordered.applies,
+        ),
+        "square": Variant(
+            summary="medians of small squares, by networks in registers that neighbours share",
+            entries=square.ENTRIES,
+            run=square.run,
+            applies=square.applies,
         ),
     }
 )

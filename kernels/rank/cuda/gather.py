@@ -61,13 +61,11 @@ class Footprint(ctypes.Structure):
 
 def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     arguments = rank_task(task)
-    footprint = Footprint()
-    if task.footprint is not None:
-        rows = task.footprint.reshape(-1, task.taps[2])
-        footprint.row[: len(rows)] = (rows << np.arange(task.taps[2], dtype=np.uint64)).sum(axis=1).tolist()
     entry = f"rank_gather<{C_TYPES[task.dtype.name]}, {'false' if task.footprint is None else 'true'}>"
     grid = (min(blocks_of(arguments.total, THREADS), MAX_BLOCKS),)
-    kernel("rank", entry).launch(grid, (THREADS,), (image, out, arguments, *constants(task), footprint), stream=stream)
+    kernel("rank", entry).launch(
+        grid, (THREADS,), (image, out, arguments, *constants(task), footprint_of(task)), stream=stream
+    )
 
 
 def rank_task(task: Task) -> RankTask:
@@ -82,6 +80,14 @@ def rank_task(task: Task) -> RankTask:
         rank=RankOf(percentile=percentile, rank=task.rank.rank, whole=task.rank.whole), omit_nan=task.omit_nan,
         has_nodata=task.nodata is not None,
     )  # fmt: skip
+
+
+def footprint_of(task: Task) -> Footprint:
+    footprint = Footprint()
+    if task.footprint is not None:
+        rows = task.footprint.reshape(-1, task.taps[2])
+        footprint.row[: len(rows)] = (rows << np.arange(task.taps[2], dtype=np.uint64)).sum(axis=1).tolist()
+    return footprint
 
 
 def constants(task: Task) -> tuple[Any, Any, Any]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from kernels.sense.regularized.admm import Admm
 from kernels.sense.regularized.fista import Fista, largest_eigenvalue
-from kernels.sense.regularized.iterate import iterate
 from kernels.sense.regularized.penalties import L1Wavelet, LowRank, Penalty, TotalVariation
 from kernels.sense.regularized.problem import Problem
 from kernels.sense.regularized.solve import Regularized, regularized_sense
 from kernels.sense.regularized.strength import automatic_strength
 
-__all__ = ["Admm", "Fista", "L1Wavelet", "LowRank", "Penalty", "Problem", "Regularized", "TotalVariation", "iterate"]
+__all__ = ["Admm", "Fista", "L1Wavelet", "LowRank", "Penalty", "Problem", "Regularized", "TotalVariation"]
 __all__ += ["automatic_strength", "largest_eigenvalue", "regularized_sense"]

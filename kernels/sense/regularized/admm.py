@@ -15,7 +15,7 @@ import numpy as np
 
 from kernels.proximal import inner
 from kernels.sense.arrays import namespace
-from kernels.sense.regularized.problem import Problem
+from kernels.sense.regularized.problem import Problem, captured_step
 
 INNER = 3  # conjugate gradients an iteration
 _RATIO, _FACTOR = 5.0, 2.0  # residuals that differ by more than the ratio change ρ by the factor
@@ -24,6 +24,8 @@ _RHO_OF_STRENGTH, _SMALLEST = 10.0, 1e-300
 
 class Admm:
     """The state of the iterations; see `iterate`. `image` is complex [frames, *shape]."""
+
+    rests = False
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -36,6 +38,7 @@ class Admm:
         strengths = [penalty.strength for penalty in problem.penalties]
         self._rho = xp.full((), max(min(_RHO_OF_STRENGTH * max(strengths, default=0.0), 1.0), 1e-3))
         self.status = xp.zeros(3, np.float64)
+        self.captured = captured_step(problem, self.step)
 
     def _coupled(self, image: Any) -> Any:
         """Σ K^H K x."""

@@ -15,15 +15,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.proximal import inner
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
-from kernels.sense.regularized.problem import Problem
+from kernels.sense.regularized.problem import Problem, captured_step
 
 # Power iterations end once an estimate grows by less than this, and the bound exceeds it by as much.
 _POWER_SHARE, _POWER_STEPS = 0.01, 12
 _ROUNDING = 1e-6  # a smaller rise of the objective is none
+_SMALLEST = 1e-300
 
 
 def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
@@ -54,56 +56,94 @@ def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
 
 
 class Fista:
-    """The state of the iterations; see `iterate`. `image` is complex [frames, *shape]."""
+    """The state of the iterations; see `kernels.sense.iterate`. `image` is complex [frames, *shape]."""
 
-    def __init__(self, problem: Problem, largest: float) -> None:
-        """largest: of the normal operator's eigenvalues."""
+    rests = True
+
+    def __init__(self, problem: Problem, largest: float, tolerance: float = 0.0) -> None:
+        """largest: of the normal operator's eigenvalues. tolerance: the change from which the image rests."""
         (self._penalty,) = problem.penalties
         self._problem = problem
-        self._xp = xp = namespace(problem.right)
-        self._real = problem.right.real.dtype
-        self._monotone = getattr(self._penalty, "shift", None) is None
-        self.image = xp.zeros_like(problem.right)
-        self._before = self.image.copy()  # the image of the iteration before, and the normal operator of both
-        self._normal, self._normal_before = self.image.copy(), self.image.copy()
-        self._lipschitz = xp.asarray(largest + problem.damping, np.float64)
-        self._momentum, self._beta = xp.ones((), np.float64), xp.zeros((), np.float64)
-        self._objective = xp.full((), np.inf)
-        self.status = xp.zeros(3, np.float64)
+        xp = namespace(problem.right)
+        self.status = xp.full(3, np.inf)
+        self.captured = captured_step(problem, self.step)
+        if xp is np:
+            vectors: Any = _Vectors  # the host looks at each status itself
+        else:
+            from kernels.proximal.cuda import FistaVectors as vectors  # noqa: N813 - one of two classes
+        self._vectors = vectors(
+            problem.right,
+            largest,
+            self.status,
+            strength=self._penalty.strength,
+            damping=problem.damping,
+            energy=problem.energy,
+            monotone=getattr(self._penalty, "shift", None) is None,
+            tolerance=tolerance,
+        )
+
+    @property
+    def image(self) -> Any:
+        return self._vectors.image
 
     def step(self) -> None:
-        xp, real, problem = self._xp, self._real, self._problem
-        right, damping = problem.right, problem.damping
         self._penalty.turn()
-        beta, rate = self._beta.astype(real), (1 / self._lipschitz).astype(real)
-        moved = self.image - self._before
-        start = self.image + beta * moved
-        gradient = self._normal + beta * (self._normal - self._normal_before) - right
-        if damping:
-            gradient += np.float32(damping) * start
-        image, size = self._penalty.shrink(start - rate * gradient, real.type(self._penalty.strength) * rate)
-        normal = problem.normal(image)
-        step, change = image - start, image - self.image
-        squares = inner(image, image)
-        fidelity = 0.5 * inner(image, normal) - inner(image, right) + 0.5 * problem.energy
-        objective = fidelity + 0.5 * damping * squares + self._penalty.strength * size
-        moved_square = inner(change, change)
-        bent = inner(change, normal - self._normal) + damping * moved_square
-        uphill = inner(step, change) < 0
-        refused = (objective > self._objective * (1 + _ROUNDING)) & (self._beta > 0) if self._monotone else xp.asarray(
-            False
-        )  # fmt: skip
-        self._lipschitz[...] = xp.maximum(self._lipschitz, bent / xp.maximum(moved_square, 1e-300))
-        again = uphill | refused
-        following = xp.where(again, 1.0, 0.5 + xp.sqrt(0.25 + self._momentum**2))
-        self._beta[...] = xp.where(again, 0.0, (self._momentum - 1) / following)
-        self._momentum[...] = following
-        self._before[...] = xp.where(refused, self._before, self.image)
-        self._normal_before[...] = xp.where(refused, self._normal_before, self._normal)
-        self.image[...] = xp.where(refused, self.image, image)
-        self._normal[...] = xp.where(refused, self._normal, normal)
-        self._objective[...] = xp.where(refused, self._objective, objective)
-        self.status[0] = self._objective
-        misfit = xp.sqrt(2 * xp.maximum(fidelity, 0) / max(problem.energy, 1e-300))
-        self.status[1] = xp.where(refused, self.status[1], misfit)
-        self.status[2] = xp.where(refused, 1.0, xp.sqrt(moved_square / xp.maximum(squares, 1e-300)))
+        image, size = self._penalty.shrink(*self._vectors.gradient())
+        self._vectors.accept(image, size, self._problem.normal(image))
+
+
+class _Vectors:
+    """The vector operations of an iteration on the CPU; on CUDA `kernels.proximal.cuda.FistaVectors`."""
+
+    def __init__(
+        self,
+        right: NDArray[Any],
+        largest: float,
+        status: NDArray[np.float64],
+        *,
+        strength: float,
+        damping: float,
+        energy: float,
+        monotone: bool,
+        tolerance: float,
+    ) -> None:
+        self._right, self._status, self._real = right, status, right.real.dtype.type
+        self._strength, self._damping, self._energy, self._monotone = strength, damping, energy, monotone
+        self._tolerance = tolerance
+        self.image, self._normal = np.zeros_like(right), np.zeros_like(right)
+        self._before, self._normal_before = self.image, self._normal
+        self._lipschitz, self._momentum, self._beta, self._objective = largest + damping, 1.0, 0.0, math.inf
+
+    def _start(self) -> NDArray[Any]:
+        return np.asarray(self.image + self._real(self._beta) * (self.image - self._before))
+
+    def gradient(self) -> tuple[NDArray[Any], float]:
+        """The point after a gradient step, and the threshold for it."""
+        start, rate = self._start(), self._real(1 / self._lipschitz)
+        gradient = self._normal + self._real(self._beta) * (self._normal - self._normal_before) - self._right
+        if self._damping:
+            gradient += self._real(self._damping) * start
+        return start - rate * gradient, self._strength * float(rate)
+
+    def accept(self, image: NDArray[Any], size: Any, normal: NDArray[Any]) -> None:
+        """Takes the new image, with its penalty and its normal operator, unless it raises the objective."""
+        if self._status[2] <= self._tolerance:
+            return
+        change = image - self.image
+        squares, moved = float(inner(image, image)), float(inner(change, change))
+        fidelity = 0.5 * float(inner(image, normal)) - float(inner(image, self._right)) + 0.5 * self._energy
+        objective = fidelity + 0.5 * self._damping * squares + self._strength * float(size)
+        bent = float(inner(change, normal - self._normal)) + self._damping * moved
+        refused = self._monotone and objective > self._objective * (1 + _ROUNDING) and self._beta > 0
+        again = refused or float(inner(image - self._start(), change)) < 0
+        self._lipschitz = max(self._lipschitz, bent / max(moved, _SMALLEST))
+        following = 1.0 if again else 0.5 + math.sqrt(0.25 + self._momentum**2)
+        self._beta = 0.0 if again else (self._momentum - 1) / following
+        self._momentum = following
+        self._status[2] = 1.0 if refused else math.sqrt(moved / max(squares, _SMALLEST))
+        if refused:
+            return
+        self._before, self.image = self.image, image
+        self._normal_before, self._normal = self._normal, normal.copy()
+        self._objective = self._status[0] = objective
+        self._status[1] = math.sqrt(2 * max(fidelity, 0.0) / max(self._energy, _SMALLEST))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.sense.arrays import namespace
+from kernels.sense.iterate import Captured
 from kernels.sense.regularized.penalties import Penalty
 
 
@@ -39,3 +40,9 @@ class Problem:
             right=self.right / np.float32(scale),
             energy=self.energy / scale**2,
         ), scale
+
+
+def captured_step(problem: Problem, step: Callable[[], None]) -> Captured | None:
+    """A solver's step for a CUDA graph, if all operations of the problem can be captured."""
+    can = problem.capture and all(penalty.captured for penalty in problem.penalties)
+    return Captured(step) if can else None

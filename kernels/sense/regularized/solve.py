@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense.conjugate_gradient import unchanged
+from kernels.sense.iterate import iterate
 from kernels.sense.regularized.admm import Admm
 from kernels.sense.regularized.fista import Fista, largest_eigenvalue
-from kernels.sense.regularized.iterate import iterate
 from kernels.sense.regularized.problem import Problem
 
 _WIPED = 1e-6  # share of a penalty's value at the right-hand side
@@ -49,14 +49,14 @@ def regularized_sense(
     unit, scale = problem.in_units()
     solver: Fista | Admm
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
-        solver = Fista(unit, largest_eigenvalue(unit.normal, unit.right) if largest is None else largest)
+        bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
+        solver = Fista(unit, bound, tolerance)
     else:
         solver = Admm(unit)
     status = iterate(
         solver,
         iterations,
         tolerance=tolerance,
-        capture=unit.capture and all(penalty.captured for penalty in unit.penalties),
         on_iteration=on_iteration,
         agreed=agreed,
     )

@@ -12,7 +12,7 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
     """Read and check a file's header; close the reader after use.
 
     path       : ISMRMRD (.h5, .mrd), BART (.cfl or .hdr, either names the pair), NumPy (.npz)
-    trajectory : BART's second pair; files of the other formats contain theirs
+    trajectory : BART's second pair, if its k-space is not Cartesian; files of the other formats contain theirs
 
     Raises InputError, one line that names the file and the fault.
     """
@@ -23,8 +23,10 @@ def open_kspace(path: Path, *, trajectory: Path | None = None) -> KSpaceReader:
             "NumPy (.npz)"
         )
     if suffix in (".cfl", ".hdr"):
-        from pipeline.formats.kspace.bart import BartKSpace
+        from pipeline.formats.kspace.bart import BartCartesian, BartKSpace, is_cartesian
 
+        if trajectory is None and is_cartesian(path):
+            return BartCartesian(path)
         if trajectory is None:
             raise InputError(f"{path}: BART keeps the trajectory in a file of its own: name it with --trajectory")
         if trajectory.suffix.lower() not in ("", ".cfl", ".hdr"):

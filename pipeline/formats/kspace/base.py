@@ -57,6 +57,7 @@ class KSpaceHeader:
     dwell_us   : microseconds from one sample of a readout to the next, if all readouts have the same
     plane_steps: the trajectory's third column counts Cartesian steps, in cycles per encoded field of view
     placements : of each slice; empty if unknown
+    cartesian  : samples lie on a grid, and need no density compensation
     time_names : the name of each time, such as "contrast 1, repetition 3"
     """
 
@@ -71,6 +72,7 @@ class KSpaceHeader:
     encoded_fov: tuple[float, ...] | None = None
     dwell_us: float | None = None
     plane_steps: bool = False
+    cartesian: bool = False
     placements: tuple[Placement, ...] = ()
     time_names: tuple[str, ...] = ()
 

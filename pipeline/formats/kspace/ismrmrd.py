@@ -1,7 +1,8 @@
 """ISMRMRD (.h5, .mrd): acquisitions with their headers in one HDF5 data set, an XML header beside it.
 
 Source: https://ismrmrd.readthedocs.io, "ismrmrd.h" and "ismrmrd.xsd" (version 1). The acquisitions contain the
-trajectory, for which ISMRMRD defines no unit. Noise adjustment scans are separated from image scans; other scans
+trajectory, for which ISMRMRD defines no unit; Cartesian ones have none, and their steps and centres place them on the
+encoded matrix. Noise adjustment scans are separated from image scans; other scans
 (dummies, navigators, phase correction, parallel calibration alone) are ignored. Averages and segments add up to one
 image; contrasts, sets, phases and repetitions are separate times.
 """
@@ -41,13 +42,15 @@ _CALIBRATION, _AND_IMAGE = np.uint64(1 << 19), np.uint64(1 << 20)
 # Slowest first.
 _TIMES = ("contrast", "set", "phase", "repetition")
 _HEAD_FIELDS = (
-    "flags", "number_of_samples", "active_channels", "discard_pre", "discard_post", "encoding_space_ref",
-    "trajectory_dimensions", "sample_time_us", "position", "read_dir", "phase_dir", "slice_dir", "idx",
+    "flags", "number_of_samples", "active_channels", "discard_pre", "discard_post", "center_sample",
+    "encoding_space_ref", "trajectory_dimensions", "sample_time_us", "position", "read_dir", "phase_dir", "slice_dir",
+    "idx",
 )  # fmt: skip
-_INDEX_FIELDS = ("kspace_encode_step_2", "slice", *_TIMES)
+_INDEX_FIELDS = ("kspace_encode_step_1", "kspace_encode_step_2", "slice", *_TIMES)
 # A record holds a header of 340 bytes and, outside of it, samples: in a real file they take more than the headers.
 _MOST_BYTES_PER_BYTE, _HARMLESS_BYTES = 64, 64 << 20
 _PERPENDICULAR = 1e-3
+_WHOLE = 1e-3  # of a pixel, as headers round fields of view
 # How far rounding may put a sample out of the plane, as a share of the trajectory's extent.
 _ROUNDING_SHARE = 1e-3
 
@@ -179,7 +182,11 @@ class Ismrmrd(KSpaceReader):
             )
         if heads["active_channels"][0] == 0:
             raise InputError(f"{self.path}: its acquisitions have no coils; export it again")
-        if heads["trajectory_dimensions"][0] not in (2, 3):
+        self._kept: int | None = None
+        self._cartesian = heads["trajectory_dimensions"][0] == 0 and self._xml.trajectory.lower() == "cartesian"
+        if self._cartesian:
+            self._check_grid(images)
+        elif heads["trajectory_dimensions"][0] not in (2, 3):
             raise InputError(
                 f"{self.path}: the acquisitions hold no trajectory of 2 or 3 columns but "
                 f"{heads['trajectory_dimensions'][0]} "
@@ -190,6 +197,31 @@ class Ismrmrd(KSpaceReader):
             raise InputError(
                 f"{self.path}: acquisition {images[np.argmax(kept < 1)]} discards all of its samples; leave it out"
             )
+
+    def _check_grid(self, images: NDArray[np.intp]) -> None:
+        """Require an encoding whose matrix holds every step, so that each readout has its place on the grid.
+
+        `_kept`: the samples of a readout without its oversampling, if all readouts are whole.
+        """
+        heads = self._heads[images]
+        encoding = self._xml.encoding(int(heads["encoding_space_ref"][0]))
+        if encoding is None:
+            raise InputError(f"{self.path}: Cartesian, but its XML header has no encoding; export it again")
+        for axis, (name, centre) in enumerate((("1", encoding.centre_1), ("2", encoding.centre_2)), start=1):
+            steps = heads["idx"][f"kspace_encode_step_{name}"].astype(int) - centre
+            n = encoding.encoded_matrix[axis]
+            odd = np.flatnonzero((steps < -(n // 2)) | (steps >= n - n // 2))
+            if odd.size:
+                raise InputError(
+                    f"{self.path}: acquisition {images[odd[0]]} has step {steps[odd[0]] + centre} of phase encoding "
+                    f"{name}, beyond the encoded matrix of {n} around {centre}; correct the header, or export it again"
+                )
+        n = encoding.encoded_matrix[0]
+        kept = n * encoding.recon_fov_mm[0] / encoding.encoded_fov_mm[0]
+        whole = (heads["number_of_samples"] == n) & (heads["center_sample"] == n // 2)
+        whole &= (heads["discard_pre"] == 0) & (heads["discard_post"] == 0)
+        if whole.all() and kept < n and abs(kept - round(kept)) < _WHOLE and (n - round(kept)) % 2 == 0:
+            self._kept = round(kept)
 
     def _group(self, images: NDArray[np.intp]) -> None:
         """Group the acquisitions by time and slice, in the file's order."""
@@ -229,12 +261,12 @@ class Ismrmrd(KSpaceReader):
         steps_2 = np.unique(self._heads["idx"]["kspace_encode_step_2"][images])
         # The third column of a 2-D encoding is 0 or holds weights: it is not a direction.
         dimensions = 3 if columns == 3 and (encoding is None or planes > 1) else 2
+        if self._cartesian and encoding is not None:
+            dimensions = 3 if encoding.encoded_matrix[2] > 1 else 2
         self._stacked = columns == 2 and len(steps_2) > 1
         if self._stacked:
             dimensions = 3
-            self._centre_2 = (
-                encoding.centre_2 if encoding and encoding.centre_2 is not None else (int(steps_2[-1]) + 1) // 2
-            )
+            self._centre_2 = encoding.centre_2 if encoding and encoding.states_centre_2 else (int(steps_2[-1]) + 1) // 2
         if dimensions == 3 and len(self._slices) > 1:
             raise InputError(f"{self.path}: {len(self._slices)} slabs of three dimensions; split it into one a file")
         matrix = encoded = share = fov = None
@@ -249,13 +281,14 @@ class Ismrmrd(KSpaceReader):
             dimensions=dimensions,
             times=len(self._times),
             slices=len(self._slices),
-            units=xml.units,
+            units="cycles/fov" if self._cartesian else xml.units,
             matrix=matrix,
             fov_mm=fov,
             encoded=encoded,
             encoded_fov=share,
             dwell_us=dwell if np.isfinite(dwell) and dwell > 0 else None,
             plane_steps=self._stacked,
+            cartesian=self._cartesian,
             placements=self._placements(),
             time_names=tuple(self._time_name(time) for time in range(len(self._times))),
         )
@@ -281,10 +314,35 @@ class Ismrmrd(KSpaceReader):
 
     def extent(self, time: int, slice_: int) -> tuple[int, int]:
         group = self._groups[time * len(self._slices) + slice_]
+        if self._kept is not None:
+            return len(group), self._kept
         head = self._heads[group[0]]
         return len(group), int(head["number_of_samples"]) - int(head["discard_pre"]) - int(head["discard_post"])
 
+    def _grid_points(self, readouts: Readouts) -> NDArray[np.float64]:
+        """Cycles per encoded field of view, by each acquisition's steps."""
+        acquisitions = self._acquisitions(readouts)
+        encoding = self._xml.encoding(int(self._heads[acquisitions[0]]["encoding_space_ref"]))
+        assert encoding is not None, "checked on opening"
+        found = []
+        for acquisition in acquisitions:
+            head = self._heads[acquisition]
+            samples, cut = self._cut(acquisition)
+            along: NDArray[Any] = np.arange(samples)[cut] - int(head["center_sample"])
+            if self._kept is not None:
+                share = encoding.recon_fov_mm[0] / encoding.encoded_fov_mm[0]
+                along = (np.arange(self._kept) - self._kept // 2) / share
+            steps = [
+                float(int(head["idx"][f"kspace_encode_step_{axis}"]) - centre)
+                for axis, centre in ((1, encoding.centre_1), (2, encoding.centre_2))
+            ]
+            columns = [np.full(len(along), step) for step in steps[: self.header.dimensions - 1]]
+            found.append(np.column_stack([along, *columns]))
+        return np.stack(found).astype(np.float64, copy=False)
+
     def trajectory(self, readouts: Readouts) -> NDArray[np.float64]:
+        if self._cartesian:
+            return self._grid_points(readouts)
         columns = self._columns(readouts)
         points = columns[..., : self.header.dimensions]
         if self.header.dimensions == 2 and columns.shape[2] == 3:
@@ -310,7 +368,11 @@ class Ismrmrd(KSpaceReader):
 
     def density(self, readouts: Readouts) -> NDArray[np.float32] | None:
         """The third column of a 2-D trajectory, if its values can be weights."""
-        if self.header.dimensions != 2 or int(self._heads["trajectory_dimensions"][self._groups[0][0]]) != 3:
+        if (
+            self._cartesian
+            or self.header.dimensions != 2
+            or int(self._heads["trajectory_dimensions"][self._groups[0][0]]) != 3
+        ):
             return None
         weights = self._columns(readouts)[..., 2]
         return weights.astype(np.float32) if (weights >= 0).all() and (weights > 0).any() else None
@@ -328,7 +390,8 @@ class Ismrmrd(KSpaceReader):
                     f"promises {counted(coils, 'coil')} × {counted(samples, 'sample')} (real and imaginary); it is "
                     "damaged; copy it again"
                 )
-            out[:, place] = np.asarray(values, np.float32).view(np.complex64).reshape(coils, samples)[:, cut]
+            line = np.asarray(values, np.float32).view(np.complex64).reshape(coils, samples)[:, cut]
+            out[:, place] = line if self._kept is None else _without_oversampling(line, self._kept)
         require_finite_samples(self.path, out, _numbered(acquisitions))
 
     def noise(self) -> NDArray[np.complex64] | None:
@@ -397,6 +460,14 @@ class Ismrmrd(KSpaceReader):
             else:
                 records = [self._data.fields(field)[int(acquisition)] for acquisition in acquisitions]
         yield from records
+
+
+def _without_oversampling(line: NDArray[Any], kept: int) -> NDArray[Any]:
+    """k-space (coils, n), centred at n // 2, of the middle `kept` of n pixels."""
+    pixels = np.fft.fftshift(np.fft.ifft(np.fft.ifftshift(line, axes=1), axis=1), axes=1)
+    first = line.shape[1] // 2 - kept // 2
+    middle = np.fft.ifftshift(pixels[:, first : first + kept], axes=1)
+    return np.fft.fftshift(np.fft.fft(middle, axis=1), axes=1)
 
 
 def _numbered(acquisitions: NDArray[np.intp]) -> Callable[[int], str]:

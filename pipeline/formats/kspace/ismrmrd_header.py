@@ -22,14 +22,18 @@ _UNITS = ("traj_units", "trajectory_units", "units")
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """One encoding: matrix (pixels) and field of view (mm) of the encoded and the reconstructed space. `centre_2`: the
-    step of the second phase encoding at the centre of k-space."""
+    """One encoding: matrix (pixels) and field of view (mm) of the encoded and the reconstructed space.
+
+    centre_1, centre_2 : the steps of the phase encodings at the centre of k-space; if not stated, half the matrix
+    """
 
     encoded_matrix: Matrix
     encoded_fov_mm: Lengths
     recon_matrix: Matrix
     recon_fov_mm: Lengths
-    centre_2: int | None = None
+    centre_1: int = 0
+    centre_2: int = 0
+    states_centre_2: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +82,16 @@ def _units(path: Path, root: ElementTree.Element) -> TrajectoryUnits | None:
 def _encoding(path: Path, element: ElementTree.Element, number: int) -> Encoding:
     where = f"{path}: encoding {number} of its XML header"
     encoded_matrix = _matrix(where, element, "encodedSpace")
-    centre = element.findtext("encodingLimits/kspace_encoding_step_2/center")
+    centres = [element.findtext(f"encodingLimits/kspace_encoding_step_{axis}/center", "").strip() for axis in (1, 2)]
+    stated = [int(text) if text.isdecimal() else n // 2 for text, n in zip(centres, encoded_matrix[1:], strict=True)]
     return Encoding(
         encoded_matrix=encoded_matrix,
         encoded_fov_mm=_lengths(where, element, "encodedSpace"),
         recon_matrix=_matrix(where, element, "reconSpace"),
         recon_fov_mm=_lengths(where, element, "reconSpace"),
-        centre_2=int(centre) if centre is not None and centre.strip().isdecimal() else None,
+        centre_1=stated[0],
+        centre_2=stated[1],
+        states_centre_2=centres[1].isdecimal(),
     )
 
 

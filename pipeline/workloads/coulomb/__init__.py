@@ -54,6 +54,14 @@ from pipeline.workloads.coulomb.grid import (
 )
 from pipeline.workloads.coulomb.parameters import CoulombParameters
 from pipeline.workloads.coulomb.slices import MiddleSlices
+from pipeline.workloads.coulomb.tables import (
+    OWN_ANGSTROM,
+    WriterWithTables,
+    read_points,
+    table_path,
+    write_points,
+    write_profile,
+)
 from pipeline.workloads.gang_protocols import Rank
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Result
@@ -100,9 +108,10 @@ class CoulombJob:
         self._scheme = self.parameters.formula
         self._audits_here = False  # else the process that started this one audits
         form = map_format_for_output(spec.output)
-        for source in (spec.input, self.parameters.trajectory):
+        for source in (spec.input, self.parameters.trajectory, self.parameters.at):
             if source is not None:
                 refuse_same_file(replace(spec, input=source))
+        self._points = None if self.parameters.at is None else read_points(self.parameters.at)
         self._frames = open_frames(spec.input, self.parameters, survey)
         self.reduction = reduction(self.parameters.combine)
         try:
@@ -244,7 +253,18 @@ class CoulombJob:
         self._audits_here = opening is not Opening.JOIN
         if self._audits_here and len(self._frames) == 1:
             self._audit.prepare(0, self._frames.frame(0).coordinates)  # while the map is computed
-        return create_map(self.spec.output, shown, opening)
+        writer = create_map(self.spec.output, shown, opening)
+        if self._audits_here and (self.parameters.profile or self._points is not None):
+            return WriterWithTables(writer, self._write_tables)
+        return writer
+
+    def _write_tables(self) -> None:
+        output = self.spec.output
+        if self.parameters.profile is not None:
+            write_profile(output, self.header, self.parameters.profile)
+        if self._points is not None:
+            values = self._audit.potential_at(self._points, OWN_ANGSTROM)
+            write_points(table_path(output, "at"), self._points, values, self.header.units)
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         if inputs:

@@ -58,8 +58,11 @@ class _Pairs:
     add_up: Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Expectation:
-    """The definition for one frame. atoms: (n, 4) x, y, z, q; points: (m, 3) in angstrom."""
+def expectation(
+    atoms: Array, points: Array, scheme: Scheme, cell: Cell | None, own_angstrom: float = 0.0
+) -> Expectation:
+    """The definition for one frame. atoms: (n, 4) x, y, z, q; points: (m, 3) in angstrom; atoms closer than
+    `own_angstrom` to a point are left out of its sum."""
     all_count = scheme.name == "direct"
     together, a_thread = (_ALL_TOGETHER, _ALL_A_THREAD) if all_count else (_TOGETHER, _A_THREAD)
     step = max(1, together // max(1, len(points)))
@@ -68,7 +71,9 @@ def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) 
     found = np.zeros((6, len(points)))
     with ThreadPoolExecutor(threads, thread_name_prefix="audit") as pool:
         # Many frames are so small that starting a thread takes as long.
-        for sums in (map if threads == 1 else pool.map)(lambda part: _sums(part, points, scheme, cell), parts):
+        for sums in (map if threads == 1 else pool.map)(
+            lambda part: _sums(part, points, scheme, cell, own_angstrom), parts
+        ):
             found += sums
     values, sizes, doubtful, counted, inside, at_edge = found
     doubtful = doubtful + np.where(at_edge > 0, np.abs(values), 0.0)
@@ -76,7 +81,7 @@ def expectation(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) 
     return Expectation(values=values, sizes=sizes, doubtful=doubtful, counted=counted)
 
 
-def _sums(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Array:
+def _sums(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None, own: float) -> Array:
     """(6, m): values, sizes, doubtful and counted of each point, without the dielectric and the exclusion; then the
     number of excluded spheres that contain the point, and of those whose edge it is on."""
     cutoff, radius = scheme.cutoff_angstrom, scheme.exclude_radius_angstrom
@@ -86,6 +91,8 @@ def _sums(atoms: Array, points: Array, scheme: Scheme, cell: Cell | None) -> Arr
         # A little beyond a sharp edge, for the pairs in doubt.
         pairs = _near_pairs(atoms, points, max(cutoff, radius) * (1 + DOUBTFUL), cell)
         counts = pairs.squares <= cutoff**2
+    if own > 0:
+        counts = (pairs.squares >= own**2) & (True if counts is None else counts)
 
     def add_up(terms: Array) -> NDArray[Any]:
         return pairs.add_up(terms if counts is None else np.where(counts, terms, 0.0))

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels.coulomb import Cell, Scheme
 from kernels.ewald import Method
-from kernels.ewald.reference import ewald, plain
+from kernels.ewald.reference import AUDIT, ewald, plain
 from pipeline.formats.charges.base import Array
 from pipeline.workloads.coulomb.definition import Expectation, expectation
 
@@ -17,18 +17,23 @@ STEPS = 26
 _STEP = float(np.finfo(np.float32).eps)
 
 
-def full_expectation(atoms: Array, points: Array, method: Method, cell: Cell | None) -> Expectation:
-    """atoms: (n, 4) x, y, z, q; points: (m, 3) in angstrom.
+def full_expectation(
+    atoms: Array, points: Array, method: Method, cell: Cell | None, own_angstrom: float = 0.0
+) -> Expectation:
+    """atoms: (n, 4) x, y, z, q; points: (m, 3) in angstrom; atoms closer than `own_angstrom` to a point are left out.
 
-    A value may be off by `accuracy` times its size: that is the field of unordered charges, the root of Σ q² rc over
-    the volume, to which the error of splitting is proportional, and the rounding of float32, counted in accuracies.
+    A value may be off by a few times `accuracy` times its size: that is the field of unordered charges, the root of
+    Σ q² rc over the volume, to which the error of splitting is proportional, and the rounding of float32, counted in
+    accuracies.
     """
     smear, radius = method.smear_per_angstrom, method.exclude_radius_angstrom
     if cell is None:
-        values = plain(atoms, points, smear_per_angstrom=smear)
+        values = plain(atoms, points, smear_per_angstrom=smear, own_angstrom=own_angstrom)
     else:
-        vacuum = method.boundary == "vacuum"
-        values = ewald(atoms, points, cell, smear_per_angstrom=smear, vacuum=vacuum)
+        values = ewald(
+            atoms, points, cell, smear_per_angstrom=smear, vacuum=method.boundary == "vacuum", exponent=AUDIT,
+            own_angstrom=own_angstrom,
+        )  # fmt: skip
     reach = method.cutoff_angstrom if smear is None else 1 / smear
     # Every atom as a unit charge: sums of 1/r, and zeros where points are excluded.
     units = np.column_stack([atoms[:, :3], np.ones(len(atoms))])

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kernels.coulomb import Scheme
 from kernels.ewald import DEFAULT_CUTOFF_ANGSTROM as DEFAULT_NEAR_ANGSTROM
+from kernels.ewald import DEFAULT_FREE_CUTOFF_ANGSTROM as DEFAULT_FREE_NEAR_ANGSTROM
 from kernels.ewald import LEVELS, Boundary, Method
 from pipeline.config import AbsolutePath
 from pipeline.formats.charges.base import Array, cell_from
@@ -61,7 +62,8 @@ class CoulombParameters(Parameters):
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
         description=f"ignore atoms beyond this, in angstrom [default: {DEFAULT_CUTOFF_ANGSTROM:g}; direct has none]; "
-        f"for ewald and full, the reach of the part that no mesh computes [default: {DEFAULT_NEAR_ANGSTROM:g}]",
+        "for ewald and full, the reach of the part that no mesh computes "
+        f"[default: {DEFAULT_NEAR_ANGSTROM:g} and {DEFAULT_FREE_NEAR_ANGSTROM:g}]",
     )
     accuracy: float | None = Field(
         None,
@@ -112,6 +114,14 @@ class CoulombParameters(Parameters):
     )
     shape: tuple[int, ...] | None = Field(
         None, description="grid points along x, y and z, as NX,NY,NZ; requires --origin"
+    )
+    profile: Literal["x", "y", "z"] | None = Field(
+        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv"
+    )
+    at: AbsolutePath | None = Field(
+        None,
+        description="a CSV file of points x,y,z in angstrom: also write the potential there, in float64, without the "
+        "term of an atom at the point itself, as OUTPUT.at.csv",
     )
     units: Units = Field("kT/e", description="of the map's values; e/A is charge over distance without a constant")
     temperature: float | None = Field(
@@ -258,9 +268,10 @@ class CoulombParameters(Parameters):
         """How the kernels compute the schemes with a far part; None for others."""
         if self.scheme not in FULL:
             return None
+        near = DEFAULT_NEAR_ANGSTROM if self.scheme == "ewald" else DEFAULT_FREE_NEAR_ANGSTROM
         return Method(
             accuracy=LEVELS[0].accuracy if self.accuracy is None else self.accuracy,
-            cutoff_angstrom=DEFAULT_NEAR_ANGSTROM if self.cutoff is None else self.cutoff,
+            cutoff_angstrom=near if self.cutoff is None else self.cutoff,
             boundary=self.boundary or "tinfoil",
             dielectric=_scheme_with(self.dielectric)[0],
             exclude_radius_angstrom=self.exclude_radius,
@@ -279,13 +290,15 @@ class CoulombParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        yield from (path for path in (self.trajectory,) if path is not None)
+        yield from (path for path in (self.trajectory, self.at) if path is not None)
 
     def in_force(self) -> dict[str, Any]:
         found = self.model_dump(mode="json", exclude_none=True)
         found |= {"frames": str(self.frame_range), "spacing": list(self.steps)}
         if self.trajectory is not None:
             found["trajectory"] = version_of(self.trajectory)
+        if self.at is not None:
+            found["at"] = version_of(self.at)
         if self.scheme in ("direct", "full"):
             found["cell"] = "none"
         if self.scheme not in ("direct", *FULL):

@@ -8,6 +8,7 @@ the ring's slots: `compute` reads them, a few coils at a time, and several ranks
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +52,7 @@ class Mri:
     """Reconstruction of MRI raw data, as a `Workload`."""
 
     name = "mri"
-    summary = "Reconstruct images from non-Cartesian multi-coil MRI raw data."
+    summary = "Reconstruct images from multi-coil MRI raw data, Cartesian or not."
     unit = "samples"
     Parameters = MriParameters
 
@@ -68,7 +69,9 @@ class MriJob:
     def __init__(self, spec: JobSpec) -> None:
         assert isinstance(spec.parameters, MriParameters)
         self.parameters = spec.parameters
-        if spec.input.suffix.lower() == ".hdr":  # the input is the pair's file of samples
+        # The input is the pair's file of samples; BART names pairs without a suffix.
+        bare = spec.input.suffix == "" and not spec.input.exists() and pair_of(spec.input)[0].exists()
+        if bare or spec.input.suffix.lower() == ".hdr":
             spec = replace(spec, input=pair_of(spec.input)[0])
         self.spec = spec
         self._form = series_format_for_output(spec.output)
@@ -386,6 +389,8 @@ class MriJob:
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
         }
+        if source.header.cartesian:
+            found["sampling"] = f"Cartesian, {self._images[0].points / math.prod(source.grid.shape):.3g} of the grid"
         if self.header.voxel_mm is not None:
             found["voxel_mm"] = [round(length, 6) for length in self.header.voxel_mm]
         if why := misplaced(source):

@@ -51,6 +51,7 @@ def image_grid(parameters: MriParameters, header: KSpaceHeader, points: NDArray[
     reach = np.abs(points).reshape(-1, header.dimensions).max(axis=0)
     if not reach.max() > 0:
         raise InputError(f"{path}: every point of its trajectory is the centre of k-space")
+    _refuse_several_missing(parameters, header, _free(header, reach), path, points.shape[-2])
     units = _units(parameters, header, _free(header, reach), path)
     shape = _shape(parameters, header, units, reach, path)
     grid = ImageGrid(shape=shape, units=units, factors=_factors(header, units, shape))
@@ -75,6 +76,36 @@ def _units(parameters: MriParameters, header: KSpaceHeader, reach: float, path: 
             f"{_suggested(reach)}; say which: cycles/pixel, cycles/fov or radians/pixel"
         )
     return given
+
+
+def _refuse_several_missing(
+    parameters: MriParameters, header: KSpaceHeader, reach: float, path: Path, samples: int
+) -> None:
+    """ParameterError that asks for everything at once, if the file and the parameters lack more than one thing."""
+    suggested = _suggested(reach)
+    units = header.units or parameters.traj_units
+    lacking = {
+        _OPTION: ("units", suggested, units is None),
+        "--matrix": (
+            "pixels",
+            str(samples),
+            parameters.matrix is None and header.matrix is None and (units or suggested) != "cycles/fov",
+        ),
+        "--dwell": (
+            "time between samples",
+            "5",
+            parameters.field_map is not None and parameters.dwell is None and header.dwell_us is None,
+        ),
+    }
+    missing = {option: (what, example) for option, (what, example, lacks) in lacking.items() if lacks}
+    if len(missing) > 1:
+        *names, last = missing
+        nothing = " nor ".join(what for what, _ in missing.values())
+        asked = " ".join(f"{option} {example}" for option, (_, example) in missing.items())
+        raise ParameterError(
+            f"{', '.join(names)} and {last}: {path} states no {nothing}; its trajectory reaches {reach:.4g}, with "
+            f"{samples} samples a readout: give all of them, such as {asked}"
+        )
 
 
 def _suggested(reach: float) -> TrajectoryUnits:

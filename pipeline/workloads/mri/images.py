@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 # Beyond any scanner's off resonance (1 MHz is 0.3 % of 7 T's 300 MHz); the phase is still accurate in float64.
 FARTHEST_HERTZ = 1e6
+_ON_GRID = 1e-6  # cycles
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Trajectory:
     digest: bytes
     spokes: tuple[int, int]
     given: NDArray[np.float32] | None
+
+    @cached_property
+    def on_grid(self) -> bool:
+        """Whether all points are whole cycles."""
+        return bool((self.points == np.rint(self.points)).all())
 
 
 class ImageSource:
@@ -106,6 +113,9 @@ class ImageSource:
         """Raises InputError if it is damaged or leaves the matrix."""
         where = f"{self.path}, slice {readouts.slice}, time {readouts.time}"
         points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        if self.header.cartesian:  # scaling has rounded
+            nearest = np.rint(points)
+            points = np.where(np.abs(points - nearest) < _ON_GRID, nearest, points)
         given = self._given_density(readouts)
         flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))
         digest = hashlib.blake2b(flat.tobytes(), digest_size=16)

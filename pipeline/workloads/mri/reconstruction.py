@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.nufft import Nufft, Toeplitz, cartesian_kernel, toeplitz_kernel
 from kernels.sense import (
+    CapturedCg,
     OffResonance,
     Segments,
     centre_images,
@@ -71,6 +72,11 @@ class Encoded:
     transform: Transform
     segment_error: float
 
+    @property
+    def capture(self) -> bool:
+        """Whether a CUDA graph can hold the normal operator: on a GPU, and without transforms of samples."""
+        return self.geometry.toeplitz is not None and not isinstance(self.right, np.ndarray)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstructed:
@@ -96,6 +102,7 @@ class Reconstruction:
         most = _CACHED_2D if len(source.grid.shape) == 2 else _CACHED_3D
         self._geometries: LruCache[Geometry] = LruCache(most)
         self._calibrations: LruCache[Calibration] = LruCache(most)
+        self._solvers: LruCache[CapturedCg] = LruCache(most)
         self._segments: LruCache[tuple[OffResonance, float]] = LruCache(most)
         self.workers = threads_for(source, len(source.images))
 
@@ -106,15 +113,15 @@ class Reconstruction:
         asked = self._parameters
         encoded = self.encoded(image, samples, trajectory)
         found, curve = encoded.right, None
-        if asked.method == "cg-sense":
-            found, curve = cg_sense(
-                encoded.normal,
-                encoded.right,
-                iterations=asked.most_iterations,
-                damping=asked.penalty_strengths.get("l2") or asked.damping,
-                tolerance=asked.tolerance,
-                on_iteration=on_iteration,
-            )
+        damping = asked.penalty_strengths.get("l2") or asked.damping
+        limits: dict[str, Any] = {"iterations": asked.most_iterations, "tolerance": asked.tolerance}
+        limits["on_iteration"] = on_iteration
+        if asked.method == "cg-sense" and encoded.capture:
+            key = trajectory.digest, image.readouts.time, image.readouts.slice
+            solver = self._solvers.get(key, lambda: CapturedCg(encoded.normal, encoded.right, damping=damping))
+            found, curve = solver.solve(encoded.right, **limits)
+        elif asked.method == "cg-sense":
+            found, curve = cg_sense(encoded.normal, encoded.right, damping=damping, **limits)
         return Reconstructed(
             image=found,
             curve=curve,
@@ -152,7 +159,10 @@ class Reconstruction:
         )
         toeplitz = None
         if asked.method == "cg-sense" and asked.field_map is None:
-            kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
+            if self._source.header.cartesian and trajectory.on_grid and math.prod(shape) % 2 == 0:
+                kernel = cartesian_kernel(points, weights, shape)
+            else:
+                kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
             toeplitz = Toeplitz(kernel, shape, workers=self.workers)
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
@@ -161,7 +171,8 @@ class Reconstruction:
         asked = self._parameters.density
         if trajectory.given is not None:
             return density.given(_beside(trajectory.given, points))
-        if asked == "none":
+        # Samples of a grid are even already; pipe-menon is the default.
+        if asked == "none" or (asked == "pipe-menon" and self._source.header.cartesian):
             return density.even(len(trajectory.points), points)
         if asked == "ramp":
             try:

@@ -57,7 +57,7 @@ def regularized(
         normal,
         right,
         energy=sum(_energy(each) for each in encoded),
-        capture=all(each.geometry.toeplitz is not None for each in encoded),
+        capture=all(each.capture for each in encoded),
         follow=follow,
         seed=seed,
     )

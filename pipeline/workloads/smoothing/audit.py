@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.smoothing.window import Window
+from pipeline.codecs.parallel import for_each
 from pipeline.errors import AuditError, InputError
 from pipeline.formats.image.base import ImageReader, Region
 from pipeline.workloads.common.halo import read_with_borders
@@ -71,9 +72,15 @@ class SmoothingAudit:
             self._statistics.check()
         is_float = self._header.dtype.kind == "f" or self._derived
         tolerance = self._float_tolerance if is_float else self._integer_tolerance
+        values, errors = written.tolist(), [0.0] * len(which)
+
+        def compare(index: int) -> None:
+            errors[index] = self._error(self.places[which[index]], values[index])
+
+        # Most places are in a block of the file that is no longer in memory: several threads read and decode them.
+        for_each(compare, range(len(which)))
         worst = 0.0
-        for number, value in zip(which, written.tolist(), strict=True):
-            error = self._error(self.places[number], value)
+        for number, value, error in zip(which, values, errors, strict=True):
             if not error <= tolerance:
                 place = tuple(self.places[number].tolist())
                 raise AuditError(

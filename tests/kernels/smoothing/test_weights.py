@@ -81,6 +81,7 @@ def test_exact_weights_keep_what_their_sums_rely_on(sigma: float, radius: int, o
         (1.0, 4, EXACT_LATER_ONE, [13072, 7928, 1769, 146, 5]),
         (2.3, 9, EXACT_FIRST_ONE, [11368, 10344, 7788, 4856, 2506, 1070, 378, 110, 27, 5]),
         (0.001, 3, EXACT_FIRST_ONE, [65536, 0, 0, 0]),
+        (3.69, 5, EXACT_FIRST_ONE, [8188, 7896, 7072, 5884, 4552, 3270]),  # one step below a power of two
         (
             7.9, 32, EXACT_LATER_ONE,
             [1656, 1642, 1603, 1540, 1456, 1354, 1240, 1118, 991, 865, 743, 628, 522, 427, 344, 273, 213, 163, 123, 92,

@@ -439,7 +439,15 @@ class Noted(CpuDevice):
 
     def __init__(self):
         super().__init__(2)
-        self.calls = []
+        self.calls, self.slots = [], {}
+
+    def process(self, job, chunk, slot, record):
+        self.slots[chunk.index] = slot
+        super().process(job, chunk, slot, record)
+
+    def finish(self, chunk, slot, record):
+        assert slot is self.slots[chunk.index]
+        super().finish(chunk, slot, record)
 
     def note(self, what):
         self.calls.append((what, threading.current_thread().name))
@@ -463,6 +471,7 @@ def test_what_a_device_is_asked():
     device, workload, plan = Noted(), Counting(), make_plan(3)
     here = threading.current_thread().name
     with open_pipeline(device, workload, plan, readers=2, writers=1) as pipeline:
+        assert all(thread.daemon for thread in pipeline._threads), "a process can end though one hangs"
         record = pipeline.stream(plan.chunks)
     assert (device.calls[0], device.calls[-1]) == (("begin", here), ("drain []", here))
     assert sorted(device.calls[1:-1]) == [("enter", f"noted-{name}") for name in ("compute-0", "compute-1", "write-0")]
@@ -497,29 +506,32 @@ def test_an_interrupted_computation_is_no_failure_of_its_own():
 
 @in_time
 def test_the_oldest_step_is_of_the_chunk_that_has_been_longest_in_one_stage():
-    """By it hung chunks are found."""
+    """By it hung chunks are found. Here it is that of the higher number."""
     go, plan = [threading.Event(), threading.Event()], make_plan(2)
+
+    def after_the_other(index):
+        if index == 0:
+            workload.wait_for("compute", 1)
 
     def held(index):
         assert go[index].wait(60)
 
-    workload, before = Scripted(compute=held), time.monotonic()
+    workload, before = Scripted(read=after_the_other, compute=held), time.monotonic()
     with open_pipeline(CpuDevice(2), workload, plan) as pipeline:
         chunk, since = pipeline.oldest_step
         assert chunk is None
         assert before <= since <= time.monotonic()
-        streaming = in_background(pipeline.stream, plan.chunks)
+        streaming = in_background(pipeline.stream, plan.chunks[::-1])
         workload.wait_for("compute", 2)
-        first, began = pipeline.oldest_step
+        chunk, began = pipeline.oldest_step
+        assert chunk == 1
         assert since <= began <= time.monotonic()
-        go[first].set()
-        workload.wait_for("write", 1)
-        last = 1 - first
-        while pipeline.oldest_step[0] != last:
+        go[1].set()
+        while pipeline.oldest_step[0] != 0:
             time.sleep(0.001)
         assert began <= pipeline.oldest_step[1] <= time.monotonic()
         released = time.monotonic()
-        go[last].set()
+        go[0].set()
         streaming.result(60)
     chunk, since = pipeline.oldest_step
     assert chunk is None

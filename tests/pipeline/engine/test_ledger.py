@@ -637,14 +637,21 @@ def test_the_recorded_budget_comes_back(folder):
     assert Ledger.recorded_budget(folder / "out.npy") == Budget(budget_bytes=5, target_bytes=4)
 
 
-def test_a_ledger_that_cannot_be_begun_is_named(folder, monkeypatch):
+def test_a_ledger_that_cannot_be_written_is_named(folder, monkeypatch):
     identity = {"cut": {"budget_bytes": 1, "target_bytes": 1}}
     ledger = Ledger(folder / "out.npy", identity)
 
     def refuse(*_, **__):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    for step, call in (("mkdir", ledger.create), ("replace", ledger.create), ("replace", ledger.go_on)):
+    (folder / "out.npy.partial").touch()
+    for step, call in (
+        ("mkdir", ledger.create),
+        ("replace", ledger.create),
+        ("replace", ledger.go_on),
+        ("replace", lambda: ledger.add(entry(0))),
+        ("replace", lambda: ledger.conclude({})),
+    ):
         monkeypatch.setattr(Path, step, refuse)
         with pytest.raises(StorageError, match=r"out\.npy\.ledger: .*EIO"):
             call()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.sense import density, gridded, toeplitz_normal
+from kernels.sense import CapturedCg, cg_sense, density, gridded, toeplitz_normal
 from kernels.sense.regularized import L1Wavelet, LowRank, Problem, TotalVariation, regularized_sense
 from tests.kernels.sense.phantom import coil_maps, normalised_error, radial, samples
 
@@ -76,6 +76,31 @@ def test_a_graph_makes_the_same_bits(cupy: Any) -> None:
     np.testing.assert_array_equal(found[0].status, found[1].status)
 
 
-def test_the_tolerance_stops_a_graph(cupy: Any) -> None:
-    found = regularized_sense(problem(cupy, penalties=penalties(cupy, "wavelet")), iterations=200, tolerance=1e-2)
-    assert len(found.status) < 150
+@pytest.mark.parametrize("which", ["wavelet", "tv"])
+def test_the_tolerance_stops_a_graph_where_it_stops_the_cpu(cupy: Any, which: str) -> None:
+    how: dict[str, Any] = {"iterations": 60, "tolerance": 2e-2, "largest": 60.0}
+    expected = regularized_sense(problem(np, penalties=penalties(np, which)), **how)
+    found = regularized_sense(problem(cupy, penalties=penalties(cupy, which)), **how)
+    assert 3 < len(found.status) == len(expected.status) < 60
+    assert normalised_error(found.image.get(), expected.image) < 2e-3
+
+
+def test_captured_conjugate_gradients_are_those_of_the_cpu(cupy: Any) -> None:
+    """One graph for several right-hand sides; it stops at the tolerance."""
+    asked, reference = problem(cupy, 1), problem(np, 1)
+    solver = CapturedCg(asked.normal, asked.right, damping=0.01)
+    for factor in (1.0, 1e-6, 3.0):
+        right = reference.right * np.float32(factor)
+        expected, curve = cg_sense(reference.normal, right, iterations=9, damping=0.01)
+        told: list[tuple[int, float]] = []
+        found, residuals = solver.solve(
+            cupy.asarray(right), iterations=9, on_iteration=lambda *each, told=told: told.append(each)
+        )
+        assert normalised_error(found.get(), expected) < 1e-3
+        np.testing.assert_allclose(residuals, curve, rtol=2e-2, atol=1e-4)
+        assert told == list(enumerate(residuals[1:].tolist(), 1))
+    _, residuals = solver.solve(asked.right, iterations=50, tolerance=float(curve[4]) * 1.05)
+    assert len(residuals) == 5
+    nothing, residuals = solver.solve(asked.right * 0, iterations=3)
+    assert not nothing.get().any()
+    assert residuals.tolist() == [0, 0, 0, 0]

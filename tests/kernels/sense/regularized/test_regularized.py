@@ -7,13 +7,13 @@ import pytest
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
 from kernels.sense import cg_sense, density, gridded, toeplitz_normal
+from kernels.sense.iterate import iterate
 from kernels.sense.regularized import (
     L1Wavelet,
     LowRank,
     Problem,
     TotalVariation,
     automatic_strength,
-    iterate,
     largest_eigenvalue,
     regularized_sense,
 )
@@ -234,6 +234,7 @@ def test_automatic_strength_is_that_of_the_least_risk():
 def test_status_of_a_solver():
     class Counting:
         status = np.zeros(3)
+        captured, rests = None, False
 
         def step(self):
             self.status += 1

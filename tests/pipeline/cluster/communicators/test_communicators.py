@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import metrics
-from pipeline.cluster.communicators.base import BUCKETED_BYTES, Deadline
+from pipeline.cluster.communicators.base import BUCKETED_BYTES, COLLECTIVE_SECONDS, Deadline
 from pipeline.cluster.communicators.deterministic import fixed_tree_sum
 from pipeline.cluster.communicators.in_process import in_process
 from pipeline.cluster.communicators.peers import Membership, listen
@@ -271,7 +271,7 @@ def endless_rank(listener, membership, ready):
     """Collectives without end, until something goes wrong; then says what."""
     mine = np.full(COUNT, membership.rank + 1.0)
     try:
-        with connect_tcp(listener, membership) as communicator:
+        with connect_tcp(listener, membership, connect_s=100.0) as communicator:
             ready.send("joined")
             expected = sum(range(communicator.size + 1))
             while True:
@@ -296,7 +296,7 @@ def test_a_killed_process_ends_the_collective_of_the_others_at_once(victim):
             for each in ranks:
                 each.start()
             for mine, _ in pipes:
-                assert mine.poll(30)
+                assert mine.poll(100)
                 assert mine.recv() == "joined"
             deadline = Deadline(rng.uniform(0, 0.2))  # the moment of death is the test's subject, not its clock
             while deadline.left_s:
@@ -305,9 +305,9 @@ def test_a_killed_process_ends_the_collective_of_the_others_at_once(victim):
             started = time.monotonic()
             for rank, (mine, _) in enumerate(pipes):
                 if rank != victim:
-                    assert mine.poll(5)
+                    assert mine.poll(COLLECTIVE_SECONDS / 4)
                     assert mine.recv() in ("RankLost", "Aborted")
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < COLLECTIVE_SECONDS / 4
         finally:
             for each in ranks:
                 each.kill()

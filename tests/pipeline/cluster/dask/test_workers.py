@@ -110,6 +110,8 @@ def scheduler(tmp_path):
         running_scheduler(tmp_path) as (process, address),
         running("worker", address, "--device", "cpu", "--workers", 1, "--metrics-port", port, cwd=tmp_path),
     ):
+        with Client(address, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)  # longer than the command waits, on a busy machine
         yield process, address, port
 
 

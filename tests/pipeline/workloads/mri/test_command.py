@@ -118,6 +118,15 @@ MISTAKES = [
     (("small.npz", "out.nii"), "where its matrix 8 × 8 resolves 4; give --matrix 32"),
     (("beyond.npz", "out.nii"), "along x, where its matrix 32 × 32 resolves 16; give --matrix 48,32"),
     (("beyond.npz", "out.nii", "--matrix", "40"), "along x, for which 48,40 pixels are right"),
+    (
+        ("plain.npz", "out.nii"),
+        "--traj-units and --matrix: plain.npz states no units nor pixels; its trajectory reaches 0.5, with 64 samples "
+        "a readout: give all of them, such as --traj-units cycles/pixel --matrix 64",
+    ),
+    (
+        ("plain.npz", "out.nii", "--field-map", "plane.npy"),
+        "--traj-units, --matrix and --dwell: plain.npz states no units nor pixels nor time between samples",
+    ),
     (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
     (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write begin:step:end"),

@@ -240,8 +240,8 @@ def test_bart_in_and_out_is_npz_in_and_npy_out(tmp_path):
         output_values="complex",
         **EXACT,
     )
-    asked = {"trajectory": tmp_path / "t.cfl", "sensitivities": str(tmp_path / "m.cfl"), "output_values": "complex"}
-    run_job(*job(tmp_path / "k.cfl", tmp_path / "out.cfl", **asked, **EXACT))
+    asked = {"trajectory": tmp_path / "t", "sensitivities": str(tmp_path / "m.cfl"), "output_values": "complex"}
+    run_job(*job(tmp_path / "k", tmp_path / "out.cfl", **asked, **EXACT))
     found = read_cfl(tmp_path / "out.cfl")
     assert found.shape[:3] == (N, N, 1)
     assert normalised_error(found.reshape(N, N).T, expected[0, 0]) < 1e-5
@@ -258,7 +258,7 @@ def test_a_pair_that_changed_is_another_parameter_however_it_is_named(tmp_path, 
     assert parameters.in_force() != before
 
 
-@pytest.mark.parametrize("named", ["k.cfl", "k.hdr"])
+@pytest.mark.parametrize("named", ["k.cfl", "k.hdr", "k"])
 def test_samples_that_changed_are_another_input_however_their_pair_is_named(tmp_path, monkeypatch, named):
     from pipeline.engine import checkpoints
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
-from kernels.sense.coil_groups import pinned
 from kernels.sense.conjugate_gradient import unchanged
 
 # Iterations that a GPU runs ahead of the status that is looked at, so that it never waits.
@@ -19,9 +18,15 @@ LAG = 3
 
 
 class Solver(Protocol):
-    """step: one iteration, in place. status: float64 of the device: objective, misfit, change."""
+    """step: one iteration, in place. status: float64 of the device; the last number is what the tolerance applies to.
+
+    captured : the steps may be captured in a CUDA graph, by `Captured`; None: they may not
+    rests    : once the status has reached the tolerance, further steps change nothing, so the host may look later
+    """
 
     status: Any
+    captured: Captured | None
+    rests: bool
 
     def step(self) -> None: ...
 
@@ -31,21 +36,19 @@ def iterate(
     iterations: int,
     *,
     tolerance: float = 0.0,
-    capture: bool = True,
     on_iteration: Callable[[int, NDArray[np.float64]], None] | None = None,
     agreed: Callable[[float], float] = unchanged,
 ) -> NDArray[np.float64]:
-    """The status after each iteration, (n, 3).
+    """The status after each iteration, (n, numbers of a status).
 
-    tolerance    : stop once the change falls to this; on a GPU `LAG` iterations later
-    capture      : the steps may be captured in a CUDA graph
+    tolerance    : stop once the status' last number falls to this
     on_iteration : called with the iteration's number and status
-    agreed       : maps this process's change to the one that all processes solving the problem use
+    agreed       : maps this process's last number to the one that all processes solving the problem use
     """
     xp = namespace(solver.status)
-    lag = 0 if xp is np else LAG
-    step = solver.step if xp is np or not capture else Captured(solver.step)
-    rows = pinned(xp, (iterations, len(solver.status)), np.float64)
+    lag = LAG if xp is not np and solver.rests else 0
+    step = solver.step if xp is np or solver.captured is None else solver.captured
+    rows = _rows(xp, iterations, len(solver.status))
     coming: deque[tuple[int, Any]] = deque()
     done = 0
 
@@ -57,9 +60,8 @@ def iterate(
         done = number + 1
         if on_iteration is not None:
             on_iteration(done, rows[number])
-        return tolerance > 0 and agreed(float(rows[number, 2])) <= tolerance
+        return tolerance > 0 and agreed(float(rows[number, -1])) <= tolerance
 
-    stopped = False
     for number in range(iterations):
         check_wanted()
         step()
@@ -72,17 +74,21 @@ def iterate(
             event = stream.record(xp.cuda.Event(disable_timing=True))
         coming.append((number, event))
         if len(coming) > lag and look():
-            stopped = True
             break
-    while coming:
-        if stopped:  # they ran, but what they would say no longer matters
-            number, event = coming.popleft()
-            if event is not None:
-                event.synchronize()
-            done = number + 1
-        else:
-            look()
+    else:
+        while coming and not look():
+            pass
+    if coming:  # the host must not reuse what is still written
+        coming[-1][1].synchronize()
     return np.array(rows[:done])
+
+
+def _rows(xp: Any, count: int, length: int) -> NDArray[np.float64]:
+    """An array on the host; for a GPU pinned, from CuPy's pool."""
+    if xp is np:
+        return np.zeros((count, length))
+    memory = xp.cuda.alloc_pinned_memory(count * length * np.dtype(np.float64).itemsize)
+    return np.frombuffer(memory, np.float64, count * length).reshape(count, length)
 
 
 class Captured:
