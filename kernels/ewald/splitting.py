@@ -10,7 +10,7 @@ over 0 … 1 is one:
 
 Of all polynomials of its degree, φ holds the largest share of its energy in the mesh's band. Without a limit of the
 degree that is the prolate spheroidal function of Liang, Jiang, Barnett and Greengard ("ESP", arXiv 2505.09727). At an
-accuracy of 1e-4 the spacing is 0.19 cutoffs; a Gaussian needs 0.17 for it. The far part is that of the rounded
+accuracy of 1e-4 the spacing may be 0.20 cutoffs; a Gaussian needs 0.17 for it. The far part is that of the rounded
 coefficients themselves, so their number limits the decay of L̂ but adds no error of its own.
 """
 
@@ -48,7 +48,7 @@ class Level:
 
 
 LEVELS = (
-    Level(accuracy=1e-4, spacing=0.19, taps=6, shape=2.4),
+    Level(accuracy=1e-4, spacing=0.20, taps=6, shape=2.4),
     Level(accuracy=1e-5, spacing=0.175, taps=8, shape=2.25),
     Level(accuracy=1e-6, spacing=0.14, taps=10, shape=2.3),
 )

@@ -29,8 +29,8 @@ def test_full_is_direct(name: str) -> None:
     grid, points = _coarse(molecule(name).grid())
     far = nearest(atoms, points, None) > 1
     right = direct(atoms, grid).astype(np.float64).ravel()[far]
-    found = potential(atoms, grid, Method(cutoff_angstrom=6.0)).ravel()[far]
-    assert np.linalg.norm(found - right) < 1e-4 * np.linalg.norm(right)
+    found = potential(atoms, grid, Method(accuracy=1e-5, cutoff_angstrom=6.0)).ravel()[far]
+    assert np.linalg.norm(found - right) < 1e-5 * np.linalg.norm(right)
 
 
 def test_the_trajectory_in_its_cell() -> None:
