@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.rank.cpu import ordered
+from kernels.rank.cpu import networks, ordered, samples
 from kernels.rank.keys import keys_of
 from kernels.rank.task import Axis, Task
 from kernels.runtime.arrays import native
@@ -21,6 +21,9 @@ Array = NDArray[Any]
 
 TILE_SAMPLES = 1 << 16  # of a tile with its halo, if the window is not larger than a quarter
 MIN_SAMPLES_PER_WORKER = 1 << 14
+TILES_PER_WORKER = 4
+STRIP_SAMPLES = 1024  # of a row: all that a network keeps of it stays in a core's first cache
+MIN_STRIP_ROWS = 16
 
 
 def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None = None) -> Array:
@@ -44,15 +47,30 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
     is_float = task.dtype.kind == "f"
     span = (keys.lowest, keys.highest, *keys.nodata, task.omit_nan)
 
-    def compute(tile: Array) -> None:
-        ordered.ordered_tile(
-            source, positions, lengths, task.inner, target, out_lengths, window, ranks, is_float, span,
-            (keys.cval, keys.nan, keys.empty), tile,
-        )  # fmt: skip
+    def compute_ordered(tile: Array) -> None:
+        for within in range(tile[0, 4], tile[1, 4]):
+            tile[:, 4] = within, within + 1
+            ordered.ordered_tile(
+                source, positions, lengths, task.inner, target, out_lengths, window, ranks, is_float, span,
+                (keys.cval, keys.nan, keys.empty), tile,
+            )  # fmt: skip
+
+    def compute_median(tile: Array) -> None:
+        runs = samples.runs_of(positions[2][tile[0, 3] : tile[1, 3] + task.taps[2] - 1])
+        row = task.axes[2].length * task.inner
+        if not networks.median_tile(
+            source, positions[1], runs, task.axes[1].length, row, task.inner, target, out_lengths, (0,) * task.taps[2],
+            is_float, span[:2], keys.cval, tile,
+        ):  # fmt: skip
+            for part in _tiles(task, tile):
+                compute_ordered(part)
 
     threads = workers or len(os.sched_getaffinity(0))
-    threads = max(1, min(threads, result.size // MIN_SAMPLES_PER_WORKER))
-    for_each(compute, _tiles(task), threads)
+    if networks.applies(task):
+        for_each(compute_median, _strips(task, threads), threads)
+    else:
+        threads = max(1, min(threads, result.size // MIN_SAMPLES_PER_WORKER))
+        for_each(compute_ordered, _tiles(task), threads)
     return result
 
 
@@ -62,8 +80,30 @@ def _sources(axis: Axis) -> NDArray[np.int64]:
     return border_indices(at, axis.length, "nearest" if axis.mode == "valid" else axis.mode)
 
 
-def _tiles(task: Task) -> Iterator[Array]:
-    """int64 (2, 5): first and end along planes, the axes and the inner samples."""
+def _strips(task: Task, threads: int) -> Iterator[Array]:
+    """Tiles of whole rows, or of parts that fit a core's cache, as of `_tiles`."""
+    _, rows, columns = task.axes
+    across = max(1, -(-columns.out_length * task.inner // STRIP_SAMPLES))
+    down = min(-(-TILES_PER_WORKER * threads // (across * task.planes)), max(1, rows.out_length // MIN_STRIP_ROWS))
+    if task.planes * math.prod(task.out_shape) < MIN_SAMPLES_PER_WORKER:
+        down = 1
+    for plane in range(task.planes):
+        for y in range(down):
+            for x in range(across):
+                begin = (plane, 0, rows.out_length * y // down, columns.out_length * x // across, 0)
+                end = (
+                    plane + 1,
+                    1,
+                    rows.out_length * (y + 1) // down,
+                    columns.out_length * (x + 1) // across,
+                    task.inner,
+                )
+                yield np.array((begin, end), np.int64)
+
+
+def _tiles(task: Task, part: Array | None = None) -> Iterator[Array]:
+    """int64 (2, 5): first and end along planes, the axes and the inner samples, that cover a part of the result."""
+    first, last = ((0,) * 5, task.out_shape) if part is None else part.tolist()
     budget = max(TILE_SAMPLES, 4 * math.prod(task.taps))
     sides, volume = [axis.taps for axis in task.axes], math.prod(task.taps)
     # Long lines first: along the last axis windows slide.
@@ -75,8 +115,8 @@ def _tiles(task: Task) -> Iterator[Array]:
         volume = volume // sides[index] * side
         sides[index] = side
     steps = [1, *(side - axis.taps + 1 for side, axis in zip(sides, task.axes, strict=True)), 1]
-    shape = task.out_shape
-    for start in np.ndindex(*(-(-length // step) for length, step in zip(shape, steps, strict=True))):
-        begin = [at * step for at, step in zip(start, steps, strict=True)]
-        end = [min(at + step, length) for at, step, length in zip(begin, steps, shape, strict=True)]
-        yield np.array((begin, end), np.int64)
+    counts = [-(-(end - begin) // step) for begin, end, step in zip(first, last, steps, strict=True)]
+    for at in np.ndindex(*counts):
+        start = [begin + n * step for begin, n, step in zip(first, at, steps, strict=True)]
+        stop = [min(begin + step, end) for begin, step, end in zip(start, steps, last, strict=True)]
+        yield np.array((start, stop), np.int64)

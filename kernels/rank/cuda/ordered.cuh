@@ -93,14 +93,18 @@ struct Walker {
     unsigned* bits;  // every `walkers`-th word
     int walkers, present, nans, word, below;  // below: bits in the words before `word`
 
-    // `change`: 1 for what enters, -1 for what leaves.
+    // `change`: 1 for what enters, -1 for what leaves. COMPLETE: no sample is missing, none is NaN. No other thread
+    // touches these bits, but an atomic operation does not wait for what it flips.
+    template <bool COMPLETE>
     __device__ void flip(unsigned short place, int change) {
-        if (place >= NAN_PLACE) {
-            if (place == NAN_PLACE) nans += change;
-            return;
+        if constexpr (!COMPLETE) {
+            if (place >= NAN_PLACE) {
+                if (place == NAN_PLACE) nans += change;
+                return;
+            }
+            present += change;
         }
-        bits[(place >> 5) * walkers] ^= 1u << (place & 31);
-        present += change;
+        atomicXor(bits + (place >> 5) * walkers, 1u << (place & 31));
         if ((place >> 5) < word) below += change;
     }
     __device__ int find(int rank) {
@@ -117,8 +121,8 @@ struct Walker {
     }
 };
 
-// rank_ordered: one block a tile. SHAPED: not all samples of the box count.
-template <typename Sample, bool SHAPED>
+// rank_ordered: one block a tile. SHAPED: not all samples of the box count. COMPLETE: as of `flip`.
+template <typename Sample, bool SHAPED, bool COMPLETE>
 __global__ void __launch_bounds__(SORTERS) rank_ordered(
     const Sample* __restrict__ in, Sample* __restrict__ out, RankTask task, OrderedTask tile, Sample cval, Sample nodata,
     Sample empty, int whole, const __grid_constant__ Footprint footprint) {
@@ -199,19 +203,20 @@ __global__ void __launch_bounds__(SORTERS) rank_ordered(
             for (int dx = 0; dx < taps2; ++dx) {
                 if constexpr (SHAPED)
                     if (!(footprint.row[dz * taps1 + dy] >> dx & 1)) continue;
-                walker.flip(first[(dz * tile.sides[1] + dy) * tile.pitch + dx], 1);
+                walker.flip<COMPLETE>(first[(dz * tile.sides[1] + dy) * tile.pitch + dx], 1);
             }
     const long long rank = task.rank.of(whole);
     const long long target =
         ((plane * task.axis[0].out_length + start[0] + z) * task.axis[1].out_length + start[1] + y) * task.axis[2].out_length;
     for (int x = begin; x < end; ++x, ++first) {
         Sample result;
-        if (walker.nans > 0) {
+        if (!COMPLETE && walker.nans > 0) {
             result = not_a_number<Sample>();
-        } else if (walker.present == 0) {
+        } else if (!COMPLETE && walker.present == 0) {
             result = empty;
         } else {
-            const int place = walker.find(static_cast<int>(walker.present == whole ? rank : task.rank.of(walker.present)));
+            const bool is_whole = COMPLETE || walker.present == whole;
+            const int place = walker.find(static_cast<int>(is_whole ? rank : task.rank.of(walker.present)));
             if constexpr (WIDE) result = sample_of<Sample>(keys[by_place[place]]);
             else result = sample_of<Sample>(by_place[place]);
         }
@@ -224,12 +229,12 @@ __global__ void __launch_bounds__(SORTERS) rank_ordered(
                 if constexpr (SHAPED) {
                     const unsigned held_bits = footprint.row[dz * taps1 + dy];
                     for (unsigned leave = held_bits & ~(held_bits << 1); leave != 0; leave &= leave - 1)
-                        walker.flip(row[__ffs(leave) - 1], -1);
+                        walker.flip<COMPLETE>(row[__ffs(leave) - 1], -1);
                     for (unsigned enter = held_bits & ~(held_bits >> 1); enter != 0; enter &= enter - 1)
-                        walker.flip(row[__ffs(enter)], 1);
+                        walker.flip<COMPLETE>(row[__ffs(enter)], 1);
                 } else {
-                    walker.flip(row[0], -1);
-                    walker.flip(row[taps2], 1);
+                    walker.flip<COMPLETE>(row[0], -1);
+                    walker.flip<COMPLETE>(row[taps2], 1);
                 }
             }
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -11,15 +12,23 @@ from kernels.rank.cuda.gather import C_TYPES, constants, footprint_of, rank_task
 from kernels.rank.task import Task
 from kernels.runtime.launch import kernel
 
-ENTRIES = tuple(f"rank_ordered<{name}, {shaped}>" for name in C_TYPES.values() for shaped in ("false", "true"))
+ENTRIES = tuple(
+    f"rank_ordered<{C_TYPES[name]}, {shaped}, {complete}>"
+    for name in C_TYPES
+    for shaped in ("false", "true")
+    for complete in ("false", "true")
+    if complete == "false" or not name.startswith("float")
+)
 SORTERS = 128  # of ordered.cuh
 COUNTS_BYTES = 2 * 16 * SORTERS
 WALKERS = (32, 64, 96, 128)
-# Samples of a tile, so that several blocks share a multiprocessor, and for windows that need more.
-FEW_SAMPLES, MOST_SAMPLES = SORTERS * 34, {1: SORTERS * 98, 2: SORTERS * 98, 4: SORTERS * 66, 8: SORTERS * 34}
+# Samples of a tile: for windows that need more, as many as shared memory holds beside all else.
+SAMPLES = {size: (18, 34, 50, most) for size, most in ((1, 98), (2, 98), (4, 66), (8, 34))}  # times SORTERS
+SHARED_BYTES = 227 << 10  # of a multiprocessor; one with less has room for fewer blocks
+FEW_SAMPLES = 64
 MAX_BLOCKS = (1 << 31) - 1
-# Steps of a thread, measured against each other: sorting a sample, flipping a bit, finding a result.
-SORT_STEPS, FLIP_STEPS, FIND_STEPS = 110, 9, 60
+# Cycles of a warp that is alone, and instructions, of sorting a sample by a digit, flipping a bit, finding a result.
+SORT, FLIP, FIND = (120, 40), (6, 9), (250, 70)
 
 
 class OrderedTask(ctypes.Structure):
@@ -33,6 +42,9 @@ class OrderedTask(ctypes.Structure):
 
 
 def applies(task: Task) -> bool:
+    # The least or the largest of few samples takes one look at each.
+    if task.samples <= FEW_SAMPLES and int(task.rank.of(task.samples)) in (0, task.samples - 1):
+        return False
     tile = _tile(task.taps, tuple(axis.out_length for axis in task.axes), task.samples, task.dtype.itemsize)
     return tile is not None and math.prod(task.out_shape) < MAX_BLOCKS
 
@@ -51,7 +63,9 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         tiles=(ctypes.c_int * 3)(*tiles),
     )  # fmt: skip
     cval, nodata, empty = constants(task)
-    entry = f"rank_ordered<{C_TYPES[task.dtype.name]}, {'false' if task.footprint is None else 'true'}>"
+    shaped = "false" if task.footprint is None else "true"
+    complete = "true" if task.dtype.kind != "f" and task.nodata is None else "false"
+    entry = f"rank_ordered<{C_TYPES[task.dtype.name]}, {shaped}, {complete}>"
     kernel("rank", entry).launch(
         (task.planes * task.inner * math.prod(tiles),), (SORTERS,),
         (image, out, rank_task(task), ordered, cval, nodata, empty, ctypes.c_int(task.samples), footprint_of(task)),
@@ -74,29 +88,28 @@ def _shared_bytes(each: int, walkers: int, itemsize: int) -> int:
 def _tile(
     taps: tuple[int, int, int], lengths: tuple[int, ...], samples: int, itemsize: int
 ) -> tuple[tuple[int, int, int], int] | None:
-    """Results of a tile along the axes, and the pieces of its lines, with the fewest steps a result; None if a
+    """Results of a tile along the axes, and the pieces of its lines, for the most results a cycle; None if a
     window is too large."""
-    best, least = None, math.inf
-    for budget in (FEW_SAMPLES, MOST_SAMPLES[itemsize]):
-        for walkers in WALKERS:
-            for planes in (1, 2, 4, 8):
-                for pieces in (1, 2, 4):
-                    rows = walkers // planes // pieces
-                    outs0, outs1 = min(planes, lengths[0]), min(rows, lengths[1])
-                    if rows < 1 or planes > max(1, lengths[0]):
-                        continue
-                    longest = budget // ((outs0 + taps[0] - 1) * (outs1 + taps[1] - 1)) - 3
-                    outs2 = min(longest - taps[2] + 1, lengths[2])
-                    if outs2 < pieces:
-                        continue
-                    outs = outs0 * outs1 * outs2
-                    side = (outs0 + taps[0] - 1) * (outs1 + taps[1] - 1) * (outs2 + taps[2] - 1)
-                    flips = 2 * taps[0] * taps[1] + samples * pieces / outs2
-                    # Walkers that a warp lacks cost as much as others.
-                    idle = -(-outs0 * outs1 * pieces // 32) * 32 / (outs0 * outs1 * pieces)
-                    steps = SORT_STEPS * side / outs + (FLIP_STEPS * flips + FIND_STEPS) * idle
-                    if steps < least:
-                        best, least = ((outs0, outs1, outs2), pieces), steps
-        if best is not None:
-            break
+    best, most = None, 0.0
+    for each, walkers, planes, pieces in itertools.product(SAMPLES[itemsize], WALKERS, (1, 2, 4, 8), (1, 2, 4, 8)):
+        rows = walkers // planes // pieces
+        if rows < 1 or planes > lengths[0]:
+            continue
+        outs0, outs1 = planes, min(rows, lengths[1])
+        longest = each * SORTERS // ((outs0 + taps[0] - 1) * (outs1 + taps[1] - 1))
+        outs2 = min((longest - 2) // 4 * 4 + 2 - taps[2] + 1, lengths[2])
+        if outs2 < pieces:
+            continue
+        used, steps = outs0 * outs1 * pieces, outs2 / pieces
+        blocks = SHARED_BYTES // (_shared_bytes(each, used, itemsize) + 1024)
+        flips, fill = 2 * taps[0] * taps[1], samples
+        cycles, issued = (
+            4 * itemsize * each * sort / 2
+            + (steps * (flips * flip + find) + fill * flip) * (1 if alone else -(-used // 32) / 4)
+            for alone, sort, flip, find in zip((True, False), SORT, FLIP, FIND, strict=True)
+        )
+        if blocks:
+            speed = blocks * outs0 * outs1 * outs2 / max(cycles, blocks * issued)
+            if speed > most:
+                best, most = ((outs0, outs1, outs2), pieces), speed
     return best

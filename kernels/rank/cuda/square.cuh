@@ -144,40 +144,58 @@ __global__ void __launch_bounds__(ACROSS * DOWN) median_square(
     const int thread = threadIdx.y * ACROSS + threadIdx.x;
     bool nan = false;
     const bool inside = task.aligned_in && from_x >= 0 && from_x + (STRIPS - 1) * SPAN + LOADED <= task.columns;
-    constexpr int GROUPS = LOADED / 4;
-    for (int i = thread; i < LINES * GROUPS; i += ACROSS * DOWN) {
-        const int y = i / GROUPS, x = i % GROUPS * 4;
-        const long long from = border_index(from_y + y, task.rows, task.mode_y);
-        Sample sample[STRIPS][4];
-        if (inside && from >= 0) {
-            struct __align__(4 * sizeof(Sample)) Vector {
-                Sample sample[4];
-            };
+    struct __align__(4 * sizeof(Sample)) Four {
+        Sample sample[4];
+    };
+    const auto store = [&](int y, int x, const Four (&loaded)[STRIPS]) {
+        unsigned word[4];
 #pragma unroll
-            for (int strip = 0; strip < STRIPS; ++strip) {
-                const Sample* line = in + from * task.columns + from_x + x + strip * SPAN;
-                const Vector vector = *reinterpret_cast<const Vector*>(line);
+        for (int j = 0; j < 4; ++j) {
+            nan |= is_nan(loaded[0].sample[j]);
+            word[j] = word_of(loaded[0].sample[j], loaded[STRIPS - 1].sample[j]);
+        }
+        uint2* target = reinterpret_cast<uint2*>(lines + y * PITCH + skewed(x));
+        target[0] = {word[0], word[1]};
+        target[1] = {word[2], word[3]};
+    };
+    if (inside && from_y >= 0 && from_y + LINES <= task.rows) {
+        // All loads of a thread are under way before it stores the first. A warp takes every WARPS-th line, 32 groups of
+        // four of it; the two groups that are left of each line are shared out after that.
+        constexpr int WARPS = ACROSS * DOWN / 32, MOST = (LINES + WARPS - 1) / WARPS;
+        const Sample* corner = in + from_y * task.columns + from_x;
+        const int warp = thread / 32, lane = thread % 32;
+        const int edge_y = thread / 2, edge_x = 4 * (32 + thread % 2);
+        Four loaded[MOST][STRIPS], edge[STRIPS];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) sample[strip][j] = vector.sample[j];
-            }
-        } else {
+        for (int i = 0; i < MOST; ++i)
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+                if (warp + i * WARPS < LINES)
+                    loaded[i][strip] = *reinterpret_cast<const Four*>(
+                        corner + (warp + i * WARPS) * task.columns + 4 * lane + strip * SPAN);
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip)
+            if (edge_y < LINES)
+                edge[strip] = *reinterpret_cast<const Four*>(corner + edge_y * task.columns + edge_x + strip * SPAN);
+#pragma unroll
+        for (int i = 0; i < MOST; ++i)
+            if (warp + i * WARPS < LINES) store(warp + i * WARPS, 4 * lane, loaded[i]);
+        if (edge_y < LINES) store(edge_y, edge_x, edge);
+    } else {
+        constexpr int GROUPS = LOADED / 4;
+        for (int i = thread; i < LINES * GROUPS; i += ACROSS * DOWN) {
+            const int y = i / GROUPS, x = i % GROUPS * 4;
+            const long long from = border_index(from_y + y, task.rows, task.mode_y);
+            Four loaded[STRIPS];
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const long long at = border_index(from_x + x + j + strip * SPAN, task.columns, task.mode_x);
-                    sample[strip][j] = from < 0 || at < 0 ? cval : in[from * task.columns + at];
+                    loaded[strip].sample[j] = from < 0 || at < 0 ? cval : in[from * task.columns + at];
                 }
+            store(y, x, loaded);
         }
-        unsigned word[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            nan |= is_nan(sample[0][j]);
-            word[j] = word_of(sample[0][j], sample[STRIPS - 1][j]);
-        }
-        uint2* target = reinterpret_cast<uint2*>(lines + y * PITCH + skewed(x));
-        target[0] = {word[0], word[1]};
-        target[1] = {word[2], word[3]};
     }
     if constexpr (same<Sample, float>) nan = __syncthreads_or(nan);
     else __syncthreads();

@@ -59,11 +59,11 @@ def fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
     return a(a, a, a), code
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index], inbounds=True)
 
 
-def _written_row(builder: Any) -> Any:
+def written_row(builder: Any) -> Any:
     """An LLVM alias scope for the row that a loop writes."""
     domain = builder.module.add_metadata(["smoothing"])
     return builder.module.add_metadata([builder.module.add_metadata(["written row", domain])])
@@ -74,8 +74,8 @@ def load(_typing: Any, array: Any, index: Any) -> Any:
     """array[index], from a row that the loop does not write; without bounds checks or negative indices."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(_address(context, builder, signature.args[0], *args))
-        value.set_metadata("noalias", _written_row(builder))
+        value = builder.load(address(context, builder, signature.args[0], *args))
+        value.set_metadata("noalias", written_row(builder))
         return value
 
     return array.dtype(array, types.intp), code
@@ -86,7 +86,7 @@ def reload(_typing: Any, array: Any, index: Any) -> Any:
     """array[index], from the row that the loop writes."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_address(context, builder, signature.args[0], *args))
+        return builder.load(address(context, builder, signature.args[0], *args))
 
     return array.dtype(array, types.intp), code
 
@@ -100,9 +100,9 @@ def store(_typing: Any, array: Any, index: Any, value: Any) -> Any:
         array_type, _, value_type = signature.args
         stored = builder.store(
             context.cast(builder, args[2], value_type, array_type.dtype),
-            _address(context, builder, array_type, args[0], args[1]),
+            address(context, builder, array_type, args[0], args[1]),
         )
-        stored.set_metadata("alias.scope", _written_row(builder))
+        stored.set_metadata("alias.scope", written_row(builder))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), code

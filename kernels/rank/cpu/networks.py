@@ -1,0 +1,253 @@
+"""Medians of small squares by networks of minima and maxima, over whole rows of samples at once.
+
+Two rows of results are computed together. The rows that the windows of both share are sorted down every column; sorted
+columns are merged in pairs, pairs with pairs; then each result's own row is added. Only samples that can still be the
+median are kept: with r samples to come, r + 1 places around the middle.
+
+A network is traced: the functions below run once on symbols, when this module is imported, and record each minimum and
+maximum; those that no result needs are dropped, the others become LLVM code, which the loops over rows vectorise.
+
+Sources: Adams, "Fast median filters using separable sorting networks" (2021); Batcher, "Sorting networks and their
+applications" (1968).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from kernels.rank.cpu.samples import gather_row, scatter_row
+from kernels.rank.task import Task
+from kernels.runtime.compiled import compiled
+from kernels.smoothing.cpu.rows import BLOCK, address, generated, written_row
+
+SIZES = (3, 5, 7)
+COLUMN, PAIR, RESULT = (0,), (0, 0), (0, 0, 0)  # steps, by their lengths
+
+Value = int  # of a trace: the number of an input or of an operation
+
+
+def applies(task: Task) -> bool:
+    """Whether a network computes a task."""
+    planes, rows, columns = task.axes
+    return (
+        task.footprint is None
+        and planes.length == planes.taps == 1
+        and rows.taps == columns.taps
+        and rows.taps in SIZES
+        and int(task.rank.of(task.samples)) == task.samples // 2
+        and task.nodata is None
+    )
+
+
+class Trace:
+    """Minima and maxima, in the order in which they were asked for."""
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+        self.operations: list[tuple[bool, Value, Value]] = []  # is it a minimum, of which two
+
+    def _add(self, is_minimum: bool, a: Value, b: Value) -> Value:
+        self.operations.append((is_minimum, a, b))
+        return self.inputs + len(self.operations) - 1
+
+    def low(self, a: Value, b: Value) -> Value:
+        return self._add(True, a, b)
+
+    def high(self, a: Value, b: Value) -> Value:
+        return self._add(False, a, b)
+
+    def sort(self, values: Sequence[Value]) -> list[Value]:
+        """Ascending."""
+        if len(values) == 1:
+            return [*values]
+        half = len(values) // 2
+        return self.merge(self.sort(values[:half]), self.sort(values[half:]))
+
+    def merge(self, a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
+        """Two ascending lists as one."""
+        half = 1 << (max(len(a), len(b)) - 1).bit_length()
+        below, values = half - len(a), [*a, *b]
+
+        def exchange(i: int, j: int) -> None:
+            if j < len(values):
+                values[i], values[j] = self.low(values[i], values[j]), self.high(values[i], values[j])
+
+        for i in range(len(a)):
+            exchange(i, i + half)
+        apart = half // 2
+        while apart:
+            for i in range(len(values)):
+                if (i + below) // apart % 2 == 1:
+                    exchange(i, i + apart)
+            apart //= 2
+        return values
+
+    def ranked(self, a: Sequence[Value], b: Sequence[Value], rank: int) -> Value:
+        """The value of a rank among those of two ascending lists: of all ways to take rank + 1 from the front of both,
+        the one whose last is least."""
+        lasts = []
+        for i in range(max(0, rank + 1 - len(b)), min(rank + 1, len(a)) + 1):
+            j = rank + 1 - i
+            lasts.append(b[j - 1] if i == 0 else a[i - 1] if j == 0 else self.high(a[i - 1], b[j - 1]))
+        found = lasts[0]
+        for last in lasts[1:]:
+            found = self.low(found, last)
+        return found
+
+    def needed(self, results: Sequence[Value]) -> list[bool]:
+        """Of each value, whether the results need it."""
+        needed = [False] * (self.inputs + len(self.operations))
+        for result in results:
+            needed[result] = True
+        for number in reversed(range(len(self.operations))):
+            if needed[self.inputs + number]:
+                for value in self.operations[number][1:]:
+                    needed[value] = True
+        return needed
+
+
+def _column(size: int) -> tuple[Trace, list[Value]]:
+    """Sorts a column of the rows that two windows share."""
+    trace = Trace(size - 1)
+    return trace, trace.sort([*range(size - 1)])
+
+
+def _pair(size: int) -> tuple[Trace, list[Value]]:
+    """Merges two sorted columns."""
+    core, trace = size - 1, Trace(2 * (size - 1))
+    return trace, trace.merge([*range(core)], [*range(core, 2 * core)])
+
+
+def _results(size: int) -> tuple[Trace, list[Value]]:
+    """Of pairs of columns, the last column, and each window's own row: both medians."""
+    core, pairs, whole = size - 1, size // 2, size * size
+    trace, middle = Trace(core * size + 2 * size), whole // 2
+    lists = [[*range(2 * core * at, 2 * core * (at + 1))] for at in range(pairs)]
+    lists.append([*range(2 * core * pairs, core * size)])
+    held, dropped, known = lists[0], 0, len(lists[0])
+    for more in lists[1:]:
+        merged = trace.merge(held, more)
+        known += len(more)
+        least, most = max(middle - (whole - known) - dropped, 0), middle - dropped
+        held, dropped = merged[least : most + 1], dropped + least
+    rows = [[*range(core * size + at, core * size + at + size)] for at in (0, size)]
+    return trace, [trace.ranked(held, trace.sort(row), middle - dropped) for row in rows]
+
+
+NETWORKS = {(step, size): make(size) for size in SIZES for step, make in enumerate((_column, _pair, _results), 1)}
+
+
+@generated
+def _network(_typing: Any, step: Any, size: Any, source: Any, origins: Any, target: Any, goals: Any, x: Any) -> Any:
+    """target[goals[k] + x] = result k of source[origins[i] + x], by the network of that step and size.
+
+    Numba compiles a function anew for other types alone: step and size are the lengths of tuples.
+    """
+    trace, results = NETWORKS[len(step), len(size)]
+    needed = trace.needed(results)
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        scope = written_row(builder)
+        source_type, origins_type, target_type, goals_type = signature.args[2:6]
+
+        def loaded(array_type: Any, array: Any, index: Any) -> Any:
+            value = builder.load(address(context, builder, array_type, array, index))
+            value.set_metadata("noalias", scope)
+            return value
+
+        def place(array_type: Any, array: Any, number: int) -> Any:
+            return builder.add(loaded(array_type, array, context.get_constant(types.intp, number)), args[6])
+
+        values: list[Any] = [
+            loaded(source_type, args[2], place(origins_type, args[3], number)) if needed[number] else None
+            for number in range(trace.inputs)
+        ]
+        compared = builder.icmp_signed if source_type.dtype.signed else builder.icmp_unsigned
+        for number, (is_minimum, a, b) in enumerate(trace.operations, trace.inputs):
+            value = None
+            if needed[number]:
+                first, second = (a, b) if is_minimum else (b, a)
+                value = builder.select(compared("<", values[a], values[b]), values[first], values[second])
+            values.append(value)
+        for number, result in enumerate(results):
+            at = place(goals_type, args[5], number)
+            stored = builder.store(values[result], address(context, builder, target_type, args[4], at))
+            stored.set_metadata("alias.scope", scope)
+        return context.get_dummy_value()
+
+    return types.void(step, size, source, origins, target, goals, x), emit
+
+
+@compiled
+def _over_row(step: Any, size: Any, source: Any, origins: Any, target: Any, goals: Any, count: int) -> None:
+    for x in range(count):
+        _network(step, size, source, origins, target, goals, x)
+
+
+@compiled
+def median_tile(
+    source: Any,
+    rows: Any,
+    runs: Any,
+    height: int,
+    length: int,
+    inner: int,
+    target: Any,
+    out_lengths: Any,
+    taps: Any,
+    is_float: bool,
+    ends: Any,
+    cval: int,
+    tile: Any,
+) -> bool:
+    """Fill a tile of medians. Returns whether it did: not if it met a NaN.
+
+    source, target : integers, the bits of the samples of [planes, 1, rows, columns, inner]
+    rows           : the index that each row of the results and their halo comes from; -1: beyond the edge
+    runs           : of `samples.runs_of`, for the tile's columns with their halo
+    height, length : rows of a plane of the source, samples of a row
+    taps           : as many of anything as the window has along both axes
+    ends           : the lowest and the highest key of numbers
+    cval           : bits beyond the edge
+    tile           : int64 (2, 5), begin and end along planes, axes and inner, of which all are filtered at once
+    """
+    size = len(taps)
+    core, held = size - 1, size + 1
+    outs = (tile[1, 3] - tile[0, 3]) * inner
+    wide = outs + core * inner
+    pitch = (wide + 2 * BLOCK) // BLOCK * BLOCK
+    # Rows of samples, sorted columns, pairs of them, results.
+    work = np.empty((held + 3 * core + 2) * pitch, source.dtype)
+    columns = (held + np.arange(core)) * pitch
+    pairs = (held + core + np.arange(2 * core)) * pitch
+    results = (held + 3 * core + np.arange(2)) * pitch
+    column_inputs, result_inputs = np.empty(core, np.int64), np.empty(core * size + 2 * size, np.int64)
+    pair_inputs = np.concatenate((columns, columns + inner))
+    for at in range(size // 2):
+        result_inputs[2 * core * at : 2 * core * (at + 1)] = pairs + 2 * at * inner
+    result_inputs[core * core : core * size] = columns + core * inner
+    plane, end = tile[0, 0], tile[1, 2]
+    read = tile[0, 2]
+    for y in range(tile[0, 2], end, 2):
+        while read < min(y + held, end + core):
+            at = -1 if rows[read] < 0 else (plane * height + rows[read]) * length
+            if not gather_row(source, at, runs, inner, cval, is_float, ends, work, read % held * pitch):
+                return False
+            read += 1
+        for i in range(core):
+            column_inputs[i] = (y + 1 + i) % held * pitch
+        for i in range(size):
+            result_inputs[core * size + i] = y % held * pitch + i * inner
+            result_inputs[core * size + size + i] = (y + size) % held * pitch + i * inner
+        _over_row(COLUMN, taps, work, column_inputs, work, columns, wide)
+        _over_row(PAIR, taps, work, pair_inputs, work, pairs, wide - inner)
+        _over_row(RESULT, taps, work, result_inputs, work, results, outs)
+        for row in range(y, min(y + 2, end)):
+            to = ((plane * out_lengths[1] + row) * out_lengths[2] + tile[0, 3]) * inner
+            scatter_row(work, results[row - y], is_float, target, to, outs)
+    return True
