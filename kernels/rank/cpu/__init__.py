@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.rank.cpu import networks, ordered, samples
+from kernels.rank.cpu import extremes, networks, ordered, samples
 from kernels.rank.keys import keys_of
 from kernels.rank.task import Axis, Task
 from kernels.runtime.arrays import native
@@ -20,10 +20,11 @@ from kernels.smoothing.borders import border_indices
 Array = NDArray[Any]
 
 TILE_SAMPLES = 1 << 16  # of a tile with its halo, if the window is not larger than a quarter
-MIN_SAMPLES_PER_WORKER = 1 << 14
+# A thread costs more than it saves below these.
+MIN_SAMPLES_ORDERED, MIN_SAMPLES_BY_ROWS = 1 << 14, 1 << 18
 TILES_PER_WORKER = 4
-STRIP_SAMPLES = 1024  # of a row: all that a network keeps of it stays in a core's first cache
-MIN_STRIP_ROWS = 16
+FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 24 << 10, 256 << 10  # of a core
+MIN_COLUMNS, MOST_COLUMNS = 512, 2048
 
 
 def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None = None) -> Array:
@@ -55,22 +56,25 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
                 (keys.cval, keys.nan, keys.empty), tile,
             )  # fmt: skip
 
-    def compute_median(tile: Array) -> None:
+    def compute_rows(tile: Array) -> None:
+        """By whole rows; ordered if there is a NaN."""
         runs = samples.runs_of(positions[2][tile[0, 3] : tile[1, 3] + task.taps[2] - 1])
-        row = task.axes[2].length * task.inner
-        if not networks.median_tile(
-            source, positions[1], runs, task.axes[1].length, row, task.inner, target, out_lengths, (0,) * task.taps[2],
-            is_float, span[:2], keys.cval, tile,
-        ):  # fmt: skip
-            for part in _tiles(task, tile):
+        common = (source, positions, runs, lengths, task.inner, target, out_lengths)
+        further = (is_float, span[:2], keys.cval, tile)
+        if is_median:
+            done = networks.median_tile(*common, (0,) * task.taps[2], *further)
+        else:
+            done = extremes.extreme_tile(*common, task.taps, int(task.rank.of(task.samples)) == 0, *further)
+        if not done:
+            for part in _cut(_ordered_steps(task), tile.tolist()):
                 compute_ordered(part)
 
     threads = workers or len(os.sched_getaffinity(0))
-    if networks.applies(task):
-        for_each(compute_median, _strips(task, threads), threads)
-    else:
-        threads = max(1, min(threads, result.size // MIN_SAMPLES_PER_WORKER))
-        for_each(compute_ordered, _tiles(task), threads)
+    is_median = networks.applies(task)
+    by_rows = is_median or extremes.applies(task)
+    threads = max(1, min(threads, result.size // (MIN_SAMPLES_BY_ROWS if by_rows else MIN_SAMPLES_ORDERED)))
+    steps = _row_steps(task, threads, is_median) if by_rows else _ordered_steps(task)
+    for_each(compute_rows if by_rows else compute_ordered, _cut(steps, ((0,) * 5, task.out_shape)), threads)
     return result
 
 
@@ -80,30 +84,26 @@ def _sources(axis: Axis) -> NDArray[np.int64]:
     return border_indices(at, axis.length, "nearest" if axis.mode == "valid" else axis.mode)
 
 
-def _strips(task: Task, threads: int) -> Iterator[Array]:
-    """Tiles of whole rows, or of parts that fit a core's cache, as of `_tiles`."""
-    _, rows, columns = task.axes
-    across = max(1, -(-columns.out_length * task.inner // STRIP_SAMPLES))
-    down = min(-(-TILES_PER_WORKER * threads // (across * task.planes)), max(1, rows.out_length // MIN_STRIP_ROWS))
-    if task.planes * math.prod(task.out_shape) < MIN_SAMPLES_PER_WORKER:
-        down = 1
-    for plane in range(task.planes):
-        for y in range(down):
-            for x in range(across):
-                begin = (plane, 0, rows.out_length * y // down, columns.out_length * x // across, 0)
-                end = (
-                    plane + 1,
-                    1,
-                    rows.out_length * (y + 1) // down,
-                    columns.out_length * (x + 1) // across,
-                    task.inner,
-                )
-                yield np.array((begin, end), np.int64)
+def _row_steps(task: Task, threads: int, is_median: bool) -> list[int]:
+    """Sides of tiles of long rows, which fit a core's cache, enough for all threads."""
+    planes, rows, columns = task.axes
+    size = task.dtype.itemsize
+    strip = max(FIRST_CACHE_BYTES // (4 * columns.taps * size) if is_median else MOST_COLUMNS, MIN_COLUMNS)
+    across = -(-columns.out_length * task.inner // strip)
+    strip = -(-columns.out_length // across)
+    deep = 1 if planes.taps == 1 else max(planes.taps, 8)
+    if is_median:
+        lines = rows.out_length
+    else:
+        lines = max(SECOND_CACHE_BYTES // (strip * task.inner * size * (deep + planes.taps)) - rows.taps, rows.taps, 8)
+    tiles = across * task.planes * -(-planes.out_length // deep) * -(-rows.out_length // lines)
+    more = -(-TILES_PER_WORKER * threads // tiles)
+    lines = max(min(lines, -(-rows.out_length // more)), min(2 * rows.taps, lines))
+    return [1, deep, lines, strip, task.inner]
 
 
-def _tiles(task: Task, part: Array | None = None) -> Iterator[Array]:
-    """int64 (2, 5): first and end along planes, the axes and the inner samples, that cover a part of the result."""
-    first, last = ((0,) * 5, task.out_shape) if part is None else part.tolist()
+def _ordered_steps(task: Task) -> list[int]:
+    """Sides of tiles that are sorted."""
     budget = max(TILE_SAMPLES, 4 * math.prod(task.taps))
     sides, volume = [axis.taps for axis in task.axes], math.prod(task.taps)
     # Long lines first: along the last axis windows slide.
@@ -114,7 +114,13 @@ def _tiles(task: Task, part: Array | None = None) -> Iterator[Array]:
         side = min(axis.out_length, max(1, even - axis.taps + 1)) + axis.taps - 1
         volume = volume // sides[index] * side
         sides[index] = side
-    steps = [1, *(side - axis.taps + 1 for side, axis in zip(sides, task.axes, strict=True)), 1]
+    return [1, *(side - axis.taps + 1 for side, axis in zip(sides, task.axes, strict=True)), task.inner]
+
+
+def _cut(steps: Sequence[int], part: Sequence[Sequence[int]]) -> Iterator[Array]:
+    """int64 (2, 5), begin and end along planes, the axes and the inner samples: tiles that cover a part of the
+    result."""
+    first, last = part
     counts = [-(-(end - begin) // step) for begin, end, step in zip(first, last, steps, strict=True)]
     for at in np.ndindex(*counts):
         start = [begin + n * step for begin, n, step in zip(first, at, steps, strict=True)]

@@ -22,10 +22,11 @@ from numba import types
 from kernels.rank.cpu.samples import gather_row, scatter_row
 from kernels.rank.task import Task
 from kernels.runtime.compiled import compiled
-from kernels.smoothing.cpu.rows import BLOCK, address, generated, written_row
+from kernels.smoothing.cpu.rows import address, generated, written_row
 
 SIZES = (3, 5, 7)
-COLUMN, PAIR, RESULT = (0,), (0, 0), (0, 0, 0)  # steps, by their lengths
+BLOCK = 64  # samples
+COLUMN, PAIR, RESULT, WHOLE = (0,), (0, 0), (0, 0, 0), (0,)  # steps, by their lengths
 
 Value = int  # of a trace: the number of an input or of an operation
 
@@ -34,7 +35,8 @@ def applies(task: Task) -> bool:
     """Whether a network computes a task."""
     planes, rows, columns = task.axes
     return (
-        task.footprint is None
+        task.dtype.itemsize < 8  # vector units before AVX-512 do not compare 64 bits so well
+        and task.footprint is None
         and planes.length == planes.taps == 1
         and rows.taps == columns.taps
         and rows.taps in SIZES
@@ -122,6 +124,18 @@ def _pair(size: int) -> tuple[Trace, list[Value]]:
     return trace, trace.merge([*range(core)], [*range(core, 2 * core)])
 
 
+def _whole(size: int) -> tuple[Trace, list[Value]]:
+    """All at once, of the rows of both windows, column by column: cheapest for 3 × 3."""
+    trace = Trace((size + 1) * size)
+    columns = [[*range(at * (size + 1), (at + 1) * (size + 1))] for at in range(size)]
+    cores = [trace.sort(column[1:-1]) for column in columns]
+    held = trace.merge(trace.merge(cores[0], cores[1]), cores[2])
+    middle, kept = size * size // 2, size * size - size * (size - 1)
+    dropped = middle - kept
+    rows = [[column[at] for column in columns] for at in (0, size)]
+    return trace, [trace.ranked(held[dropped : middle + 1], trace.sort(row), middle - dropped) for row in rows]
+
+
 def _results(size: int) -> tuple[Trace, list[Value]]:
     """Of pairs of columns, the last column, and each window's own row: both medians."""
     core, pairs, whole = size - 1, size // 2, size * size
@@ -138,7 +152,8 @@ def _results(size: int) -> tuple[Trace, list[Value]]:
     return trace, [trace.ranked(held, trace.sort(row), middle - dropped) for row in rows]
 
 
-NETWORKS = {(step, size): make(size) for size in SIZES for step, make in enumerate((_column, _pair, _results), 1)}
+NETWORKS = {(step, size): make(size) for size in (5, 7) for step, make in enumerate((_column, _pair, _results), 1)}
+NETWORKS[1, 3] = _whole(3)
 
 
 @generated
@@ -192,10 +207,9 @@ def _over_row(step: Any, size: Any, source: Any, origins: Any, target: Any, goal
 @compiled
 def median_tile(
     source: Any,
-    rows: Any,
+    sources: Any,
     runs: Any,
-    height: int,
-    length: int,
+    lengths: Any,
     inner: int,
     target: Any,
     out_lengths: Any,
@@ -205,28 +219,29 @@ def median_tile(
     cval: int,
     tile: Any,
 ) -> bool:
-    """Fill a tile of medians. Returns whether it did: not if it met a NaN.
+    """Fill a tile of medians, of all inner samples. Returns whether it did: not if it met a NaN.
 
-    source, target : integers, the bits of the samples of [planes, 1, rows, columns, inner]
-    rows           : the index that each row of the results and their halo comes from; -1: beyond the edge
-    runs           : of `samples.runs_of`, for the tile's columns with their halo
-    height, length : rows of a plane of the source, samples of a row
-    taps           : as many of anything as the window has along both axes
-    ends           : the lowest and the highest key of numbers
-    cval           : bits beyond the edge
-    tile           : int64 (2, 5), begin and end along planes, axes and inner, of which all are filtered at once
+    runs   : of `samples.runs_of`, for the tile's columns with their halo
+    taps   : as many of anything as the window has along both axes
+    ends   : the lowest and the highest key of numbers
+    cval   : bits beyond the edge
+    others : as of `ordered.ordered_tile`
     """
+    rows = sources[1]
     size = len(taps)
     core, held = size - 1, size + 1
     outs = (tile[1, 3] - tile[0, 3]) * inner
     wide = outs + core * inner
-    pitch = (wide + 2 * BLOCK) // BLOCK * BLOCK
+    # Rows are computed in whole blocks, so that no loop ends in single samples.
+    blocks = (wide + BLOCK - 1) // BLOCK * BLOCK
+    pitch = blocks + BLOCK
     # Rows of samples, sorted columns, pairs of them, results.
-    work = np.empty((held + 3 * core + 2) * pitch, source.dtype)
+    work = np.empty((held + 3 * core + 3) * pitch + core * inner, source.dtype)
     columns = (held + np.arange(core)) * pitch
     pairs = (held + core + np.arange(2 * core)) * pitch
     results = (held + 3 * core + np.arange(2)) * pitch
     column_inputs, result_inputs = np.empty(core, np.int64), np.empty(core * size + 2 * size, np.int64)
+    whole_inputs = np.empty(size * held, np.int64)
     pair_inputs = np.concatenate((columns, columns + inner))
     for at in range(size // 2):
         result_inputs[2 * core * at : 2 * core * (at + 1)] = pairs + 2 * at * inner
@@ -235,18 +250,23 @@ def median_tile(
     read = tile[0, 2]
     for y in range(tile[0, 2], end, 2):
         while read < min(y + held, end + core):
-            at = -1 if rows[read] < 0 else (plane * height + rows[read]) * length
+            at = -1 if rows[read] < 0 else (plane * lengths[1] + rows[read]) * lengths[2] * inner
             if not gather_row(source, at, runs, inner, cval, is_float, ends, work, read % held * pitch):
                 return False
             read += 1
-        for i in range(core):
-            column_inputs[i] = (y + 1 + i) % held * pitch
-        for i in range(size):
-            result_inputs[core * size + i] = y % held * pitch + i * inner
-            result_inputs[core * size + size + i] = (y + size) % held * pitch + i * inner
-        _over_row(COLUMN, taps, work, column_inputs, work, columns, wide)
-        _over_row(PAIR, taps, work, pair_inputs, work, pairs, wide - inner)
-        _over_row(RESULT, taps, work, result_inputs, work, results, outs)
+        if size == 3:
+            for i in range(size * held):
+                whole_inputs[i] = (y + i % held) % held * pitch + i // held * inner
+            _over_row(WHOLE, taps, work, whole_inputs, work, results, blocks)
+        else:
+            for i in range(core):
+                column_inputs[i] = (y + 1 + i) % held * pitch
+            for i in range(size):
+                result_inputs[core * size + i] = y % held * pitch + i * inner
+                result_inputs[core * size + size + i] = (y + size) % held * pitch + i * inner
+            _over_row(COLUMN, taps, work, column_inputs, work, columns, blocks)
+            _over_row(PAIR, taps, work, pair_inputs, work, pairs, blocks)
+            _over_row(RESULT, taps, work, result_inputs, work, results, blocks)
         for row in range(y, min(y + 2, end)):
             to = ((plane * out_lengths[1] + row) * out_lengths[2] + tile[0, 3]) * inner
             scatter_row(work, results[row - y], is_float, target, to, outs)

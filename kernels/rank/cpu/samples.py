@@ -32,36 +32,41 @@ def gather_row(
     for run in range(len(runs)):
         start, origin, count = to + runs[run, 0] * inner, runs[run, 1], runs[run, 2] * inner
         if at < 0 or origin < 0:
-            work[start : start + count] = cval
+            work[start : start + count] = _turned(cval, source.itemsize) if is_float else cval
+        elif is_float:
+            _turn(source, at + origin * inner, work, start, count)
         else:
             _copy(source, at + origin * inner, work, start, count)
-    if is_float:
-        count = (runs[-1, 0] + runs[-1, 2]) * inner
-        turn(work, to, work, to, count)
-        return not _has_nan(work, to, count, ends[0], ends[1])
-    return True
+    return not is_float or _are_within(work, to, (runs[-1, 0] + runs[-1, 2]) * inner, ends[0], ends[1])
 
 
 @compiled
 def scatter_row(work: Any, at: int, is_float: bool, target: Any, to: int, count: int) -> None:
     """The samples of keys."""
     if is_float:
-        turn(work, at, target, to, count)
+        _turn(work, at, target, to, count)
     else:
         _copy(work, at, target, to, count)
 
 
 @compiled
-def turn(source: Any, at: int, target: Any, to: int, count: int) -> None:
-    """The bits of floats as keys, or back; in place too."""
+def _turned(bits: int, itemsize: int) -> int:
+    """The bits of a float as a key, or back."""
+    if itemsize == 4:
+        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+
+@compiled
+def _turn(source: Any, at: int, target: Any, to: int, count: int) -> None:
     if source.itemsize == 4:
         for i in range(count):
-            bits = source[at + i]
-            target[to + i] = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+            bits = load(source, at + i)
+            store(target, to + i, bits ^ ((bits >> 31) & 0x7FFFFFFF))
     else:
         for i in range(count):
-            bits = source[at + i]
-            target[to + i] = bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+            bits = load(source, at + i)
+            store(target, to + i, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF))
 
 
 @compiled
@@ -71,8 +76,8 @@ def _copy(source: Any, at: int, target: Any, to: int, count: int) -> None:
 
 
 @compiled
-def _has_nan(keys: Any, at: int, count: int, lowest: int, highest: int) -> bool:
-    found = False
+def _are_within(keys: Any, at: int, count: int, lowest: int, highest: int) -> bool:
+    least = most = load(keys, at)
     for i in range(count):
-        found |= keys[at + i] < lowest or keys[at + i] > highest
-    return found
+        least, most = min(least, load(keys, at + i)), max(most, load(keys, at + i))
+    return bool(lowest <= least and most <= highest)
