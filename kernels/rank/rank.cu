@@ -4,13 +4,16 @@
 // Arrays are C-contiguous, [planes, three axes, inner]; the windows lie along the axes. Border modes are numbered in
 // borders.cuh.
 //
-// Floors of N samples of b bytes with w samples in a window, on a device with bandwidth B that compares and exchanges C
-// samples a second (packed in pairs if they have 16 bits, in fours of 8 bits):
+// Floors of N samples of b bytes with w samples in a window, on a device with bandwidth B with C minima or maxima
+// of samples a second (two at once if they have at most 16 bits: 29 T/s measured on an H200):
 //   bytes       2 N b / B    each sample is read once and written once
-//   operations  c N / C      c: compare-exchanges of a result; a median of 3 × 3, 5 × 5, 7 × 7 takes about 7, 36, 90 if
-//                            neighbours share what they have sorted
+//   operations  m N / C      m: minima and maxima of a result: of medians of 3 × 3, 5 × 5 and 7 × 7 about 9, 31 and 72
 //
 // Kernels, naive to fast:
-//   rank_gather   one thread per result: its key bit by bit from the highest, #include "cuda/gather.cuh"
+//   rank_gather (gather.cuh)     one thread per result, by bisection of the keys: each step counts the window's samples
+//   rank_ordered (ordered.cuh)   a moving window over the sorted samples of a tile: cost grows with the window's surface
+//   median_square (square.cuh)   medians of 3 × 3, 5 × 5 and 7 × 7, by networks in registers that neighbours share
+
+#include "cuda/gather.cuh"
 #include "cuda/ordered.cuh"
 #include "cuda/square.cuh"

@@ -10,8 +10,8 @@
 //      . l c c c c r .
 //      b . . b b . . b
 //
-// only samples that can still be the median are kept: with r samples to come, r + 1 places around the middle. Per result
-// and half word this takes about 10 (3 × 3), 28 (5 × 5) and 55 (7 × 7) minima or maxima.
+// only samples that can still be the median are kept: with r samples to come, r + 1 places around the middle. For a result
+// this takes about 9 (3 × 3), 31 (5 × 5) and 72 (7 × 7) minima or maxima.
 //
 //   threads of a block     load the block's samples, packed, to shared memory
 //        |  barrier           each waits for all others: a strip reads what its neighbours loaded
