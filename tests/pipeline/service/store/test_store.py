@@ -289,8 +289,9 @@ def test_what_comes_after_waits_and_fails_with_it(store):
     assert [store.job(job).job.state for job in (b, c)] == [State.FAILED, State.FAILED]
     assert store.job(c).job.error == f"job {b}, which it comes after, failed"
     store.retry(a, now=3.0)
-    store.retry(b, now=3.0)
-    assert store.job(b).job.waiting_for == {a}
+    queued, _ = store.retry(b, now=3.0)
+    assert store.job(b).job == queued
+    assert queued.waiting_for == {a}
     assert claim(store).job.epoch == 2
     store.apply(a, Planned(2, 1), now=4.0)
     store.apply(a, Computed(2), now=4.0)
