@@ -58,7 +58,7 @@ def _measured(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _make_image(path: Path, rows: int) -> None:
-    header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXC", dtype=np.dtype(np.uint16))
+    header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXS", dtype=np.dtype(np.uint16))
     band = np.random.default_rng(0).integers(0, 65536, (BAND_ROWS, COLUMNS, 3), np.uint16)
     writer = images.create_image(path, header)
     for top in range(0, rows, BAND_ROWS):

@@ -218,7 +218,7 @@ def measure_files(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def _make_file(path: Path, nbytes: int) -> int:
     rows = nbytes // (COLUMNS * 6)
-    header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXC", dtype=U16)
+    header = ImageHeader(shape=(rows, COLUMNS, 3), axes="YXS", dtype=U16)
     band = np.random.default_rng(0).integers(0, 65536, (1024, COLUMNS, 3), np.uint16)
     writer = images.create_image(path, header)
     for top in range(0, rows, 1024):

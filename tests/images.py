@@ -13,7 +13,7 @@ from pipeline.formats.image.base import ImageHeader, Region
 COMMAND = [sys.executable, "-c", "from pipeline.cli import main; main()"]
 
 
-def write_image(path, samples, axes="YXC"):
+def write_image(path, samples, axes="YXS"):
     """Store samples under a name whose suffix says the format."""
     header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype)
     writer = images.create_image(path, header)

@@ -34,7 +34,7 @@ def test_the_same_bytes_as_the_cpu(tmp_path, monkeypatch, options, mode, dtype):
     else:
         info = np.iinfo(dtype)
         samples = rng.integers(info.min, info.max, (1021, 509, 3), dtype=dtype, endpoint=True)
-    write_image(tmp_path / "in.tif", samples, "YXC")
+    write_image(tmp_path / "in.tif", samples, "YXS")
     run(monkeypatch, "in.tif", "cpu.npy", *options, "--mode", mode, "--device", "cpu")
     # So little memory that there are several chunks: halo, ring and all three streams take part.
     memory = f"{8 * max(np.dtype(dtype).itemsize, 3)}MiB"

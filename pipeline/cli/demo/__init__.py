@@ -30,7 +30,7 @@ SCAN_PIXELS, SPOKES, COILS = 128, 64, 6
 
 def make_cells(path: Path, rows: int, columns: int, seed: int) -> None:
     """Write a microscope-like 16-bit RGB image: bright soft discs on an uneven background, with photon noise."""
-    header = ImageHeader(shape=(rows, columns, 3), axes="YXC", dtype=np.dtype(np.uint16))
+    header = ImageHeader(shape=(rows, columns, 3), axes="YXS", dtype=np.dtype(np.uint16))
     cells = _scatter_cells(rows, columns, seed)
     writer = images.create_image(path, header)
     try:

@@ -15,8 +15,10 @@ from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 
+# The order of axes: time points, channels, planes, rows, columns, and the samples of a pixel (gray, RGB, alpha, inks).
+# Every image has rows and columns.
+AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
-AXES = ("YX", "YXC", "ZYX", "ZYXC")
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
 # Values of a TIFF's metadata: of "photometric", and of the last of "extra_samples".
@@ -49,7 +51,8 @@ class ImageHeader:
     """What an image file declares about itself.
 
     shape    : samples along each axis
-    axes     : one letter for each axis: Z (planes, pages), Y (rows), X (columns), C (channels, always last)
+    axes     : one letter for each axis, of `AXES` in this order. C: declared channels, as of fluorescence;
+               S: colour samples, alpha or others, interleaved in each pixel
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
     metadata : what a new file of the same format takes over (resolution, tuple type, pixel size, …)
@@ -70,7 +73,7 @@ class ImageHeader:
     def misread_elsewhere(self) -> str | None:
         """What a format limited to gray, RGB and straight alpha would show instead; None if the image itself."""
         photometric, extra = self.metadata.get("photometric"), self.metadata.get("extra_samples", ())
-        channels = self.shape[-1] if self.axes.endswith("C") else 1
+        channels = self.samples_per_pixel
         if photometric == WHITE_IS_ZERO:
             return "a negative of this image, in which 0 is white"
         if photometric == INKS and channels <= 4:
@@ -82,7 +85,17 @@ class ImageHeader:
 
     @property
     def channel_axis(self) -> int | None:
-        return self.axes.index("C") if "C" in self.axes else None
+        """The axis of declared channels, else that of a pixel's samples."""
+        return next((self.axes.index(letter) for letter in "CS" if letter in self.axes), None)
+
+    @property
+    def samples_per_pixel(self) -> int:
+        return self.shape[-1] if self.axes.endswith("S") else 1
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """The lengths of the axes before rows and columns."""
+        return self.shape[: self.axes.index("Y")]
 
 
 @dataclass(frozen=True, kw_only=True)

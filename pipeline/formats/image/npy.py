@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import (
-    AXES,
     DTYPES,
     ImageFormat,
     ImageHeader,
@@ -31,6 +30,7 @@ from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile
 
 _MAGIC = b"\x93NUMPY"
+_AXES = ("YX", "YXS", "ZYX", "ZYXS")  # which a shape alone can tell apart
 _LONGEST_HEADER = 64 << 10
 _ALIGNMENT = 64
 _SUPPORTED = {np.dtype(name).str[1:] for name in DTYPES}  # "u1", "f4", …
@@ -42,7 +42,7 @@ _SHAPE = re.compile(r"'shape'\s*:\s*\(\s*((?:\d{1,18}L?\s*(?:,\s*|(?=\))))*)\)")
 
 
 class Npy(ImageFormat):
-    """The shape determines the axes: (Y, X), (Y, X, up to 4 channels), (Z, Y, X), (Z, Y, X, channels)."""
+    """The shape determines the axes: (Y, X), (Y, X, up to 4 samples), (Z, Y, X), (Z, Y, X, samples)."""
 
     name = "NPY"
     suffixes = (".npy",)
@@ -59,8 +59,8 @@ class Npy(ImageFormat):
             raise
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in AXES:
-            return f"{path}: .npy holds axes {', '.join(AXES)}, not {header.axes}; choose .tif or .zarr"
+        if header.axes not in _AXES:
+            return f"{path}: .npy holds axes {', '.join(_AXES)}, not {header.axes}; choose .tif or .zarr"
         if header.dtype.name not in DTYPES:
             return f"{path}: .npy holds {', '.join(DTYPES)} here, not {header.dtype}; convert it first"
         return None
@@ -149,8 +149,8 @@ def _axes_of(path: Path, shape: tuple[int, ...]) -> str:
     if math.prod(shape) == 0:
         raise InputError(f"{path}: its shape {shape} holds no samples; nothing to read")
     if len(shape) == 3:
-        return "YXC" if shape[-1] <= 4 else "ZYX"
-    return "YX" if len(shape) == 2 else "ZYXC"
+        return "YXS" if shape[-1] <= 4 else "ZYX"
+    return "YX" if len(shape) == 2 else "ZYXS"
 
 
 def npy_head(header: ImageHeader) -> bytes:

@@ -66,8 +66,8 @@ class Png(ImageFormat):
         others = "; choose .tif, .npy or .zarr"
         if header.misread_elsewhere is not None:
             return f"{path}: PNG would show {header.misread_elsewhere}; choose .tif"
-        if header.axes not in ("YX", "YXC") or (header.axes == "YXC" and header.shape[2] > 4):
-            kind = f"axes {header.axes}" if "Z" in header.axes else f"{header.shape[-1]} channels"
+        if header.axes not in ("YX", "YXS") or (header.axes == "YXS" and header.shape[2] > 4):
+            kind = f"{header.shape[-1]} channels" if header.axes == "YXS" else f"axes {header.axes}"
             return f"{path}: PNG holds one image of rows and columns with up to 4 channels, not {kind}{others}"
         if header.dtype not in (np.dtype(np.uint8), np.dtype(np.uint16)):
             return f"{path}: PNG holds uint8 and uint16 samples, not {header.dtype}{others}"
@@ -192,7 +192,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
     channels = _CHANNELS[colour] + transparent
     return ImageHeader(
         shape=(height, width) if channels == 1 else (height, width, channels),
-        axes="YX" if channels == 1 else "YXC",
+        axes="YX" if channels == 1 else "YXS",
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
         metadata={"png_chunks": tuple(carried)} if carried else {},
     )

@@ -64,7 +64,7 @@ class Pnm(ImageFormat):
         others = "; choose .tif, .npy or .zarr"
         if header.misread_elsewhere is not None:
             return f"{path}: PNM and PAM would show {header.misread_elsewhere}; choose .tif"
-        if header.axes not in ("YX", "YXC"):
+        if header.axes not in ("YX", "YXS"):
             return f"{path}: PNM and PAM hold one image of rows and columns, not axes {header.axes}{others}"
         if header.dtype not in _DTYPES:
             return f"{path}: PNM and PAM hold uint8 and uint16 samples, not {header.dtype}{others}"
@@ -170,7 +170,7 @@ def _checked_header(
         raise InputError(f"{path}: the header says {width} × {height} pixels of {channels}; nothing to read")
     if not 1 <= maxval <= 65535:
         raise InputError(f"{path}: MAXVAL is {maxval}; it must lie in 1 … 65535; export the file again")
-    shape, axes = ((height, width), "YX") if depth == 1 else ((height, width, depth), "YXC")
+    shape, axes = ((height, width), "YX") if depth == 1 else ((height, width, depth), "YXS")
     return ImageHeader(shape=shape, axes=axes, dtype=_dtype_of(maxval), maxval=maxval, metadata=metadata or {})
 
 
@@ -271,4 +271,4 @@ def _dtype_of(maxval: int) -> np.dtype[Any]:
 
 
 def _channels(header: ImageHeader) -> int:
-    return header.shape[2] if header.axes == "YXC" else 1
+    return header.shape[2] if header.axes == "YXS" else 1

@@ -22,8 +22,9 @@ Span = tuple[int, int]  # start, stop
 
 
 def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) -> None:
-    """Average the image (the middle plane of a volume) down to at most `longest_side` pixels and write it as PNG.
+    """Average the image down to at most `longest_side` pixels and write it as PNG.
 
+    Of a volume the middle plane is shown, of several channels or time points the first.
     8-bit samples keep their values; all others except alpha (a second or fourth channel) are stretched so that the
     darkest pixel is black and the brightest white. If there are more than four channels, the first is shown.
     """
@@ -36,7 +37,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
 
 def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
     """Write rows × columns (× channels) as a PNG."""
-    axes = "YXC" if pixels.ndim == 3 else "YX"
+    axes = "YXS" if pixels.ndim == 3 else "YX"
     header = ImageHeader(shape=pixels.shape, axes=axes, dtype=np.dtype(np.uint8))
     writer = images.create_image(preview, header)
     try:
@@ -52,7 +53,7 @@ def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
     sizes = dict(zip(header.axes, header.shape, strict=True))
     step = math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
     # If there are more channels than a PNG has, only the first is read.
-    channels = sizes.get("C", 1) if sizes.get("C", 1) <= 4 else 1
+    channels = sizes.get("S", 1) if sizes.get("S", 1) <= 4 else 1
     sums = np.zeros((-(-sizes["Y"] // step), -(-sizes["X"] // step), channels))
     counts = np.zeros_like(sums)
     for rows, columns in _tiles(reader, sizes["Y"], sizes["X"], channels):
@@ -64,7 +65,7 @@ def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
             counts[blocks] += _block_sums(present, rows, columns, step)
     with np.errstate(invalid="ignore"):
         means: NDArray[np.float64] = sums / counts
-    return means if "C" in header.axes else means[..., 0]
+    return means if "S" in header.axes else means[..., 0]
 
 
 def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Iterator[tuple[Span, Span]]:
@@ -79,10 +80,11 @@ def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Itera
 
 
 def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int) -> NDArray[np.float64]:
-    """Rows × columns × channels of the image, or of a volume's middle plane."""
-    depth = reader.header.shape[0] if "Z" in reader.header.axes else 1
-    spans = {"Z": (depth // 2, depth // 2 + 1), "Y": rows, "X": columns, "C": (0, channels)}
-    region = Region(*zip(*(spans[letter] for letter in reader.header.axes), strict=True))
+    """Rows × columns × samples of the image: of its first time point and channel, and of a volume's middle plane."""
+    sizes = dict(zip(reader.header.axes, reader.header.shape, strict=True))
+    middle = sizes.get("Z", 1) // 2
+    spans = {"Z": (middle, middle + 1), "Y": rows, "X": columns, "S": (0, channels)}
+    region = Region(*zip(*(spans.get(letter, (0, 1)) for letter in reader.header.axes), strict=True))
     samples = np.empty(region.shape, reader.header.dtype)
     reader.read(region, samples)
     return samples.astype(np.float64).reshape(rows[1] - rows[0], columns[1] - columns[0], channels)

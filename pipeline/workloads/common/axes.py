@@ -6,16 +6,40 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ParameterError
+from pipeline.formats.image.base import ImageHeader
+
+
+def usual_axes(header: ImageHeader) -> tuple[int, ...]:
+    """The numbers of the axes to filter unless others are chosen: rows and columns, and planes of known distance.
+
+    Planes without time points and channels are taken for a volume even if their distance is unknown.
+    """
+    is_volume = not {"T", "C"} & set(header.axes) or _has_plane_distance(header)
+    return tuple(axis for axis, letter in enumerate(header.axes) if letter in "YX" or (letter == "Z" and is_volume))
+
+
+def named(axes: Sequence[int], letters: str) -> str:
+    """The letters of chosen axes, for people: "Y, X"."""
+    return ", ".join(letters[axis] for axis in axes)
+
+
+def _has_plane_distance(header: ImageHeader) -> bool:
+    """Whether the file states one; 1 without a unit stands for an unknown one."""
+    stated = header.metadata.get("scale", {}).get("Z", 1.0), header.metadata.get("unit", {}).get("Z")
+    return stated != (1.0, None)
 
 
 def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...]:
     """The numbers of the axes named by letter or number, in that order.
 
-    letters : of the image's axes; C, the channels, cannot be chosen
+    names   : as given, "YX" also as one
+    letters : of the image's axes; T, C and S (time points, channels, samples of a pixel) cannot be chosen
 
     Raises ParameterError that lists the axes.
     """
-    spatial = [axis for axis, letter in enumerate(letters) if letter != "C"]
+    if len(names) == 1 and len(names[0]) > 1 and names[0].isalpha():
+        names = tuple(names[0])
+    spatial = [axis for axis, letter in enumerate(letters) if letter in "ZYX"]
     by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
     chosen = [by_name.get(name.upper()) for name in names]
     if not chosen or None in chosen or len(set(chosen)) != len(chosen):

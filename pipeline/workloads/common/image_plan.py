@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def plan_image(
     header: ImageHeader | None = None,
     further: ArraySpec | None = None,
     most_bytes: int | None = None,
+    whole: Collection[int] = (),
     pads_uncut: bool = False,
     storage: Storage | None = None,
 ) -> Plan:
@@ -39,6 +40,7 @@ def plan_image(
     header     : of the output, of the input's shape; None: the input's
     further    : an output of each chunk besides the samples
     most_bytes : of a chunk's input and output samples together
+    whole      : axes that no chunk parts, besides the samples of a pixel
     storage    : of the output
     pads_uncut : chunks hold the halo along every axis; else only along those that are cut
 
@@ -51,7 +53,7 @@ def plan_image(
         limit = min(limit, most_bytes)
     tilings = partial(
         best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
-        channel_axis=source.channel_axis, pads_uncut=pads_uncut,
+        whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
         grain=_grain(reader, images.format_for_output(spec.output, storage), header),
     )  # fmt: skip
     tiling = tilings(budget_bytes=limit, target_bytes=target)
@@ -95,7 +97,7 @@ def _chunks(
             halo=halo,
             inputs=(ArraySpec(grown(region, halo).shape, source.dtype),),
             outputs=(ArraySpec(region.shape, dtype), *further),
-            work=math.prod(n for n, letter in zip(region.shape, source.axes, strict=True) if letter != "C"),
+            work=math.prod(n for n, letter in zip(region.shape, source.axes, strict=True) if letter != "S"),
         )
         for index, region in enumerate(tiling.regions())
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,6 +15,7 @@ ACCEPTED_COST = 1.35
 CUT_PENALTY = 2.0
 # A cut within a block of the file (a tile, a Zarr chunk) has it decoded, or packed, more than once.
 UNALIGNED_PENALTY = 2.0
+_HALVED_AXES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def best_tiling(
     halo: Sequence[tuple[int, int]],
     itemsize: int,
     *,
-    channel_axis: int | None,
+    whole: Collection[int] = (),
     grain: tuple[int, ...] | None = None,
     pads_uncut: bool = False,
     budget_bytes: int,
@@ -85,14 +86,14 @@ def best_tiling(
     """The tiling whose chunks (input with halo, and output) take about `target_bytes`, at most `budget_bytes`.
 
     Chunks grow past the target only where halos would otherwise be read too often, or blocks of the file parted.
-    Channels are never parted. None where the budget does not hold the smallest chunk.
+    The axes `whole` are never cut. None where the budget does not hold the smallest chunk.
     """
     grain = grain or (1,) * len(shape)
     uncut = Tiling(shape=shape, extents=shape, halo=tuple(halo), grain=grain, pads_uncut=pads_uncut)
     limit = min(target_bytes, budget_bytes)
     best: Tiling | None = None
     while True:
-        found = _cheapest(uncut, itemsize, channel_axis, limit)
+        found = _cheapest(uncut, itemsize, whole, limit)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
         if limit >= budget_bytes or (best is not None and best.cost <= ACCEPTED_COST):
@@ -100,18 +101,26 @@ def best_tiling(
         limit = min(2 * limit, budget_bytes)
 
 
-def _cheapest(uncut: Tiling, itemsize: int, channel_axis: int | None, limit: int) -> Tiling | None:
+def _cheapest(uncut: Tiling, itemsize: int, whole: Collection[int], limit: int) -> Tiling | None:
     """Axis 0 is cut as finely as the limit asks; the others by halving, where that saves re-reading."""
     inner = [
-        [length] if axis == channel_axis else _halvings(length, grain)
+        [length]
+        if axis in whole
+        else _halvings(length, grain)
+        # Of many axes, whole time points and channels are enough of a choice.
+        if axis >= len(uncut.shape) - _HALVED_AXES
+        else {length, grain}
         for axis, (length, grain) in enumerate(zip(uncut.shape, uncut.grain, strict=True))
     ][1:]
-    cut = (_cut_to_fit(uncut, extents, itemsize, limit) for extents in product(*inner))
+    cut = (_cut_to_fit(uncut, extents, itemsize, limit, may_cut=0 not in whole) for extents in product(*inner))
     return min((tiling for tiling in cut if tiling is not None), key=lambda tiling: tiling.cost, default=None)
 
 
-def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int) -> Tiling | None:
-    """The longest extent along axis 0 with which a chunk fits, evened out over the chunks; None where none does."""
+def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int, *, may_cut: bool) -> Tiling | None:
+    """The longest extent along axis 0 with which a chunk fits, evened out over the chunks; None where none does.
+
+    may_cut : axis 0; else only its whole length counts
+    """
     length = uncut.shape[0]
     row = replace(uncut, extents=(length, *inner))
     output_row = math.prod(inner)
@@ -120,7 +129,7 @@ def _cut_to_fit(uncut: Tiling, inner: tuple[int, ...], itemsize: int, limit: int
     if row.input_samples() + row.output_samples() <= samples:
         return row
     longest = (samples - sum(uncut.halo[0]) * input_row) // (input_row + output_row)
-    if longest < 1:
+    if longest < 1 or not may_cut:
         return None
     grain = uncut.grain[0] if longest >= uncut.grain[0] else 1
     pieces = max(2, math.ceil(length / (longest // grain * grain)))

@@ -27,7 +27,7 @@ Radius = Annotated[
 ]
 Axes = Annotated[
     tuple[str, ...] | None,
-    Field(description="axes to filter, by letter or number: Y,X or 0,1 [default: all but the channels]"),
+    Field(description="axes to filter, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]"),
 ]
 NanPolicy = Annotated[
     Literal["propagate", "omit", "raise"], Field(description="float images: let NaN spread, leave it out, or refuse it")

@@ -64,7 +64,7 @@ def image_operator(
     halo      : samples that f looks at on each side: a number (rounded up), a number or a tuple (before, after) for
                 each axis, or a function of the parameters that returns either. A function of two arguments also gets
                 the number of axes; its ValueError is the user's mistake, such as "size must be odd; got 4"
-    axes      : letters of the axes that f works along, such as "YX"; None: all but the channels. A parameter
+    axes      : letters of the axes that f works along, such as "YX"; None: Y, X, and Z of volumes. A parameter
                 `axes: tuple[str, ...] | None = None` lets the user choose others
     dtype     : of the result; None: the input's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result

@@ -82,11 +82,11 @@ class _OperatorAudit:
 
     def _spanning(self, start: Sequence[int], stop: Sequence[int]) -> Region:
         """The box, with all channels if the function works along them: no chunk parts them either."""
-        channels, shape = self._job.header.channel_axis, self._job.header.shape
-        whole = channels if channels in self._job.axes else None
+        header = self._job.header
+        whole = [axis for axis in self._job.axes if header.axes[axis] in "CS"]
         return Region(
-            tuple(0 if axis == whole else int(first) for axis, first in enumerate(start)),
-            tuple(shape[axis] if axis == whole else int(last) for axis, last in enumerate(stop)),
+            tuple(0 if axis in whole else int(first) for axis, first in enumerate(start)),
+            tuple(header.shape[axis] if axis in whole else int(last) for axis, last in enumerate(stop)),
         )
 
 

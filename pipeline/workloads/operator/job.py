@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from kernels.runtime.threads import Interrupted
 from pipeline.errors import InputError, MillraceError, OperatorError, OutputError, ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import ImageWriter, Region
+from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
 from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named
+from pipeline.workloads.common.axes import axes_named, named, usual_axes
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
@@ -68,7 +68,7 @@ class OperatorJob:
                 raise OutputError(refusal)
             if parameters.mode == "constant":
                 check_cval(parameters.cval, source, spec.input)
-            self.axes = self._chosen_axes(source.axes)
+            self.axes = self._chosen_axes(source)
             self._halo = self._declared_halo(len(source.shape))
             audit = RecomputedAudit if definition.reference is None else ReferenceAudit
             self._audit: RecomputedAudit | ReferenceAudit = audit(self)
@@ -79,7 +79,8 @@ class OperatorJob:
     @property
     def summary(self) -> JobSummary:
         header, nbytes = self.header, self._reader.header.nbytes + self.header.nbytes
-        return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes)
+        remarks = {"filtered along": named(self.axes, header.axes)}
+        return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=remarks)
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         try:
@@ -87,11 +88,14 @@ class OperatorJob:
         except TypeError as error:
             raise ParameterError(f"{self.definition.name}: there is no dtype {self.definition.dtype!r}") from error
 
-    def _chosen_axes(self, letters: str) -> tuple[int, ...]:
+    def _chosen_axes(self, source: ImageHeader) -> tuple[int, ...]:
         """The axes of a block, by their number in the image."""
+        letters = source.axes
         if isinstance(chosen := self._arguments.get("axes"), tuple):
             return axes_named(chosen, letters, self.spec.input)
-        wanted = (letters.replace("C", "") if self.definition.axes is None else self.definition.axes).upper()
+        if self.definition.axes is None:
+            return usual_axes(source)
+        wanted = self.definition.axes.upper()
         if not wanted or len(set(wanted)) != len(wanted) or not set(wanted) <= set(letters):
             raise ParameterError(
                 f"{self.definition.name} works along the axes {','.join(wanted)}, and {self.spec.input} has "
@@ -133,6 +137,7 @@ class OperatorJob:
             budget,
             self._halo,
             header=self.header,
+            whole=[axis for axis in self.axes if self.header.axes[axis] in "CS"],
             pads_uncut=True,
             storage=self._parameters.storage,
         )

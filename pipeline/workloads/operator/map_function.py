@@ -26,7 +26,7 @@ class MapParameters(OperatorParameters):
     halo: tuple[float, ...] | None = Field(
         None, description="samples that it looks at on each side, for all axes or for each: 3 or 3,5 [default: 0]"
     )
-    axes: str | None = Field(None, description="axes that it works along, such as YX [default: all but the channels]")
+    axes: str | None = Field(None, description="axes that it works along, such as YX [default: Y, X, and Z of volumes]")
     dtype: str | None = Field(None, description="of the result [default: the input's]")
     param: dict[str, Any] = Field(
         {}, description="a parameter of the function, read as JSON, else as text; may be repeated"

@@ -17,7 +17,7 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named
+from pipeline.workloads.common.axes import axes_named, named, usual_axes
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
 from pipeline.workloads.common.statistics import ImageStatistics
@@ -80,7 +80,8 @@ class SmoothingJob:
             axes=header.axes,
             dtype=header.dtype.name,
             nbytes=self._reader.header.nbytes + header.nbytes,
-            remarks=self._definition
+            remarks={"filtered along": named(self._axes, header.axes)}
+            | self._definition
             | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )
 
@@ -96,10 +97,9 @@ class SmoothingJob:
     @cached_property
     def _axes(self) -> tuple[int, ...]:
         """The smoothed axes, in the order the user named them."""
-        letters = self.header.axes
         if self.parameters.axes is None:
-            return tuple(axis for axis, letter in enumerate(letters) if letter != "C")
-        return axes_named(self.parameters.axes, letters, self.spec.input)
+            return usual_axes(self.header)
+        return axes_named(self.parameters.axes, self.header.axes, self.spec.input)
 
     def _values(self, name: Literal["size", "sigma", "radius", "order"]) -> tuple[Any, ...]:
         """A parameter's value for each smoothed axis, in the order of `_axes`."""
@@ -151,6 +151,7 @@ class SmoothingJob:
             halo,
             header=self.header,
             further=counted.spec,
+            whole=[] if self.header.channel_axis is None else [self.header.channel_axis],
             most_bytes=counted.most_bytes,
             storage=self.parameters.storage,
         )

@@ -40,7 +40,7 @@ class SmoothingParameters(StorageParameters):
     )
     cval: float = Field(0.0, description="the value beyond the edge with mode constant")
     axes: tuple[str, ...] | None = Field(
-        None, description="axes to smooth, by letter or number: Y,X or 0,1 [default: all but the channels]"
+        None, description="axes to smooth, by letter or number: YX or 0,1 [default: Y, X, and Z of volumes]"
     )
     nan_policy: Literal["propagate", "omit", "raise"] = Field(
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"

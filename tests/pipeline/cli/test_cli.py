@@ -133,7 +133,7 @@ def test_volumes_pages_and_axes(folder, millrace):
 def test_dry_run_prints_the_plan_and_writes_nothing(folder, millrace):
     code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--memory", "64MiB", "--device", "cpu")
     assert code == 0
-    assert "67 × 41 × 3 (YXC), uint16" in out
+    assert "67 × 41 × 3 (YXS), uint16" in out
     assert "nan_policy propagate, size 3\n" in out
     assert "memory" in out
     code, out, _ = millrace("run", "smooth", "in.ppm", "out.ppm", "--dry-run", "--json")

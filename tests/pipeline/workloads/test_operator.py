@@ -42,7 +42,7 @@ def slope(block, *, weight: float = 1.0, xp):
     return weight * (xp.roll(rows, 1, 0) - xp.roll(rows, 2, 1))
 
 
-@image_operator(axes="YXC", halo=(2, 2, 0), dtype="float64")
+@image_operator(axes="YXS", halo=(2, 2, 0), dtype="float64")
 def mixed(block):
     """Mean of the channels, smoothed."""
     mean = scipy.ndimage.uniform_filter(block.astype(np.float64).mean(axis=2), 3)
@@ -96,7 +96,7 @@ def test_any_cut_gives_what_scipy_gives_of_the_whole(made, mode, dtype, size):
     assert receipt["parameters"] == {"size": size, "mode": mode, **options}
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXC"), ((9, 23, 17), "ZYX"), ((7, 19, 12, 2), "ZYXC")])
+@pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXS"), ((9, 23, 17), "ZYX"), ((7, 19, 12, 2), "ZYXS")])
 def test_each_channel_and_plane_is_a_block_of_its_own(made, shape, axes):
     samples = samples_of(shape, np.float32)
     _, found = made(slope, samples, axes, chunk_bytes=3_000, weight=0.5, mode="wrap")
@@ -105,17 +105,17 @@ def test_each_channel_and_plane_is_a_block_of_its_own(made, shape, axes):
     np.testing.assert_array_equal(found, expected, strict=True)
 
 
-@pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXC"), ((9, 23, 17), "ZYX")])
+@pytest.mark.parametrize(("shape", "axes"), [((40, 31, 3), "YXS"), ((9, 23, 17), "ZYX")])
 def test_all_spatial_axes_are_the_default(made, shape, axes):
     samples = samples_of(shape)
     _, found = made(median, samples, axes, chunk_bytes=4_000, size=3)
-    size = [1 if letter == "C" else 3 for letter in axes]
+    size = [1 if letter == "S" else 3 for letter in axes]
     np.testing.assert_array_equal(found, scipy.ndimage.median_filter(samples, size))
 
 
 def test_channels_may_be_among_the_axes(made):
     samples = samples_of((50, 41, 3), np.uint8)
-    _, found = made(mixed, samples, "YXC", chunk_bytes=5_000)
+    _, found = made(mixed, samples, "YXS", chunk_bytes=5_000)
     expected = scipy.ndimage.uniform_filter(samples.astype(np.float64).mean(axis=2), 3)
     np.testing.assert_allclose(found, np.repeat(expected[..., None], 3, axis=2), rtol=1e-13, strict=True)
 
@@ -192,7 +192,7 @@ def test_a_reference_is_compared_in_float64(made, dtype, tolerance):
         result = scipy.ndimage.gaussian_filter(block.astype(np.float32), sigma, radius=4)
         return result if block.dtype.kind == "f" else np.rint(result).astype(block.dtype)
 
-    receipt, _ = made(blur, samples_of((61, 47, 3), dtype), "YXC", chunk_bytes=5_000, sigma=1.3)
+    receipt, _ = made(blur, samples_of((61, 47, 3), dtype), "YXS", chunk_bytes=5_000, sigma=1.3)
     assert receipt["audit"]["samples"] == 100
     assert 0 < receipt["audit"]["worst_error"] <= receipt["audit"]["tolerance"] == pytest.approx(tolerance)
 

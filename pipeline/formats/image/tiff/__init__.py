@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pipeline.errors import ParameterError
 from pipeline.formats.image.base import (
-    AXES,
     DTYPES,
     ImageFormat,
     ImageHeader,
@@ -16,6 +16,7 @@ from pipeline.formats.image.base import (
     along_axes,
 )
 from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
+from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
@@ -51,8 +52,6 @@ class Tiff(ImageFormat):
         return TiffReader(path)
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in AXES:
-            return f"{path}: TIFF holds the axes {', '.join(AXES)}, not {header.axes}; choose .zarr"
         if header.dtype.name not in DTYPES:
             return f"{path}: TIFF is written as {', '.join(DTYPES)}, not {header.dtype.name}; choose .zarr"
         sizes = dict(zip(header.axes, header.shape, strict=True))
@@ -60,10 +59,13 @@ class Tiff(ImageFormat):
             return f"{path}: an image of {' × '.join(map(str, header.shape))} has no samples; check the input"
         if max(sizes["Y"], sizes["X"]) >= 1 << 32:
             return f"{path}: TIFF holds up to 4,294,967,295 rows and columns; choose .zarr"
-        if sizes.get("C", 1) > 65535:
-            return f"{path}: TIFF holds up to 65,535 channels, not {sizes['C']:,}; choose .zarr"
-        if sizes.get("Z", 1) > MAX_PAGES:
-            return f"{path}: {sizes['Z']:,} planes are more pages than TIFF readers take ({MAX_PAGES:,}); choose .zarr"
+        if sizes.get("S", 1) > 65535:
+            return f"{path}: TIFF holds up to 65,535 samples in a pixel, not {sizes['S']:,}; choose .zarr"
+        if is_ome(header, path) and header.dtype.name not in OME_DTYPES:
+            return f"{path}: OME-TIFF holds {', '.join(sorted(OME_DTYPES))}, not {header.dtype.name}; choose .zarr"
+        planes = math.prod(header.planes)
+        if planes > MAX_PAGES:
+            return f"{path}: {planes:,} planes are more pages than TIFF readers take ({MAX_PAGES:,}); choose .zarr"
         if header.nbytes >= 1 << 62:
             return f"{path}: {header.nbytes:,} bytes are beyond any file; check the input"
         return None
@@ -78,8 +80,8 @@ class Tiff(ImageFormat):
         tiling = self._tiling(header)
         if tiling is None:
             return None
-        sizes = {"Z": 1, "Y": tiling.rows, "X": tiling.columns, "C": header.shape[-1]}
-        return tuple(min(sizes[letter], size) for letter, size in zip(header.axes, header.shape, strict=True))
+        sizes = {"Y": tiling.rows, "X": tiling.columns, "S": header.shape[-1]}
+        return tuple(min(sizes.get(letter, 1), size) for letter, size in zip(header.axes, header.shape, strict=True))
 
     def _tiling(self, header: ImageHeader) -> Tiling | None:
         """The tiles of a compressed file; None: uncompressed. ParameterError if their size is not allowed."""

@@ -36,6 +36,11 @@ class CompressedTiffWriter(SpooledWriter):
         self._tiling = tiling
         self._layout = Layout.of(header, path, tiling)
         self._grid = (self._layout.depth, *tiling.grid(header))
+        planes = header.planes
+        page_of_plane = np.arange(self._layout.depth).reshape(
+            [planes[axis] for axis in self._layout.order[: len(planes)]]
+        )
+        self._page_of_plane = page_of_plane.transpose(np.argsort(self._layout.order[: len(planes)]))
         self._slot_bytes = tiling.slot_bytes(header)
         tiles = int(np.prod(self._grid, dtype=object))
         self._slots_at = tiles * _LENGTH.itemsize
@@ -46,9 +51,9 @@ class CompressedTiffWriter(SpooledWriter):
         if samples.size == 0:
             return
         spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
-        planes, rows, columns = spans.get("Z", (0, 1)), spans["Y"], spans["X"]
-        channels = spans.get("C", (0, 1))
-        blocks = samples.reshape(planes[1] - planes[0], rows[1] - rows[0], columns[1] - columns[0], -1)
+        rows, columns, channels = spans["Y"], spans["X"], spans.get("S", (0, 1))
+        pages = self._page_of_plane[region.slices[: self._page_of_plane.ndim]].ravel().tolist()
+        blocks = samples.reshape(len(pages), rows[1] - rows[0], columns[1] - columns[0], -1)
 
         def store(tile: _Tile) -> None:
             (top, bottom), (left, right) = self._spans(tile)
@@ -58,8 +63,8 @@ class CompressedTiffWriter(SpooledWriter):
                 max(left, columns[0]),
                 min(right, columns[1]),
             )
-            part = blocks[tile[0] - planes[0], first - rows[0] : last - rows[0], begin - columns[0] : end - columns[0]]
-            if part.shape == (bottom - top, right - left, self._layout.channels):
+            part = blocks[pages.index(tile[0]), first - rows[0] : last - rows[0], begin - columns[0] : end - columns[0]]
+            if part.shape == (bottom - top, right - left, self._layout.samples):
                 self._store_encoded(tile, self._tiling.encoded(self.header, part))
                 return
             within = Region((first - top, begin - left, channels[0]), (last - top, end - left, channels[1]))
@@ -68,7 +73,7 @@ class CompressedTiffWriter(SpooledWriter):
 
         down = range(rows[0] // self._tiling.rows, -(-rows[1] // self._tiling.rows))
         across = range(columns[0] // self._tiling.columns, -(-columns[1] // self._tiling.columns))
-        for_each(store, list(itertools.product(range(*planes), down, across)))
+        for_each(store, list(itertools.product(pages, down, across)))
 
     def _encoded(self) -> Iterator[bytes]:
         """The directories, whose tables are filled in after the tiles, and the tiles."""
@@ -102,7 +107,7 @@ class CompressedTiffWriter(SpooledWriter):
         if length:
             return self._scratch.head(length, self._slot_at(tile))
         (top, bottom), (left, right) = self._spans(tile)
-        samples = np.empty((bottom - top, right - left, self._layout.channels), self.header.dtype)
+        samples = np.empty((bottom - top, right - left, self._layout.samples), self.header.dtype)
         self._slot(tile).read(self._scratch, Region.whole(samples.shape), samples)
         return self._tiling.encoded(self.header, samples)
 

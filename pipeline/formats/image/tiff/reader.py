@@ -44,7 +44,7 @@ class _Piece:
 
 
 class TiffReader(ImageReader):
-    """A TIFF or BigTIFF: one image, or pages of one shape and dtype as Z."""
+    """A TIFF or BigTIFF: one image, or pages of one shape and dtype along T, C and Z."""
 
     def __init__(self, path: Path) -> None:
         """InputError if a tag is wrong, a page differs, or the samples are of an unsupported kind."""
@@ -52,13 +52,14 @@ class TiffReader(ImageReader):
         self._file = PositionalFile(path)
         try:
             self._stack = arrange(read_directories(self._file))
-            self._blocks = DecodedBlocks(self._file, [page for planes in self._stack.pages for page in planes])
-            first = self._stack.pages[0][0]
+            self._blocks = DecodedBlocks(self._file, self._stack.pages)
+            first = self._stack.pages[0]
             metadata = _metadata(self._stack.first, first)
         except BaseException:
             self._file.close()
             raise
         self.header = ImageHeader(shape=self._stack.shape, axes=self._stack.axes, dtype=first.dtype, metadata=metadata)
+        self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
@@ -66,25 +67,19 @@ class TiffReader(ImageReader):
         if out.size == 0:
             return
         spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
-        planes = spans.get("Z", (0, 1))
-        whole = _Piece(spans["Y"], spans["X"], spans.get("C", (0, 1)))
-        targets = out.reshape(planes[1] - planes[0], *whole.shape)
+        whole = _Piece(spans["Y"], spans["X"], spans.get("S", (0, 1)))
+        planes = self._planes[region.slices[: self._planes.ndim]].ravel().tolist()
+        pages = [self._stack.pages[plane] for plane in planes]
 
-        def read_plane(plane: tuple[NDArray[Any], tuple[Page, ...]]) -> None:
-            target, pages = plane
-            if len(pages) == 1:
-                self._read_page(pages[0], whole, target)
-                return
-            for place, page in enumerate(pages[slice(*whole.channels)]):
-                self._read_page(page, whole.of_one_channel, target[..., place : place + 1])
+        def read_plane(plane: tuple[NDArray[Any], Page]) -> None:
+            self._read_page(plane[1], whole, plane[0])
 
-        stacked = list(zip(targets, self._stack.pages[slice(*planes)], strict=True))
-        if stacked[0][1][0].raw:
+        stacked = list(zip(out.reshape(len(pages), *whole.shape), pages, strict=True))
+        if pages[0].raw:
             for plane in stacked:
                 read_plane(plane)
         else:
-            first = stacked[0][1][0]
-            for_each(read_plane, stacked, first.block[0] * first.block_row_bytes)
+            for_each(read_plane, stacked, pages[0].block[0] * pages[0].block_row_bytes)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)
@@ -182,21 +177,18 @@ def _runs(page: Page, plane: int, rows: Span) -> Iterator[tuple[int, int, int | 
 
 def _block_shape(stack: Stack) -> tuple[int, ...] | None:
     """The strips or tiles in the image's axes; None if every region costs the same."""
-    first = stack.pages[0][0]
+    first = stack.pages[0]
     if first.raw and not first.tiled:
         return None
-    sizes = {
-        "Z": 1,
-        "Y": first.block[0],
-        "X": first.block[1],
-        "C": 1 if len(stack.pages[0]) > 1 else first.block_samples,
-    }
-    return tuple(min(sizes[axis], size) for axis, size in zip(stack.axes, stack.shape, strict=True))
+    sizes = {"Y": first.block[0], "X": first.block[1], "S": first.block_samples}
+    return tuple(min(sizes.get(axis, 1), size) for axis, size in zip(stack.axes, stack.shape, strict=True))
 
 
 def _metadata(directory: Directory, page: Page) -> dict[str, Any]:
     """The values that a new TIFF takes over, as the tags hold them; those unknown to TIFF 6.0 are dropped."""
     found: dict[str, Any] = {"photometric": page.photometric}
+    if directory.text(Tag.IMAGE_DESCRIPTION).startswith("ImageJ="):
+        found["dialect"] = "ImageJ"
     extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
     if extra and max(extra) <= 2:
         found["extra_samples"] = extra

@@ -18,20 +18,18 @@ from xml.etree import ElementTree
 import numpy as np
 
 from pipeline.errors import InputError, counted
+from pipeline.formats.image.base import AXES
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The image: its shape and axes (of Z, Y, X, C), and the page that holds plane z, channel c: `pages[z][c]`.
-
-    If channels are the samples of one page, `pages[z]` has only that page.
-    """
+    """The image: its shape and axes (see `ImageHeader`), and the pages, in the order of the axes T, C and Z."""
 
     shape: tuple[int, ...]
     axes: str
-    pages: tuple[tuple[Page, ...], ...]
+    pages: tuple[Page, ...]
     first: Directory
 
 
@@ -46,7 +44,7 @@ class _Declared:
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
-    """Read every page and order them. InputError if pages differ, or have more axes than Z and C."""
+    """Read every page and order them. InputError if pages differ, or have other axes than T, C and Z."""
     # Smaller copies and masks are ignored; newer files keep them in SubIFDs, which are not in the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
@@ -104,33 +102,21 @@ def _perhaps_turned(page_count: int, page: Page, planes: int) -> str:
 
 
 def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> Stack:
-    """Turn pages in the order of their axes into planes by Z and C."""
+    """Put pages in the order T, C, Z, from that of the declared axes."""
     path, first = directory.file.path, pages[0]
     long = [(letter, size) for letter, size in zip(declared.axes, declared.sizes, strict=True) if size > 1]
     letters = "".join(letter for letter, _ in long)
-    if sorted(letters) not in ([], ["Z"], ["C"], ["C", "Z"]):
+    planes = "".join(letter for letter in AXES if letter in letters)
+    if sorted(letters) != sorted(planes) or not set(planes) <= set("TCZ"):
         sizes = " × ".join(f"{letter}={size}" for letter, size in long)
-        raise InputError(
-            f"{path}: pages along {sizes}; only Z and C are supported: extract one time point or series first"
-        )
-    if "C" in letters and first.shape[2] > 1:
-        raise InputError(
-            f"{path}: pages are channels, and each has {first.shape[2]} samples per pixel; store one kind of channel"
-        )
-    table = np.arange(len(pages)).reshape([size for _, size in long] or [1])
-    if letters == "CZ":
-        table = table.T
-    planes = table.reshape(-1, 1) if "C" not in letters else table.reshape(-1, dict(long)["C"])
-    depth, channels = len(planes), planes.shape[1] if "C" in letters else first.shape[2]
-    sized = (
-        [("Z", depth)] * (depth > 1)
-        + [("Y", first.shape[0]), ("X", first.shape[1])]
-        + [("C", channels)] * (channels > 1)
-    )
+        raise InputError(f"{path}: pages along {sizes}; only T, C and Z are supported: extract one series first")
+    table = np.arange(len(pages)).reshape([size for _, size in long])
+    table = table.transpose([letters.index(letter) for letter in planes])
+    rows, columns, samples = first.shape
     return Stack(
-        shape=tuple(size for _, size in sized),
-        axes="".join(letter for letter, _ in sized),
-        pages=tuple(tuple(pages[index] for index in row) for row in planes.tolist()),
+        shape=(*table.shape, rows, columns, *([samples] if samples > 1 else [])),
+        axes=f"{planes}YX{'S' if samples > 1 else ''}",
+        pages=tuple(pages[index] for index in table.ravel().tolist()),
         first=directory,
     )
 

@@ -23,7 +23,7 @@ _FURTHER_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """Tiles of all channels of one plane, `rows` × `columns`, both multiples of 16."""
+    """Tiles of all samples of one plane, `rows` × `columns`, both multiples of 16."""
 
     rows: int
     columns: int
@@ -44,8 +44,8 @@ class Tiling:
         return -(-sizes["Y"] // self.rows), -(-sizes["X"] // self.columns)
 
     def shape(self, header: ImageHeader) -> tuple[int, int, int]:
-        """Rows, columns and channels of a tile."""
-        return self.rows, self.columns, header.shape[-1] if header.axes.endswith("C") else 1
+        """Rows, columns and samples per pixel of a tile."""
+        return self.rows, self.columns, header.samples_per_pixel
 
     def slot_bytes(self, header: ImageHeader) -> int:
         """The most bytes of an encoded tile."""
@@ -53,7 +53,7 @@ class Tiling:
         return nbytes + nbytes * _SCHEMES[self.compression][3] // 256 + _FURTHER_BYTES
 
     def encoded(self, header: ImageHeader, samples: NDArray[Any]) -> bytes:
-        """The bytes of a tile; `samples` (rows, columns, channels) may lack rows and columns beyond the image."""
+        """The bytes of a tile; `samples` (rows, columns, samples) may lack rows and columns beyond the image."""
         import imagecodecs
 
         _, name, level, _ = _SCHEMES[self.compression]

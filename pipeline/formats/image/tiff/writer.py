@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.base import ImageHeader, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
+from pipeline.formats.image.tiff.description import description, page_axes
 from pipeline.formats.image.tiff.ifd import Tag
 from pipeline.formats.image.tiff.page import RGB
 from pipeline.formats.image.tiff.tiling import Tiling
@@ -35,6 +36,7 @@ _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
 _COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples of the colour itself
 _UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
 _SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
+_OF_FIRST_PAGE = {Tag.IMAGE_DESCRIPTION}
 _SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
 _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
 
@@ -44,8 +46,16 @@ class TiffWriter(PositionalWriter):
 
     def __init__(self, path: Path, header: ImageHeader, opening: Opening) -> None:
         layout = Layout.of(header, path)
-        samples = ContiguousSamples(shape=header.shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
+        self._order = layout.order
+        shape = tuple(header.shape[axis] for axis in self._order)
+        samples = ContiguousSamples(shape=shape, dtype=header.dtype.newbyteorder("<"), offset=layout.offset(0))
         super().__init__(path, header, opening, samples=samples, head=layout.head())
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        start, stop = (tuple(ends[axis] for axis in self._order) for ends in (region.start, region.stop))
+        stored = np.ascontiguousarray(samples.transpose(self._order))
+        self._samples.write(self._partial, Region(start, stop), stored)
 
 
 @dataclass(frozen=True)
@@ -64,19 +74,22 @@ class Layout:
     With `tiling`, the samples are encoded tiles, whose offsets and lengths the tables get once they are known.
     """
 
-    def __init__(self, header: ImageHeader, *, big: bool, tiling: Tiling | None = None) -> None:
+    def __init__(self, header: ImageHeader, path: Path, *, big: bool, tiling: Tiling | None = None) -> None:
         sizes = dict(zip(header.axes, header.shape, strict=True))
         self.big, self._tiling = big, tiling
-        self.depth, self.channels = sizes.get("Z", 1), sizes.get("C", 1)
+        pages = page_axes(header, path)
+        # The header's axes in the order of the file.
+        self.order = tuple(header.axes.index(letter) for letter in pages + header.axes[len(pages) :])
+        self.depth, self.samples = math.prod(header.planes), header.samples_per_pixel
         self.rows, self.columns = sizes["Y"], sizes["X"]
-        self._row_bytes = self.columns * self.channels * header.dtype.itemsize
+        self._row_bytes = self.columns * self.samples * header.dtype.itemsize
         self._strip_rows = min(self.rows, max(1, _STRIP_BYTES // self._row_bytes))
         self._blocks = -(-self.rows // self._strip_rows) if tiling is None else math.prod(tiling.grid(header))
         self._inline_bytes = 8 if big else 4
         self._shared = bytearray()
         self._shared_at = 16 if big else 8
         # All directories share the longer values, which are stored once.
-        self._fields = [self._field(field) for field in self._described(header)]
+        self._fields = [self._field(field) for field in self._described(header, path)]
         self._shared += bytes(-len(self._shared) % 8)
         self._directories_at = self._shared_at + len(self._shared)
         tables = 1 if tiling is None else 2
@@ -92,9 +105,9 @@ class Layout:
 
     @classmethod
     def of(cls, header: ImageHeader, path: Path, tiling: Tiling | None = None) -> Layout:
-        classic = cls(header, big=False, tiling=tiling)
+        classic = cls(header, path, big=False, tiling=tiling)
         if classic._end > _CLASSIC_LIMIT_BYTES or path.suffix.lower() in BIG_SUFFIXES:
-            return cls(header, big=True, tiling=tiling)
+            return cls(header, path, big=True, tiling=tiling)
         return classic
 
     @property
@@ -131,7 +144,7 @@ class Layout:
         """One plane's directory, then its tables of blocks."""
         here = self._directories_at + plane * self._stride
         following = here + self._stride if plane + 1 < self.depth else 0
-        fields, stored = [*self._fields], b""
+        fields, stored = [field for field in self._fields if plane == 0 or field.tag not in _OF_FIRST_PAGE], b""
         for tag, numbers in tables.items():
             table = numbers.astype("<u8" if self.big else "<u4").tobytes()
             inline = table if self._blocks == 1 else self._pointer(here + self._table_at + len(stored))
@@ -156,20 +169,23 @@ class Layout:
         self._shared += field.value
         return _Field(field.tag, field.kind, field.count, self._pointer(offset))
 
-    def _described(self, header: ImageHeader) -> list[_Field]:
+    def _described(self, header: ImageHeader, path: Path) -> list[_Field]:
         """Every tag but the tables of blocks."""
-        photometric, extra = _colour(header.metadata, self.channels, header.dtype)
+        photometric, extra = _colour(header.metadata, self.samples, header.dtype)
         described = [
             _numbers(Tag.IMAGE_WIDTH, _LONG, self.columns),
             _numbers(Tag.IMAGE_LENGTH, _LONG, self.rows),
-            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[8 * header.dtype.itemsize] * self.channels),
+            _numbers(Tag.BITS_PER_SAMPLE, _SHORT, *[8 * header.dtype.itemsize] * self.samples),
             _numbers(Tag.PHOTOMETRIC_INTERPRETATION, _SHORT, photometric),
-            _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.channels),
+            _numbers(Tag.SAMPLES_PER_PIXEL, _SHORT, self.samples),
             _numbers(Tag.PLANAR_CONFIGURATION, _SHORT, 1),
             _Field(Tag.SOFTWARE, _ASCII, len(_SOFTWARE), _SOFTWARE),
-            _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self.channels),
+            _numbers(Tag.SAMPLE_FORMAT, _SHORT, *[_SAMPLE_FORMATS[header.dtype.kind]] * self.samples),
             *(self._strips() if self._tiling is None else self._tiles(self._tiling, header)),
         ]
+        text = description(header, path)
+        if text:
+            described.append(_Field(Tag.IMAGE_DESCRIPTION, _ASCII, len(text), text))
         if extra:
             described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
         return described + _carried(header.metadata)

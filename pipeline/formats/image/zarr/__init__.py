@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES
 from pipeline.errors import ParameterError
 from pipeline.formats.image.base import (
-    AXES,
     DTYPES,
     ImageFormat,
     ImageHeader,
@@ -21,17 +20,18 @@ from pipeline.formats.image.base import (
     Storage,
     along_axes,
 )
+from pipeline.formats.image.zarr.layout import COLOURS_MARK
 from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
-_STORED_ORDER = "CZYX"
+_STORED_ORDER = "TCZYX"
 # Chunks of few rows, so that the bands of rows in which wide images are processed contain whole chunks. 2 MiB each;
 # chunks of narrow images have more rows, so that files do not get too small.
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
 _SMALLEST_BYTES = 64 << 10
-_TYPES = {"C": "channel", "Z": "space", "Y": "space", "X": "space"}
+_TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 class Zarr(ImageFormat):
@@ -55,8 +55,8 @@ class Zarr(ImageFormat):
         return ZarrReader(path)
 
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
-        if header.axes not in AXES:
-            return f"{path}: images are written along {', '.join(AXES)}, not {header.axes}; check the input"
+        if {"C", "S"} <= set(header.axes):
+            return f"{path}: OME-Zarr has one axis for channels and colours, not {header.axes}; choose .tif"
         if header.dtype.name not in DTYPES:
             return f"{path}: images are written as {', '.join(DTYPES)}, not {header.dtype.name}; convert the input"
         if min(header.shape) < 1:
@@ -69,14 +69,19 @@ class Zarr(ImageFormat):
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """Sizes, positions and units as in the input."""
-        stored = "".join(letter for letter in _STORED_ORDER if letter in header.axes)
-        attributes = {"ome": _metadata(path, header, stored)}
+        # OME-Zarr has no samples of a pixel: colours are channels there, with a mark for our reader.
+        letters = header.axes.replace("S", "C")
+        stored = "".join(letter for letter in _STORED_ORDER if letter in letters)
+        attributes: dict[str, Any] = {"ome": _metadata(path, header, stored)}
+        if "S" in header.axes:
+            attributes[COLOURS_MARK] = True
         chunk, shard = self._shapes(header)
         return ZarrWriter(
             path,
             header,
             opening,
             stored=stored,
+            order=tuple(letters.index(letter) for letter in stored),
             chunk=chunk,
             shard=shard,
             compression=self._storage.compression or DEFAULT_COMPRESSION,
@@ -120,8 +125,8 @@ def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
     sizes = dict(zip(header.axes, header.shape, strict=True))
     columns = min(_CHUNK_BYTES // (_CHUNK_ROWS * header.dtype.itemsize), sizes["X"])
     rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))
-    chunk = {"C": 1, "Z": 1, "Y": min(rows, sizes["Y"]), "X": columns}
-    return tuple(chunk[letter] for letter in header.axes)
+    chunk = {"Y": min(rows, sizes["Y"]), "X": columns}
+    return tuple(chunk.get(letter, 1) for letter in header.axes)
 
 
 def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, counted
+from pipeline.formats.image.base import AXES
 
-_AXES = "TCZYX"
-_ORDER = "ZYXC"
+_ORDER = "TCZYX"
+COLOURS_MARK = "millrace:colours"  # a group's attribute: its channels are the samples of a pixel
 _IN_WORDS = {"TIME": "T", "CHANNEL": "C", "BAND": "C"}  # spellings of xarray's users and rioxarray
 _NUMBERED = re.compile(r"(.*\d)?")  # no name, or a generated one: dim_0
 
@@ -24,8 +25,8 @@ _NUMBERED = re.compile(r"(.*\d)?")  # no name, or a generated one: dim_0
 class Layout:
     """How the image's axes map to the array's.
 
-    stored   : a letter for each of the array's axes (of T, C, Z, Y, X); '?' for any other, whose length is 1
-    axes     : the image's axes (of Z, Y, X, C in this order)
+    stored   : a letter for each of the array's axes (of `AXES`); '?' for any other, whose length is 1
+    axes     : the image's axes, of `AXES` in this order
     metadata : what a new Zarr takes over: `scale`, `translation` and `unit` by axis letter, `omero`
     """
 
@@ -76,15 +77,17 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
         raise InputError(f"{path}: its OME metadata (multiscales) is incomplete ({exc!r}); export it again") from exc
     if not hasattr(array, "chunks"):
         raise InputError(f"{path}: its OME metadata names {level['path']}, which is not an array; export it again")
-    letters = "".join(axis.upper() if axis.upper() in _AXES else "?" for axis in map(str, axes))
+    letters = "".join(axis.upper() if axis.upper() in _ORDER else "?" for axis in map(str, axes))
+    if node.attrs.asdict().get(COLOURS_MARK) is True:
+        letters = letters.replace("C", "S")
     metadata: dict[str, Any] = {
-        kind: {letter: size for letter, size in zip(letters, sizes, strict=True) if letter in _ORDER}
+        kind: {letter: size for letter, size in zip(letters, sizes, strict=True) if letter in AXES}
         for kind, sizes in _transformed(image, level, len(letters)).items()
     }
     units = {
         letter: axis["unit"]
         for letter, axis in zip(letters, image.get("axes", ()), strict=False)
-        if letter in _ORDER and isinstance(axis, Mapping) and isinstance(axis.get("unit"), str)
+        if letter in AXES and isinstance(axis, Mapping) and isinstance(axis.get("unit"), str)
     }
     if units:
         metadata["unit"] = units
@@ -124,15 +127,15 @@ def _plain_layout(array: Any, path: Path) -> Layout:
     """
     found = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
     names = [str(name or "") for name in found] if isinstance(found, list | tuple) else []
-    letters = [_IN_WORDS.get(name, name) if name in {*_AXES, *_IN_WORDS} else "?" for name in map(str.upper, names)]
+    letters = [_IN_WORDS.get(name, name) if name in {*_ORDER, *_IN_WORDS} else "?" for name in map(str.upper, names)]
     if {"Y", "X"} <= set(letters):
         return _layout("".join(letters), array.shape, {}, path)
     if array.ndim > 2 and not all(_NUMBERED.fullmatch(name) for name in names):
         raise InputError(
             f"{path}: its axes are named {', '.join(names)}, so y and x are unknown; rename these two axes y and x"
         )
-    ambiguous = "YXC" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
-    by_number = {2: "YX", 3: ambiguous, 4: "ZYXC", 5: "TCZYX"}.get(array.ndim)
+    ambiguous = "YXS" if array.ndim == 3 and array.shape[-1] <= 4 else "ZYX"
+    by_number = {2: "YX", 3: ambiguous, 4: "ZYXS", 5: "TCZYX"}.get(array.ndim)
     if by_number is None:
         axes = counted(array.ndim, "axis", "axes")
         raise InputError(f"{path}: an array of {axes} without names; 2 to 5 are supported: extract one image")
@@ -140,14 +143,15 @@ def _plain_layout(array: Any, path: Path) -> Layout:
 
 
 def _layout(stored: str, shape: tuple[int, ...], metadata: dict[str, Any], path: Path) -> Layout:
-    if len(stored) != len(shape) or not set("YX") <= set(stored) or any(stored.count(a) > 1 for a in _AXES):
+    if len(stored) != len(shape) or not set("YX") <= set(stored) or any(stored.count(a) > 1 for a in AXES):
         raise InputError(f"{path}: axes {stored} do not describe an array of shape {shape}; export it again")
     if min(shape) < 1:
         raise InputError(f"{path}: an array of shape {shape} has no samples; check the input")
     for letter, size in zip(stored, shape, strict=True):
-        if letter not in _ORDER and size > 1:
-            name = "time points" if letter == "T" else "positions along an axis other than z, y, x and c"
-            raise InputError(f"{path}: holds {size:,} {name}; extract one of them first")
+        if letter not in AXES and size > 1:
+            raise InputError(
+                f"{path}: holds {size:,} positions along an axis other than t, c, z, y and x; extract one of them first"
+            )
     # Of OME-Zarr's usual five axes those of length 1 are only padding; elsewhere they are intended.
     filler = {letter for letter, size in zip(stored, shape, strict=True) if size == 1 and len(shape) == 5} - set("YX")
-    return Layout(stored, "".join(letter for letter in _ORDER if letter in stored and letter not in filler), metadata)
+    return Layout(stored, "".join(letter for letter in AXES if letter in stored and letter not in filler), metadata)

@@ -55,14 +55,16 @@ class ZarrWriter(PartialWriter):
         stored: str,
         chunk: tuple[int, ...],
         attributes: Mapping[str, Any],
+        order: tuple[int, ...] | None = None,
         shard: tuple[int, ...] | None = None,
         compression: str = DEFAULT_COMPRESSION,
     ) -> None:
-        """`stored`: the header's axes in the array's order; `chunk`, `shard`: in the header's, a shard in whole chunks;
-        `attributes`: of the group; `compression`: of `COMPRESSIONS`."""
+        """`stored`: the array's axes; `order`: which of the header's each is, by default that of the same letter;
+        `chunk`, `shard`: in the header's order, a shard in whole chunks; `attributes`: of the group; `compression`: of
+        `COMPRESSIONS`."""
         self.path = path
         self.header = header
-        self._order = tuple(header.axes.index(letter) for letter in stored)
+        self._order = order or tuple(header.axes.index(letter) for letter in stored)
         metadata = _array_metadata(
             shape=self._in_order(header.shape),
             dtype=header.dtype,

@@ -21,7 +21,11 @@ from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, Region
 from pipeline.storage.partial import Opening
 
-SHAPES = {"YX": (37, 53), "YXC": (31, 43, 3), "ZYX": (5, 29, 23), "ZYXC": (3, 19, 17, 3)}
+SHAPES = {"YX": (37, 53), "YXS": (31, 43, 3), "ZYX": (5, 29, 23), "ZYXS": (3, 19, 17, 3)} | {
+    "CYX": (2, 31, 23),
+    "TCZYX": (2, 3, 2, 13, 11),
+    "TCZYXS": (2, 3, 2, 11, 13, 3),
+}
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 EXAMPLES = 40 if settings().derandomize else settings().max_examples
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
@@ -40,13 +44,13 @@ class Case:
 
     @property
     def header(self) -> ImageHeader:
-        shape = (*SHAPES[self.axes][:-1], self.channels) if "C" in self.axes else SHAPES[self.axes]
+        shape = (*SHAPES[self.axes][:-1], self.channels) if "S" in self.axes else SHAPES[self.axes]
         return ImageHeader(
             shape=shape, axes=self.axes, dtype=np.dtype(self.dtype), maxval=self.maxval, metadata=self.metadata
         )
 
     def __str__(self) -> str:
-        return f"{self.suffix.lstrip('.')}-{self.axes}{self.channels if 'C' in self.axes else ''}-{self.dtype}"
+        return f"{self.suffix.lstrip('.')}-{self.axes}{self.channels if 'S' in self.axes else ''}-{self.dtype}"
 
 
 def samples(header: ImageHeader, seed: int = 1) -> NDArray[Any]:

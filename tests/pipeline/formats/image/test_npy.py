@@ -32,10 +32,10 @@ class TestNpyContract(FormatContract):
     format = FORM
     cases = (
         *(Case(suffix=".npy", axes="YX", dtype=dtype) for dtype in DTYPES),
-        Case(suffix=".npy", axes="YXC", dtype="uint16"),
-        Case(suffix=".npy", axes="YXC", channels=4, dtype="float32"),
+        Case(suffix=".npy", axes="YXS", dtype="uint16"),
+        Case(suffix=".npy", axes="YXS", channels=4, dtype="float32"),
         Case(suffix=".npy", axes="ZYX", dtype="float64"),
-        Case(suffix=".npy", axes="ZYXC", dtype="uint8"),
+        Case(suffix=".npy", axes="ZYXS", dtype="uint8"),
     )
     refused = (
         Case(suffix=".npy", axes="YX", dtype="int32"),
@@ -86,7 +86,7 @@ def test_any_region_of_what_numpy_saved(
 
 @pytest.mark.parametrize(
     ("shape", "axes"),
-    [((7, 2), "YX"), ((7, 5, 4), "YXC"), ((7, 5, 5), "ZYX"), ((2, 3, 4, 9), "ZYXC"), ((7, 5, 1), "YXC")],
+    [((7, 2), "YX"), ((7, 5, 4), "YXS"), ((7, 5, 5), "ZYX"), ((2, 3, 4, 9), "ZYXS"), ((7, 5, 1), "YXS")],
 )
 def test_axes_are_told_by_the_shape(shape: tuple[int, ...], axes: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(shape, np.uint8))

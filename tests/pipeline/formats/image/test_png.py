@@ -38,15 +38,15 @@ FORM = Png()
 class TestPngContract(FormatContract):
     format = FORM
     cases = tuple(
-        Case(suffix=".png", axes="YXC" if channels > 1 else "YX", channels=channels, dtype=dtype)
+        Case(suffix=".png", axes="YXS" if channels > 1 else "YX", channels=channels, dtype=dtype)
         for channels, dtype in itertools.product((1, 2, 3, 4), ("uint8", "uint16"))
     )
     refused = (
         Case(suffix=".png", axes="YX", dtype="float32"),
         Case(suffix=".png", axes="YX", dtype="int16"),
-        Case(suffix=".png", axes="YXC", channels=5, dtype="uint8"),
+        Case(suffix=".png", axes="YXS", channels=5, dtype="uint8"),
         Case(suffix=".png", axes="ZYX", dtype="uint8"),
-        Case(suffix=".png", axes="ZYXC", dtype="uint8"),
+        Case(suffix=".png", axes="ZYXS", dtype="uint8"),
     )
 
 
@@ -136,7 +136,7 @@ def test_the_header_is_read_without_decoding(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png_of(width=3, height=5, depth=16, colour=6, raw=b"not the samples at all"))
     with FORM.open(path) as reader:
-        assert (reader.header.shape, reader.header.axes) == ((5, 3, 4), "YXC")
+        assert (reader.header.shape, reader.header.axes) == ((5, 3, 4), "YXS")
         assert reader.header.dtype == np.uint16
         with input_error(path, "corrupt"):
             reader.read(Region((0, 0, 0), (1, 1, 1)), np.empty((1, 1, 1), np.uint16))
@@ -181,7 +181,7 @@ def test_longer_sides_are_refused(shape: tuple[int, int], tmp_path: Path) -> Non
 @given(st.data())
 def test_every_damaged_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("damage")
-    header = ImageHeader(shape=(31, 29, 3), axes="YXC", dtype=np.dtype(np.uint16))
+    header = ImageHeader(shape=(31, 29, 3), axes="YXS", dtype=np.dtype(np.uint16))
     write_whole(FORM, folder / "a.png", header, samples(header))
     whole = bytearray((folder / "a.png").read_bytes())
     position = data.draw(st.integers(0, len(whole) - 1))
@@ -257,7 +257,7 @@ def test_what_is_wrong_is_said_on_one_line(
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
 def test_other_decoders_read_what_is_written(channels: int, dtype: str, tmp_path: Path) -> None:
-    header = Case(suffix=".png", axes="YXC" if channels > 1 else "YX", channels=channels, dtype=dtype).header
+    header = Case(suffix=".png", axes="YXS" if channels > 1 else "YX", channels=channels, dtype=dtype).header
     image = samples(header)
     write_whole(FORM, tmp_path / "a.png", header, image)
     np.testing.assert_array_equal(by_pypng(tmp_path / "a.png"), image)
@@ -315,7 +315,7 @@ def test_a_real_16_bit_photograph(tmp_path: Path) -> None:
     path = real_image("hdr_room_rgb16.png")
     with FORM.open(path) as reader:
         header = reader.header
-    assert (header.shape, header.axes, header.dtype) == ((449, 676, 3), "YXC", np.dtype(np.uint16))
+    assert (header.shape, header.axes, header.dtype) == ((449, 676, 3), "YXS", np.dtype(np.uint16))
     image = read_whole(FORM, path)
     assert len(np.unique(image)) == 29_831
     np.testing.assert_array_equal(image, by_pypng(path))

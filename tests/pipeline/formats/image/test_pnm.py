@@ -33,19 +33,19 @@ class TestPnmContract(FormatContract):
     cases = (
         Case(suffix=".pgm", axes="YX", dtype="uint8"),
         Case(suffix=".pgm", axes="YX", dtype="uint16", maxval=4095),
-        Case(suffix=".ppm", axes="YXC", dtype="uint8", maxval=200),
-        Case(suffix=".ppm", axes="YXC", dtype="uint16"),
+        Case(suffix=".ppm", axes="YXS", dtype="uint8", maxval=200),
+        Case(suffix=".ppm", axes="YXS", dtype="uint16"),
         Case(suffix=".pnm", axes="YX", dtype="uint16"),
-        Case(suffix=".pnm", axes="YXC", dtype="uint8"),
+        Case(suffix=".pnm", axes="YXS", dtype="uint8"),
         Case(suffix=".pam", axes="YX", dtype="uint16"),
-        Case(suffix=".pam", axes="YXC", channels=2, dtype="uint8"),
-        Case(suffix=".pam", axes="YXC", channels=4, dtype="uint16", metadata={"tuple_type": "RGB_ALPHA"}),
-        Case(suffix=".pam", axes="YXC", channels=7, dtype="uint16", maxval=1000, metadata={"tuple_type": "sun rays"}),
+        Case(suffix=".pam", axes="YXS", channels=2, dtype="uint8"),
+        Case(suffix=".pam", axes="YXS", channels=4, dtype="uint16", metadata={"tuple_type": "RGB_ALPHA"}),
+        Case(suffix=".pam", axes="YXS", channels=7, dtype="uint16", maxval=1000, metadata={"tuple_type": "sun rays"}),
     )
     refused = (
         Case(suffix=".ppm", axes="YX", dtype="uint8"),
-        Case(suffix=".pgm", axes="YXC", dtype="uint8"),
-        Case(suffix=".pnm", axes="YXC", channels=4, dtype="uint8"),
+        Case(suffix=".pgm", axes="YXS", dtype="uint8"),
+        Case(suffix=".pnm", axes="YXS", channels=4, dtype="uint8"),
         Case(suffix=".pam", axes="ZYX", dtype="uint8"),
         Case(suffix=".pam", axes="YX", dtype="int16"),
         Case(suffix=".pgm", axes="YX", dtype="float32"),
@@ -94,7 +94,7 @@ def test_pam_fields_may_stand_in_any_order(order: int, tmp_path: Path) -> None:
     data = np.arange(12, dtype=">u2")
     path = written(tmp_path / "a.pam", b"\n".join([b"P7", *fields, b"ENDHDR", b""]) + data.tobytes())
     with FORM.open(path) as reader:
-        assert reader.header.axes == "YXC"
+        assert reader.header.axes == "YXS"
         assert reader.header.maxval == 256
         assert reader.header.metadata["tuple_type"] in ("A B", "B A")
     assert_same_bits(read_whole(FORM, path), data.astype(np.uint16).reshape(2, 3, 2))
@@ -144,7 +144,7 @@ def test_the_header_is_read_without_the_samples(tmp_path: Path) -> None:
     os.truncate(path, 23 + 60_000_000_000)  # sparse: 60 GB that take no space
     with FORM.open(path) as reader:
         assert reader.header == ImageHeader(
-            shape=(100_000, 100_000, 3), axes="YXC", dtype=np.dtype(np.uint16), maxval=65535
+            shape=(100_000, 100_000, 3), axes="YXS", dtype=np.dtype(np.uint16), maxval=65535
         )
         out = np.ones((1, 7, 3), np.uint16)
         reader.read(Region((99_999, 99_993, 0), (100_000, 100_000, 3)), out)
@@ -196,7 +196,7 @@ def test_a_sample_above_maxval_is_never_written(tmp_path: Path) -> None:
 def test_opencv_reads_what_is_written_and_the_other_way_round(
     suffix: str, channels: int, dtype: str, tmp_path: Path
 ) -> None:
-    case = Case(suffix=suffix, axes="YX" if channels == 1 else "YXC", dtype=dtype)
+    case = Case(suffix=suffix, axes="YX" if channels == 1 else "YXS", dtype=dtype)
     image = samples(case.header)
     write_whole(FORM, tmp_path / f"ours{suffix}", case.header, image)
     theirs = cv2.imread(str(tmp_path / f"ours{suffix}"), cv2.IMREAD_UNCHANGED)
@@ -253,7 +253,7 @@ def test_the_tuple_type_fits_the_channels(tmp_path: Path) -> None:
     for channels, name in enumerate((b"GRAYSCALE", b"GRAYSCALE_ALPHA", b"RGB", b"RGB_ALPHA", None), start=1):
         header = ImageHeader(
             shape=(2, 3, channels) if channels > 1 else (2, 3),
-            axes="YXC" if channels > 1 else "YX",
+            axes="YXS" if channels > 1 else "YX",
             dtype=np.dtype(np.uint8),
             metadata={"tuple_type": "RGB\nMAXVAL 9"},  # would forge a header line
         )
@@ -269,7 +269,7 @@ def test_a_real_16_bit_pam(tmp_path: Path) -> None:
     path = real_image("flower_rgba16.pam")
     with FORM.open(path) as reader:
         header = reader.header
-    assert (header.shape, header.axes, header.maxval) == ((532, 510, 4), "YXC", 65535)
+    assert (header.shape, header.axes, header.maxval) == ((532, 510, 4), "YXS", 65535)
     assert header.metadata == {"tuple_type": "RGB_ALPHA"}
     image = read_whole(FORM, path)
     expected = np.frombuffer(path.read_bytes()[-532 * 510 * 8 :], ">u2").reshape(532, 510, 4)

@@ -16,7 +16,7 @@ from pipeline.formats.image.base import ImageFormat, ImageHeader, Region
 from tests.pipeline.formats.image.contract import Case, assert_same_bits, input_error, one_line, samples
 
 STORABLE = [
-    Case(suffix=suffix, axes="YXC" if suffix == ".ppm" else "YX", dtype="uint16")
+    Case(suffix=suffix, axes="YXS" if suffix == ".ppm" else "YX", dtype="uint16")
     for form in FORMATS
     for suffix in form.suffixes
 ]

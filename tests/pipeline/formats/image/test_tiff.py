@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline.errors import InputError
-from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.base import ImageHeader, Region, Storage
 from pipeline.formats.image.tiff import Tiff
 from tests.pipeline.formats.image.contract import (
     DTYPES,
@@ -59,13 +59,17 @@ def check_regions(path: Path, array: NDArray[Any]) -> None:
 class TestContract(FormatContract):
     format = FORMAT
     cases = (
-        *[Case(suffix=".tif", axes=axes, dtype="uint16") for axes in ("YX", "YXC", "ZYX", "ZYXC")],
+        *[
+            Case(suffix=".tif", axes=axes, dtype="uint16")
+            for axes in ("YX", "YXS", "ZYX", "ZYXS", "CYX", "TCZYX", "TCZYXS")
+        ],
+        Case(suffix=".tif", axes="TCZYX", dtype="uint16", metadata={"dialect": "ImageJ"}),
         *[Case(suffix=".tiff", axes="YX", dtype=dtype) for dtype in DTYPES if dtype != "uint16"],
-        *[Case(suffix=".tif", axes="YXC", dtype="uint8", channels=channels) for channels in (2, 4, 7)],
-        Case(suffix=".btf", axes="ZYXC", dtype="float32"),
+        *[Case(suffix=".tif", axes="YXS", dtype="uint8", channels=channels) for channels in (2, 4, 7)],
+        Case(suffix=".btf", axes="ZYXS", dtype="float32"),
         Case(
             suffix=".tf8",
-            axes="YXC",
+            axes="YXS",
             dtype="uint16",
             metadata={
                 "photometric": 2,
@@ -183,6 +187,12 @@ def test_image_codecs_decode_as_tifffile_does(tmp_path: Path, compression: Any) 
         ("CZYX", (3, 4, 40, 50), {"ome": True}),
         ("TCZYX", (1, 3, 4, 40, 50), {"ome": True}),
         ("ZCYX", (4, 3, 40, 50), {}),
+        ("TYX", (5, 20, 21), {"imagej": True}),
+        ("TZCYX", (2, 3, 4, 20, 21), {"imagej": True}),
+        ("TYX", (5, 20, 21), {"ome": True}),
+        ("TZCYX", (2, 3, 4, 20, 21), {"ome": True}),
+        ("CTZYX", (2, 3, 4, 20, 21), {"ome": True}),
+        ("TCZYX", (2, 3, 4, 20, 21), {}),
     ],
 )
 @pytest.mark.parametrize("compression", [None, "zlib"])
@@ -200,8 +210,9 @@ def test_stacks_and_channels_in_pages(
         compression=compression,
         **options,
     )
-    array, axes = (array[0], axes[1:]) if axes[0] == "T" else (array, axes)
-    expected = "".join(axis for axis in "ZYXC" if axis in axes)
+    if shape[0] == 1:
+        array, axes = array[0], axes[1:]
+    expected = "".join(axis for axis in "TCZYXS" if axis in axes)
     array = np.ascontiguousarray(array.transpose([axes.index(axis) for axis in expected]))
     with FORMAT.open(tmp_path / "a.tif") as reader:
         assert reader.header.axes == expected
@@ -254,10 +265,6 @@ def test_pages_written_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axes", "shape", "options", "words"),
     [
-        ("TYX", (5, 20, 21), {"imagej": True}, "T=5"),
-        ("TYX", (5, 20, 21), {"ome": True}, "T=5"),
-        ("TCYX", (5, 3, 20, 21), {"ome": True}, "T=5 × C=3"),
-        ("ZCYXS", (2, 2, 20, 21, 3), {"imagej": True, "photometric": "rgb"}, "3 samples"),
         ("QZYX", (2, 3, 20, 21), {}, "Q=2"),
     ],
 )
@@ -340,7 +347,7 @@ def test_opencv_files_are_read(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize("suffix", [".tif", ".btf"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("axes", "shape"), [("YX", (300, 500)), ("YXC", (300, 500, 3)), ("ZYX", (3, 300, 500)), ("ZYXC", (3, 300, 500, 3))]
+    ("axes", "shape"), [("YX", (300, 500)), ("YXS", (300, 500, 3)), ("ZYX", (3, 300, 500)), ("ZYXS", (3, 300, 500, 3))]
 )
 def test_results_are_read_by_tifffile_and_libtiff(
     tmp_path: Path, suffix: str, dtype: str, axes: str, shape: tuple[int, ...]
@@ -365,7 +372,7 @@ def test_grey_with_alpha_and_spectra_are_told_apart(tmp_path: Path) -> None:
         (7, "uint8", ("MINISBLACK", (0,) * 6)),
     ):
         array = pixels(20, 21, channels, dtype=dtype)
-        header = ImageHeader(shape=array.shape, axes="YXC", dtype=array.dtype)
+        header = ImageHeader(shape=array.shape, axes="YXS", dtype=array.dtype)
         write_whole(FORMAT, tmp_path / "a.tif", header, array)
         with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
             page = tiff.pages[0]
@@ -399,7 +406,7 @@ def test_resolution_profile_and_colour_are_carried_over(tmp_path: Path) -> None:
 
 def test_large_headers_open_at_once(tmp_path: Path) -> None:
     path = tmp_path / "a.btf"
-    header = ImageHeader(shape=(20_000, 20_000, 3), axes="YXC", dtype=np.dtype(np.uint16))
+    header = ImageHeader(shape=(20_000, 20_000, 3), axes="YXS", dtype=np.dtype(np.uint16))
     writer = FORMAT.create(path, header)
     started = time.process_time()
     with FORMAT.open(tmp_path / "a.btf.partial") as reader:
@@ -643,3 +650,37 @@ def test_planes_in_other_files_are_refused(tmp_path: Path) -> None:
         tifffile.imwrite(tmp_path / name, pixels(20, 21) + np.uint16(number), description=xml, metadata=None)
     with input_error(tmp_path / "a.ome.tif"):
         FORMAT.open(tmp_path / "a.ome.tif")
+
+
+ARRAYS = {"CYX": (3, 20, 21), "TYX": (4, 20, 21), "TCZYX": (2, 3, 4, 20, 21), "CZYXS": (2, 4, 20, 21, 3)}
+
+
+@pytest.mark.parametrize("axes", ARRAYS)
+@pytest.mark.parametrize("compression", [None, "deflate"])
+@pytest.mark.parametrize("dialect", ["OME", "ImageJ"])
+def test_others_read_channels_and_time_points(tmp_path: Path, axes: str, compression: Any, dialect: str) -> None:
+    dtype = "uint8" if axes.endswith("S") else "uint16"
+    array = pixels(*ARRAYS[axes], dtype=dtype)
+    header = ImageHeader(shape=array.shape, axes=axes, dtype=array.dtype, metadata={"dialect": dialect})
+    form = FORMAT.storing(Storage(compression=compression))
+    write_whole(form, tmp_path / "a.tif", header, array)
+    with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
+        (series,) = tiff.series
+        assert (tiff.is_ome, tiff.is_imagej) == (dialect == "OME", dialect == "ImageJ")
+        assert sorted(series.axes) == sorted(axes)
+        assert all("ImageDescription" not in page.aspage().tags for page in tiff.pages[1:])
+        found = series.asarray().transpose([series.axes.index(letter) for letter in axes])
+        assert_same_bits(np.ascontiguousarray(found), array)
+    with FORMAT.open(tmp_path / "a.tif") as reader:
+        assert reader.header.axes == axes
+    check_regions(tmp_path / "a.tif", array)
+
+
+def test_a_stack_with_an_omes_name_gets_ome_xml(tmp_path: Path) -> None:
+    array = pixels(3, 20, 21)
+    write_whole(FORMAT, tmp_path / "a.ome.tif", ImageHeader(shape=array.shape, axes="ZYX", dtype=array.dtype), array)
+    first = (tmp_path / "a.ome.tif").read_bytes()
+    with tifffile.TiffFile(tmp_path / "a.ome.tif") as tiff:
+        assert (tiff.is_ome, tiff.series[0].axes) == (True, "ZYX")
+    write_whole(FORMAT, tmp_path / "a.ome.tif", ImageHeader(shape=array.shape, axes="ZYX", dtype=array.dtype), array)
+    assert (tmp_path / "a.ome.tif").read_bytes() == first

@@ -29,8 +29,8 @@ def stored_as(compression: str, tile: tuple[int, ...] = (16,)) -> Tiff:
 class TestContract(FormatContract):
     format = stored_as("deflate")
     cases = (
-        *[Case(suffix=".tif", axes=axes, dtype="uint16") for axes in ("YX", "ZYXC")],
-        Case(suffix=".btf", axes="YXC", dtype="float32", metadata={"orientation": 3, "icc_profile": bytes(range(200))}),
+        *[Case(suffix=".tif", axes=axes, dtype="uint16") for axes in ("YX", "ZYXS")],
+        Case(suffix=".btf", axes="YXS", dtype="float32", metadata={"orientation": 3, "icc_profile": bytes(range(200))}),
     )
     refused = (Case(suffix=".tif", axes="YX", dtype="complex64"),)
     # Every length below and every changed byte is that of the directory.
@@ -59,7 +59,7 @@ def write(writer: Any, array: NDArray[Any], parts: list[Region]) -> None:
 def test_others_read_what_is_written_in_any_order(
     tmp_path: Path, compression: str, dtype: str, cut: tuple[int, ...]
 ) -> None:
-    header = ImageHeader(shape=(2, 37, 61, 3), axes="ZYXC", dtype=np.dtype(dtype))
+    header = ImageHeader(shape=(2, 37, 61, 3), axes="ZYXS", dtype=np.dtype(dtype))
     array = samples(header)
     writer = stored_as(compression, (32,)).create(tmp_path / "a.tif", header)
     write(writer, array, regions(header.shape, cut))

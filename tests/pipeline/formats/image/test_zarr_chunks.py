@@ -217,7 +217,7 @@ def test_a_resumed_output_of_another_kind_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk: Any, shard: Any) -> None:
-    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXC", dtype=np.dtype("uint16"))
+    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXS", dtype=np.dtype("uint16"))
     form = FORMAT.storing(storage)
     assert form.block_shape(header) == (shard or chunk)
     form.create(tmp_path / "a.zarr", header).publish()
@@ -238,6 +238,6 @@ def test_chunks_and_shards_are_as_asked(tmp_path: Path, storage: Storage, chunk:
     ],
 )
 def test_chunks_and_shards_that_do_not_fit_are_refused(storage: Storage) -> None:
-    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXC", dtype=np.dtype("uint16"))
+    header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXS", dtype=np.dtype("uint16"))
     with pytest.raises(ParameterError):
         FORMAT.storing(storage).block_shape(header)

@@ -41,7 +41,7 @@ def smoothed(folder, device=None, chunk_bytes=None, **parameters):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
-@pytest.mark.parametrize(("shape", "axes"), [((61, 17, 3), "YXC"), ((67, 23), "YX")])
+@pytest.mark.parametrize(("shape", "axes"), [((61, 17, 3), "YXS"), ((67, 23), "YX")])
 def test_the_definition_for_any_cut(tmp_path, dtype, shape, axes):
     write_image(tmp_path / "in.npy", made_image(dtype, shape), axes)
     receipts = [smoothed(tmp_path, chunk_bytes=chunk_bytes, size=(5,)) for chunk_bytes in (None, 5_000, 2_500)]
@@ -49,7 +49,7 @@ def test_the_definition_for_any_cut(tmp_path, dtype, shape, axes):
     assert receipts[0]["chunks"] == 1 < receipts[2]["chunks"]
     assert found[0] == found[1] == found[2]
     output = read_image(tmp_path / "out.npy")
-    channels = np.moveaxis(output, -1, 0) if axes == "YXC" else output[None]
+    channels = np.moveaxis(output, -1, 0) if axes == "YXS" else output[None]
     assert found[0] == [exact(channel.reshape(-1)) for channel in channels]
     json.dumps(found, allow_nan=False)
 
@@ -101,7 +101,7 @@ def test_memory_that_does_not_hold_the_counts_is_the_users_to_raise(tmp_path):
 
 # Told and told again
 
-HEADER = ImageHeader(shape=(8, 5, 3), axes="YXC", dtype=np.dtype(np.uint16))
+HEADER = ImageHeader(shape=(8, 5, 3), axes="YXS", dtype=np.dtype(np.uint16))
 
 
 def part(index, values):

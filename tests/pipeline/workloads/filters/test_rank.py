@@ -51,9 +51,9 @@ def test_any_cut_gives_the_same(made, dtype, size, mode):
 @pytest.mark.parametrize(("name", "function"), FILTERS.items())
 def test_volumes_and_channels(made, name, function):
     samples = samples_of((7, 19, 12, 2), "uint16")
-    _, found = made(name, samples, "ZYXC", chunk_bytes=3_000)
+    _, found = made(name, samples, "ZYXS", chunk_bytes=3_000)
     np.testing.assert_array_equal(found, function(samples, 3, channel_axis=3), strict=True)
-    _, found = made(name, samples, "ZYXC", chunk_bytes=3_000, axes="x,0", size="3x5")
+    _, found = made(name, samples, "ZYXS", chunk_bytes=3_000, axes="x,0", size="3x5")
     np.testing.assert_array_equal(found, function(samples, (3, 5), axes=(2, 0)), strict=True)
 
 
@@ -102,7 +102,7 @@ def test_nan_may_be_refused(made):
 )
 def test_windows_that_do_not_fit(made, given, said):
     with pytest.raises(ParameterError) as refused:
-        made("median", samples_of((9, 7, 3), "uint8"), "YXC", **given)
+        made("median", samples_of((9, 7, 3), "uint8"), "YXS", **given)
     refused.match(said)
     assert "\n" not in str(refused.value)
 
