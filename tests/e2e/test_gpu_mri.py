@@ -119,10 +119,10 @@ def test_coils_from_the_host_make_the_same_bits(tmp_path, monkeypatch, maps):
     source = volume(tmp_path / "a.npz", 20, 18)
     options = options_with_maps(tmp_path) | ({} if maps == "of a file" else {"sensitivities": maps})
     found = []
-    original = mri_volume.placing
+    original = mri_volume.plan_residency
     for left in (18, 17, 8):
         monkeypatch.setattr(
-            mri_volume, "placing", lambda coils, shape, _, left=left: original(coils, shape, left * 8000 * 8)
+            mri_volume, "plan_residency", lambda coils, shape, _, left=left: original(coils, shape, left * 8000 * 8)
         )
         image_, receipt = images(source, tmp_path / "gpu.npy", device=open_device("cuda:0"), **options)
         found.append(image_.view(np.uint32))

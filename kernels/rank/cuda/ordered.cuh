@@ -20,14 +20,14 @@
 #include "gather.cuh"
 
 constexpr int SORTERS = 128;  // threads of a block
-constexpr int DIGITS = 16;
+constexpr int DIGITS = 16, BATCH = 8;
 constexpr unsigned short MISSING_PLACE = 0xFFFF, NAN_PLACE = 0xFFFE;
 
 struct OrderedTask {
     int outs[3];   // of a tile along the axes
     int sides[3];  // of a tile with its halo
     int pitch;     // of a line of it: 2 above a multiple of 4, so that walkers side by side read different banks
-    int each;      // samples of a thread as it sorts: as well
+    int each;      // samples of a thread as it sorts: odd, for the same reason
     int pieces;    // of each line, a walker each
     int tiles[3];
 };
@@ -224,17 +224,34 @@ __global__ void __launch_bounds__(SORTERS) rank_ordered(
         if (x + 1 == end) break;
         for (int dz = 0; dz < taps0; ++dz) {
             const unsigned short* row = first + dz * tile.sides[1] * tile.pitch;
-#pragma unroll 4
-            for (int dy = 0; dy < taps1; ++dy, row += tile.pitch) {
-                if constexpr (SHAPED) {
+            if constexpr (!SHAPED) {
+                // Several places are on their way before the first flip, which no load may pass.
+                int dy = 0;
+                for (; dy + BATCH <= taps1; dy += BATCH, row += BATCH * tile.pitch) {
+                    unsigned short leave[BATCH], enter[BATCH];
+#pragma unroll
+                    for (int i = 0; i < BATCH; ++i) {
+                        leave[i] = row[i * tile.pitch];
+                        enter[i] = row[i * tile.pitch + taps2];
+                    }
+#pragma unroll
+                    for (int i = 0; i < BATCH; ++i) {
+                        walker.flip<COMPLETE>(leave[i], -1);
+                        walker.flip<COMPLETE>(enter[i], 1);
+                    }
+                }
+                for (; dy < taps1; ++dy, row += tile.pitch) {
+                    const unsigned short leave = row[0], enter = row[taps2];
+                    walker.flip<COMPLETE>(leave, -1);
+                    walker.flip<COMPLETE>(enter, 1);
+                }
+            } else {
+                for (int dy = 0; dy < taps1; ++dy, row += tile.pitch) {
                     const unsigned held_bits = footprint.row[dz * taps1 + dy];
                     for (unsigned leave = held_bits & ~(held_bits << 1); leave != 0; leave &= leave - 1)
                         walker.flip<COMPLETE>(row[__ffs(leave) - 1], -1);
                     for (unsigned enter = held_bits & ~(held_bits >> 1); enter != 0; enter &= enter - 1)
                         walker.flip<COMPLETE>(row[__ffs(enter)], 1);
-                } else {
-                    walker.flip<COMPLETE>(row[0], -1);
-                    walker.flip<COMPLETE>(row[taps2], 1);
                 }
             }
         }

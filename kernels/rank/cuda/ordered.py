@@ -23,12 +23,12 @@ SORTERS = 128  # of ordered.cuh
 COUNTS_BYTES = 2 * 16 * SORTERS
 WALKERS = (32, 64, 96, 128)
 # Samples of a tile: for windows that need more, as many as shared memory holds beside all else.
-SAMPLES = {size: (18, 34, 50, most) for size, most in ((1, 98), (2, 98), (4, 66), (8, 34))}  # times SORTERS
+SAMPLES = {size: (9, 13, 17, 25, 33, most) for size, most in ((1, 97), (2, 97), (4, 65), (8, 33))}  # times SORTERS
 SHARED_BYTES = 227 << 10  # of a multiprocessor; one with less has room for fewer blocks
 FEW_SAMPLES = 64
 MAX_BLOCKS = (1 << 31) - 1
 # Cycles of a warp that is alone, and instructions, of sorting a sample by a digit, flipping a bit, finding a result.
-SORT, FLIP, FIND = (120, 40), (6, 9), (250, 70)
+SORT, FLIP, FIND = (160, 40), (40, 14), (800, 90)
 
 
 class OrderedTask(ctypes.Structure):
@@ -56,7 +56,7 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
     outs, pieces = tile
     sides = [n + taps - 1 for n, taps in zip(outs, task.taps, strict=True)]
     pitch = _two_above_four(sides[2])
-    each = _two_above_four(-(-sides[0] * sides[1] * pitch // SORTERS))
+    each = -(-sides[0] * sides[1] * pitch // SORTERS) | 1
     tiles = [-(-length // n) for length, n in zip(lengths, outs, strict=True)]
     ordered = OrderedTask(
         outs=(ctypes.c_int * 3)(*outs), sides=(ctypes.c_int * 3)(*sides), pitch=pitch, each=each, pieces=pieces,

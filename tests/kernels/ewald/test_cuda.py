@@ -15,6 +15,13 @@ from kernels.ewald.cases import CELLS, Case, cases
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(scope="module")
+def cupy() -> Any:
+    import cupy
+
+    return cupy
+
+
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_maps_are_as_accurate_as_promised(cupy: Any, case: Case) -> None:
     atoms = case.atoms()

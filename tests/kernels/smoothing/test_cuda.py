@@ -263,8 +263,8 @@ def test_work_is_ordered_on_the_stream_given(cupy: Any, variant: str) -> None:
     """The stream writes the input just before and overwrites it just after: only the right order gives the result."""
     dtype = {"streamed": "float32", "tree": "float32", "tensor": "uint8"}.get(variant, "uint16")
     what: dict[str, Any] = {"sigmas": (4.0, 4.0)} if variant in ("wide", "tensor") else {"sizes": (5, 5)}
-    if variant == "tree":
-        what = {"sizes": (31, 31)}
+    if variant in ("tree", "decimated"):
+        what = {"sizes": (31, 31)} if variant == "tree" else {"sigmas": (10.0, 10.0)}
     values = np.random.default_rng(3).integers(0, 256 if dtype == "uint8" else 65536, (2000, 2000)).astype(dtype)
     case = Case(shape=values.shape, dtype=dtype, axes=(0, 1), modes=("reflect",) * 2, **what)
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernels.runtime.launch import Kernel
-from kernels.smoothing import DTYPES, MODES
+from kernels.smoothing import DTYPES, MODES, cuda
 from kernels.smoothing.cases import Case
 from kernels.smoothing.cuda import VARIANTS, smooth
 
@@ -35,6 +35,12 @@ VOLUMES = (
     {"shape": (11, 2903), "axes": (1,), "sizes": (5,)},
     {"shape": (11, 4091), "axes": (1,), "sizes": (5,)},
     {"shape": (89, 11), "axes": (0,), "sigmas": (1.0,)},
+    {"shape": (19, 211), "axes": (1,), "sigmas": (10.0,)},
+    # Every stage along both axes, and both orders of splines down the columns.
+    *(
+        {"shape": (17, 131), "axes": (0, 1), "sigmas": (down, across)}
+        for down, across in product((30.0, 140.0), (9.0, 16.0, 30.0, 140.0))
+    ),
 )
 # Environment variable: as few launches as cover every kernel, since racecheck takes a thousand times as long for each.
 FEWEST = "MILLRACE_TEST_FEWEST_LAUNCHES"
@@ -120,6 +126,9 @@ def _launches(cupy: Any, variant: str) -> dict[int, set[str]]:
             if _applies(variant, place):
                 asked = kernels[place] = set()
                 patched.setattr(Kernel, "launch", lambda self, *_, asked=asked, **__: asked.add(self.expression))
+                # A variant may call `smooth` again, which would record that nothing is launched.
+                patched.setattr(cuda, "_repeated", lambda *_: False)
+                patched.setattr(cuda, "_run_and_record", lambda chosen, *arguments: chosen.run(*arguments))
                 image = _on_device(cupy, place, case.image())
                 smooth(image, case.windows(), case.cval, None, variant=variant)
     return kernels
