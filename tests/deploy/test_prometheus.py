@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deploy.grafana.expressions import DEPLOY, dashboards, panel_expressions, panels, rule_expressions, rules
+from pipeline.cli.demo.scan import make_scan
 from pipeline.client import Client
 from pipeline.metrics.table import ROWS, TABLE
 from pipeline.workloads import workloads
@@ -182,13 +183,14 @@ def expressions():
 
 
 def jobs_of_each_kind(client, number):
-    """A map of smoothing, one of sums by several ranks' collectives, and one that fails. Waits for all of them."""
+    """A map of smoothing, one of sums by several ranks' collectives, iterations, and one that fails. Waits for all."""
     jobs = [
         client.submit("smooth", "in.npy", f"smooth-{number}.npy", size=5),
         client.submit("coulomb", "a.pqr", f"coulomb-{number}.npy", trajectory="a.dcd", cell="none", spacing=1.0),
+        client.submit("mri", "scan.npz", f"mri-{number}.npy", regularizer="l1-wavelet", strength="0.01", iterations=5),
         client.submit("smooth", "absent.npy", f"never-{number}.npy"),
     ]
-    assert [job.wait(timeout_s=WAIT_S).state for job in jobs] == ["succeeded", "succeeded", "failed"]
+    assert [job.wait(timeout_s=WAIT_S).state for job in jobs] == ["succeeded", "succeeded", "succeeded", "failed"]
 
 
 def until(found, what):
@@ -206,6 +208,7 @@ def watched(folder):
     data.mkdir()
     write_image(data / "in.npy", np.random.default_rng(1).integers(0, 65536, SAMPLES).astype(np.uint16), "YX")
     write_trajectory(data, 8)
+    make_scan(data / "scan.npz", pixels=32, spokes=24, coils=3, seed=0)
     port = free_port()
     with (
         server(folder, port), driver_samples() as driver_port, Client(f"http://127.0.0.1:{port}") as client,

@@ -136,7 +136,18 @@ def test_a_service_runs_both(folder, installed, tmp_path, monkeypatch):
     monkeypatch.setenv("MILLRACE_URL", url)
     with server(tmp_path, port, "--workers", "1"), Client(url) as client:
         names = [each["name"] for each in client.workloads()]
-        assert names == ["bin", "coulomb", "failing", "mri", "smooth", "unsharp"]
+        assert names == [
+            "bin",
+            "coulomb",
+            "failing",
+            "maximum",
+            "median",
+            "minimum",
+            "mri",
+            "percentile",
+            "smooth",
+            "unsharp",
+        ]
         page = httpx2.get(f"{url}/submit?workload=unsharp").text
         assert 'data-parameter="radius"' in page
         jobs = [

@@ -746,7 +746,12 @@ def test_bash_completes_commands_workloads_and_options():
         ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=WAIT_S,
         check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["submit", "coulomb mri smooth", "--size --sigma", "running"]
+    assert done.stdout.splitlines() == [
+        "submit",
+        "coulomb maximum median minimum mri percentile smooth",
+        "--size --sigma",
+        "running",
+    ]
 
 
 def test_mistakes_are_one_line(service):

@@ -109,7 +109,7 @@ def _cheapest(uncut: Tiling, itemsize: int, whole: Collection[int], limit: int) 
         else _halvings(length, grain)
         # Of many axes, whole time points and channels are enough of a choice.
         if axis >= len(uncut.shape) - _HALVED_AXES
-        else {length, grain}
+        else {length, grain, 1}
         for axis, (length, grain) in enumerate(zip(uncut.shape, uncut.grain, strict=True))
     ][1:]
     cut = (_cut_to_fit(uncut, extents, itemsize, limit, may_cut=0 not in whole) for extents in product(*inner))

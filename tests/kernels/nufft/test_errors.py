@@ -89,7 +89,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "flat image": (lambda: forward(SAMPLES, K), ValueError, "images must have 2 axes or more"),
     "flat trajectory": (lambda: forward(IMAGE, SAMPLES.real), ValueError, r"trajectory must be an array \[M, 2\] or"),
     "adjoint": (lambda: adjoint(SAMPLES, K, (8, 9, 3)), ValueError, r"trajectory must be an array \[M, 3\]"),
-    "kernel": (lambda: Toeplitz(np.zeros((8, 9)), SHAPE), ValueError, r"kernel must be float32 or float64 of shape"),
+    "kernel": (lambda: Toeplitz(np.zeros((8, 10)), SHAPE), ValueError, r"kernel must be float32 or float64 of shape"),
     "kernel list": (lambda: Toeplitz([1], SHAPE), TypeError, "kernel must be a NumPy or CuPy array"),
     "maps": (lambda: toeplitz().apply_sense(IMAGE, IMAGE), ValueError, r"maps \[coils, \*shape\]"),
     "maps' dtype": (

@@ -207,6 +207,6 @@ def test_an_input_that_cannot_be_hashed_has_no_digest(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(identity, "open_beneath", refuse)
     with InputIdentity(path) as found:
         assert found.confirmed()["sha256"] is None

@@ -69,7 +69,10 @@ def test_an_array_is_as_many_jobs(world):
         ({"input": "in.npy", "output": "./in.npy"}, "./in.npy is the input itself: name another output"),
         ({"parameters": {"size": "many"}}, "parameters.size: "),
         ({"parameters": {"size": True}}, "parameters.size: is not true; give a number or text"),
-        ({"parameters": {"filter": "gaussian", "sigma": "nan"}}, "--sigma: sigma must be a positive number"),
+        (
+            {"parameters": {"filter": "gaussian", "sigma": "nan"}},
+            "--sigma: sigma must be a number of samples, 0 (no smoothing) or more",
+        ),
         ({"parameters": {"nonsense": 1}}, "parameters.nonsense: there is no such parameter"),
         ({"parameters": [1]}, "parameters: "),
         ({"nonsense": 1}, "nonsense: there is no such field"),

@@ -69,7 +69,7 @@ def test_a_stopped_worker_is_shown_and_replaced_and_the_job_has_the_same_bits(tm
         write_image(source, image)
         asked = NewJob(
             owner="a", workload="smooth", input=str(source), output=str(output),
-            parameters={"filter": "gaussian", "sigma": str(SIGMA)},
+            parameters={"filter": "gaussian", "sigma": str(SIGMA), "truncate": 4.0},
         )  # fmt: skip
         [job] = service.store.accept([asked], now=time.time())
         processes = workers._on_each(list(workers.identities()), os.getpid)
@@ -103,7 +103,7 @@ def test_a_stopped_worker_is_shown_and_replaced_and_the_job_has_the_same_bits(tm
         assert after[restarts] == before[restarts] + 1
         wait_until(lambda: service.http.get("/readyz").text == "ok\n", "two workers with heartbeats")
         service.runner.drain(WAIT_S)
-    np.testing.assert_array_equal(read_image(output), gaussian(image, SIGMA, axes=(0, 1)))
+    np.testing.assert_array_equal(read_image(output), gaussian(image, SIGMA, truncate=4.0, axes=(0, 1)))
 
 
 @pytest.mark.parametrize(

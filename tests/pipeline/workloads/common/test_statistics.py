@@ -20,7 +20,7 @@ from tests.kernels.statistics.cases import exact
 from tests.pipeline.cluster.processes import kill_9, run, running, wait_until, worker_processes
 
 SIGMA = 25
-SLOW = ("--filter", "gaussian", "--sigma", SIGMA, "--device", "cpu", "--threads", 1, "--statistics")
+SLOW = ("--filter", "gaussian", "--sigma", SIGMA, "--truncate", 4, "--device", "cpu", "--threads", 1, "--statistics")
 SMALL = ("--memory", "2800KiB")
 
 
