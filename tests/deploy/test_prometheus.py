@@ -275,7 +275,7 @@ def check_that_all_is_counted_once(found, rounds):
         finished = found.values("sum by (outcome) (millrace_jobs_finished_total) > 0")
         ended = {labels["outcome"]: value for labels, value in finished}
         work = {labels["unit"]: value for labels, value in found.values("sum by (unit) (millrace_work_total)")}
-        return ended == {"succeeded": 2 * rounds, "failed": rounds} and work["pixels"] == pixels
+        return ended == {"succeeded": 3 * rounds, "failed": rounds} and work["pixels"] == pixels
 
     until(settled, "the sums are not those of the jobs")
     [(_, written)] = found.values('sum(millrace_output_bytes_total{workload="smooth"})')

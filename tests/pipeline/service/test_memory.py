@@ -68,7 +68,7 @@ def test_nothing_is_left_of_jobs_that_are_over(tmp_path, short_logs):
             assert [job.wait(timeout_s=WAIT_S).state for job in jobs] == ["succeeded"] * JOBS
             end = time.monotonic() + WAIT_S
             while scheduler.tasks or workers._records:  # workers are still told that the last one is over
-                assert time.monotonic() < end
+                assert time.monotonic() < end, (dict(scheduler.tasks), workers._records)
                 time.sleep(0.01)
             return objects(), sum(workers._connection.client.run(log_records).values())
 
@@ -90,7 +90,7 @@ def test_nothing_is_left_of_jobs_that_are_over(tmp_path, short_logs):
         assert not scheduler.task_groups
         end = time.monotonic() + WAIT_S
         while names_of_tasks() > KEPT:
-            assert time.monotonic() < end
+            assert time.monotonic() < end, (dict(scheduler.tasks), workers._records)
             time.sleep(0.05)
         assert len(scheduler.task_prefixes) < KEPT
 
