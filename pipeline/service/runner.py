@@ -254,7 +254,7 @@ class Runner:
         )
         if claimed is None:
             return False
-        job = claimed.job.id
+        job, stopping = claimed.job.id, threading.Event()
         run = Run(
             claimed=claimed,
             executor=self._executor,
@@ -262,7 +262,9 @@ class Runner:
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             processes=self._processes,
-            tell=lambda event: self._tell_of(run, event),
+            # Without the run itself: in a circle it would outlive its end.
+            tell=partial(self._tell_until_stored, claimed.job, stopping),
+            stopping=stopping,
             log=partial(self._log, job),
         )
         return self._begin(run)
@@ -296,7 +298,9 @@ class Runner:
                 self._backoff.failed()
             elif isinstance(event, Published):
                 self._backoff.succeeded()
-            self._tell_of(run, event, replace(facts, device_seconds=time.monotonic() - began))
+            self._tell_until_stored(
+                run.claimed.job, run.stopping, event, replace(facts, device_seconds=time.monotonic() - began)
+            )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")
         except MillraceError as error:
@@ -317,22 +321,22 @@ class Runner:
         self.act(job, actions)
         return after
 
-    def _tell_of(self, run: Run, event: Event, facts: Facts | None = None) -> Job:
+    def _tell_until_stored(self, job: Job, stopping: threading.Event, event: Event, facts: Facts | None = None) -> Job:
         """As `_tell`, but waits while the store fails: what is not stored would be done again. Progress may be lost."""
         is_first = True
         while True:
             try:
-                return self._tell(run.claimed.job.id, event, facts)
+                return self._tell(job.id, event, facts)
             except StorageError as error:
                 if isinstance(event, Progressed):
-                    return run.claimed.job
-                if run.stopping.is_set():
+                    return job
+                if stopping.is_set():
                     raise
                 if is_first:
-                    LOG.error("job %s waits: %s", run.claimed.job.id, error)
+                    LOG.error("job %s waits: %s", job.id, error)
                     metrics.count_error(error)
                 is_first = False
-            run.stopping.wait(POLL_S)
+            stopping.wait(POLL_S)
 
     def _log(self, job: str, message: str) -> None:
         with suppress(StorageError):
