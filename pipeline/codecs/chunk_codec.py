@@ -37,7 +37,7 @@ class ChunkCodec:
 
     shape  : of a chunk
     dtype  : as stored, in either byte order; decoded chunks are in native order
-    order  : the chunk's axes in the order in which they are stored
+    order  : the chunk's axes in stored order
     stages : in the order of encoding
     """
 

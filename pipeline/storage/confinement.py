@@ -162,7 +162,7 @@ def open_within(folder: int, name: str, flags: int, *, make_folders: bool = Fals
 def put_within(folder: int, name: str, buffers: Sequence[Any], unfinished: str) -> None:
     """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
 
-    Missing folders on the way are created. The file is old or new, never a part, whichever process is killed.
+    Missing folders on the way are created. The file is either old or new, never partial, even if the process is killed.
 
     unfinished : its name until it is whole, in the same folder or another one in it; of one writer at a time
 

@@ -26,7 +26,7 @@ _DTYPE = re.compile(r"[<>|]?[a-z]\w*")
 
 
 class UnusualError(Exception):
-    """Only the zarr library can tell what this is."""
+    """Metadata that only the zarr library understands."""
 
 
 class Attributes(dict[str, Any]):

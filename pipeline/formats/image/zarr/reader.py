@@ -154,7 +154,7 @@ def _open(path: Path) -> tuple[Any, Layout]:
     if mark is None:
         raise InputError(f"{path}: a folder without Zarr metadata ({', '.join(MARKS)}); check the path")
     with suppress(UnusualError, ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError):
-        # Of anything unexpected zarr says what is wrong.
+        # The zarr library reports anything unexpected.
         return find_array(node(path), path)
     import zarr
 
