@@ -176,6 +176,9 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
+        lost = job.job.summary.remarks.get("not kept")
+        if lost and not quiet:
+            click.echo(printable(f"{output} does not keep of {input}: {lost}"), err=True)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 

@@ -18,9 +18,9 @@ from pipeline.errors import InputError, MillraceError, OperatorError, OutputErro
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
 from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named, named, usual_axes
+from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
+from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 from pipeline.workloads.paths import refuse_same_file
@@ -79,8 +79,8 @@ class OperatorJob:
     @property
     def summary(self) -> JobSummary:
         header, nbytes = self.header, self._reader.header.nbytes + self.header.nbytes
-        remarks = {"filtered along": named(self.axes, header.axes)}
-        return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=remarks)
+        said = remarks(self.axes, header, self.spec.output)
+        return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=said)
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
         try:

@@ -17,9 +17,9 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named, named, usual_axes
+from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
+from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
@@ -84,7 +84,7 @@ class SmoothingJob:
             axes=header.axes,
             dtype=header.dtype.name,
             nbytes=self._reader.header.nbytes + header.nbytes,
-            remarks={"filtered along": named(self._axes, header.axes)}
+            remarks=remarks(self._axes, header, self.spec.output)
             | self._definition
             | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )

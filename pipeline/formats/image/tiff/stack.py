@@ -31,6 +31,7 @@ class Stack:
     axes: str
     pages: tuple[Page, ...]
     first: Directory
+    pixels: ElementTree.Element | None = None  # of its OME-XML
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Declared:
     sizes: tuple[int, ...]
     by: str
     page_of_plane: tuple[int, ...] | None = None
+    pixels: ElementTree.Element | None = None
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
@@ -118,6 +120,7 @@ def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> St
         axes=f"{planes}YX{'S' if samples > 1 else ''}",
         pages=tuple(pages[index] for index in table.ravel().tolist()),
         first=directory,
+        pixels=declared.pixels,
     )
 
 
@@ -204,7 +207,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
                 "it is truncated or one of several files: join them first"
             )
         shape = tuple(sizes[letter] for letter in axes)
-        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path))
+        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), pixels)
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
         raise InputError(
             f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "

@@ -49,7 +49,13 @@ class ZarrReader(ImageReader):
         if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
             raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
         shape = self._layout.shape(self._array.shape)
-        self.header = ImageHeader(shape=shape, axes=self._layout.axes, dtype=dtype, metadata=self._layout.metadata)
+        self.header = ImageHeader(
+            shape=shape,
+            axes=self._layout.axes,
+            dtype=dtype,
+            metadata=self._layout.metadata,
+            calibration=self._layout.calibration,
+        )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
             -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"
