@@ -21,6 +21,7 @@ from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
+from pipeline.workloads.common.nodata import declared_nodata
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 from pipeline.workloads.paths import refuse_same_file
@@ -59,6 +60,8 @@ class OperatorJob:
             refuse_same_file(spec)
             source = self._reader.header
             self.header = source
+            if "nodata" in arguments and arguments["nodata"] is None:
+                self._arguments = {**arguments, "nodata": declared_nodata(source)}
             if not definition.keeps_range:
                 # What PNM says of the input's values does not hold for those of the result.
                 metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
@@ -80,6 +83,8 @@ class OperatorJob:
     def summary(self) -> JobSummary:
         header, nbytes = self.header, self._reader.header.nbytes + self.header.nbytes
         said = remarks(self.axes, header, self.spec.output)
+        if self._arguments.get("nodata") is not None:
+            said["nodata"] = f"{self._arguments['nodata']:g}, left out"
         return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=said)
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:

@@ -45,6 +45,9 @@ class SmoothingParameters(StorageParameters):
     nan_policy: Literal["propagate", "omit", "raise"] = Field(
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
     )
+    nodata: float | None = Field(
+        None, description="float images: a value that marks missing samples [default: that of a GeoTIFF]"
+    )
     statistics: bool = Field(
         False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
     )
@@ -78,8 +81,11 @@ class SmoothingParameters(StorageParameters):
             raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
         elif self.radius is not None and self._differs("truncate"):
             raise ValueError("--truncate and --radius both cut the kernel: give one")
-        if any(self.order or ()) and self.nan_policy == "omit":
-            raise ValueError("--order and --nan-policy omit: the derivative of a mean over some samples is not defined")
+        if self.nodata is not None and self.nan_policy == "raise":
+            raise ValueError("--nodata leaves samples out, and --nan-policy raise refuses them: give one")
+        if any(self.order or ()) and (self.nan_policy == "omit" or self.nodata is not None):
+            option = "--nodata" if self.nodata is not None else "--nan-policy omit"
+            raise ValueError(f"--order and {option}: the derivative of a mean over some samples is not defined")
         return self
 
     @model_validator(mode="after")
@@ -124,6 +130,7 @@ class SmoothingParameters(StorageParameters):
         own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius", "order"}
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
+        common |= {"nodata"} if self.nodata is not None else set()
         common |= set(StorageParameters.model_fields)  # those that are given
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
         return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
