@@ -5,29 +5,53 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 # Reader threads at neighbouring strips of the image, each with a halo, touch two rows more than there are threads (six
 # on a GPU with many cores), and the slowest may be some strips behind. With less, rows are decoded again for each halo.
 _ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
+_MOST_SPARE = 32
 
 Key = tuple[int, ...]
+Memory = NDArray[np.uint8]
+
+
+class _Block:
+    """A decoded block, the memory it lies in if that can be used again, and how many threads are looking at it."""
+
+    __slots__ = ("is_evicted", "memory", "samples", "users")
+
+    def __init__(self, samples: NDArray[Any], memory: Memory | None) -> None:
+        self.samples = samples
+        self.memory = memory
+        self.users = 1
+        self.is_evicted = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.samples.nbytes if self.memory is None else self.memory.nbytes
 
 
 class BlockCache:
     """A thread-safe least-recently-used cache, bounded in bytes.
 
-    Two threads never decode the same block: the second waits for the first, or takes other blocks meanwhile.
+    Two threads never decode the same block: the second waits for the first, or takes other blocks meanwhile. New blocks
+    are decoded into the memory of old ones.
     """
 
     def __init__(self, *, row_bytes: int, block_bytes: int) -> None:
         """Decoded sizes of one row of blocks across the whole image, and of the largest block."""
         self._lock = threading.Lock()
-        self._found: OrderedDict[Key, Future[NDArray[Any]]] = OrderedDict()
+        self._made = threading.Condition(self._lock)
+        self._blocks: OrderedDict[Key, _Block] = OrderedDict()
+        self._making: set[Key] = set()
+        self._spare: list[Memory] = []
         self._held_bytes = 0
         self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
         # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
@@ -39,35 +63,67 @@ class BlockCache:
         self._capacity_bytes = max(min(self._capacity_bytes, budget_bytes), self._least_bytes)
         return self._capacity_bytes
 
-    def take(self, key: Key, decode: Callable[[], NDArray[Any]], *, wait: bool) -> NDArray[Any] | None:
-        """The block, read-only. None if another thread is decoding it and `wait` is False.
+    def use(
+        self,
+        key: Key,
+        nbytes: int,
+        decode: Callable[[Memory], NDArray[Any]],
+        look: Callable[[NDArray[Any]], T],
+        *,
+        wait: bool,
+    ) -> T | None:
+        """What `look` returns for the block, which is valid only during that call and must not be changed.
 
-        Raises what `decode` raises, in every thread that waits for the block.
+        decode : makes the block in the given memory, of `nbytes`, or in its own
+
+        None if another thread is decoding it and `wait` is False. Raises what `decode` raises.
         """
         with self._lock:
-            future = self._found.get(key)
-            mine = future is None
-            if future is None:
-                future = self._found[key] = Future()
-            self._found.move_to_end(key)
-        if not mine:
-            return future.result() if wait or future.done() else None
+            while (block := self._blocks.get(key)) is None and key in self._making:
+                if not wait:
+                    return None
+                self._made.wait()
+            memory = None
+            if block is not None:
+                block.users += 1
+                self._blocks.move_to_end(key)
+            else:
+                self._making.add(key)
+                if self._spare and len(self._spare[-1]) == nbytes:
+                    memory = self._spare.pop()
+        if block is None:
+            block = self._decoded(key, decode, np.empty(nbytes, np.uint8) if memory is None else memory)
         try:
-            block = decode()
-        except BaseException as exc:
+            return look(block.samples)
+        finally:
             with self._lock:
-                del self._found[key]
-            future.set_exception(exc)
-            raise
-        future.set_result(block)
-        with self._lock:
-            self._held_bytes += block.nbytes
-            self._trim()
+                block.users -= 1
+                if block.is_evicted:
+                    self._reuse(block)
+
+    def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory) -> _Block:
+        block = None
+        try:
+            samples = decode(memory)
+            block = _Block(samples, memory if np.may_share_memory(samples, memory) else None)
+        finally:
+            with self._lock:
+                self._making.remove(key)
+                if block is not None:
+                    self._blocks[key] = block
+                    self._held_bytes += block.nbytes
+                    self._trim()
+                self._made.notify_all()
         return block
 
     def _trim(self) -> None:
-        for key in list(self._found):
-            if self._held_bytes <= self._capacity_bytes:
-                return
-            if self._found[key].done():
-                self._held_bytes -= self._found.pop(key).result().nbytes
+        while self._held_bytes > self._capacity_bytes:
+            _, oldest = self._blocks.popitem(last=False)
+            self._held_bytes -= oldest.nbytes
+            oldest.is_evicted = True
+            self._reuse(oldest)
+
+    def _reuse(self, block: _Block) -> None:
+        """Take an evicted block's memory for another block, unless a thread is looking at it."""
+        if not block.users and block.memory is not None and len(self._spare) < _MOST_SPARE:
+            self._spare.append(block.memory)

@@ -46,6 +46,21 @@ class Region:
         return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
 
 
+# A region's part in one block along one axis: the block's number, the part's place in the region, and in the block.
+Part = tuple[int, slice, slice]
+
+
+def blocks_along(span: tuple[int, int], size: int) -> list[Part]:
+    """The blocks of `size` samples that a span (start, stop) along one axis touches."""
+    start, stop = span
+    found = []
+    for number in range(start // size, -(-stop // size)):
+        corner = number * size
+        first, last = max(start, corner), min(stop, corner + size)
+        found.append((number, slice(first - start, last - start), slice(first - corner, last - corner)))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
     """What an image file declares about itself.

@@ -474,7 +474,9 @@ def test_strips_with_halos_decode_each_tile_once(tmp_path: Path, monkeypatch: py
     decoded = []
     decode = DecodedBlocks._decode
     monkeypatch.setattr(
-        DecodedBlocks, "_decode", lambda self, page, *place: (decoded.append(place), decode(self, page, *place))[1]
+        DecodedBlocks,
+        "_decode",
+        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
     )
     with FORMAT.open(tmp_path / "a.tif") as reader, ThreadPoolExecutor(4) as threads:
 
@@ -500,7 +502,9 @@ def test_a_large_strip_counts_and_is_decoded_once(tmp_path: Path, monkeypatch: p
     decoded = []
     decode = DecodedBlocks._decode
     monkeypatch.setattr(
-        DecodedBlocks, "_decode", lambda self, page, *place: (decoded.append(place), decode(self, page, *place))[1]
+        DecodedBlocks,
+        "_decode",
+        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
     )
     with FORMAT.open(tmp_path / "small.tif") as reader:
         assert reader.hold_at_most(100) == 100
