@@ -46,7 +46,7 @@ class DecodedBlocks:
         """InputError if tifffile cannot parse a page that it is needed for."""
         self._file = file
         encoded = {_coding(page): page for page in pages if not page.raw}
-        self._straight = {page.index: _straight(page) for page in pages}
+        self._straight = {page.index: _straight(page) for page in pages if not page.raw}
         self._lock = threading.Lock()
         self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if _straight(page) is None})
         blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
@@ -166,11 +166,11 @@ class _Straight:
 
 def _straight(page: Page) -> _Straight | None:
     """None for what only tifffile decodes: images, reversed bits, unusual predictors."""
-    import imagecodecs
-
     name = _STRAIGHT.get(COMPRESSIONS[page.compression])
     if name is None or page.fill_order != 1 or page.predictor not in _PREDICTORS[page.dtype.kind]:
         return None
+    import imagecodecs
+
     return _Straight(getattr(imagecodecs, name), page.stored_dtype, page.block_samples, page.predictor)
 
 
