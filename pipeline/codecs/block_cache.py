@@ -16,20 +16,24 @@ T = TypeVar("T")
 # on a GPU with many cores), and the slowest may be some strips behind. With less, rows are decoded again for each halo.
 _ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
-_MOST_SPARE = 32
+_MOST_SPARE = 64
+_SLAB_BYTES = 8 << 20
+_PAGE_BYTES = 4096
 
 Key = tuple[int, ...]
 Memory = NDArray[np.uint8]
 
 
 class _Block:
-    """A decoded block, the memory it lies in if that can be used again, and how many threads are looking at it."""
+    """A decoded block, the memory it lies in if that can be used again, how many threads are looking at it, and how
+    many looks are expected (negative: unknown)."""
 
-    __slots__ = ("is_evicted", "memory", "samples", "users")
+    __slots__ = ("is_evicted", "left", "memory", "samples", "users")
 
-    def __init__(self, samples: NDArray[Any], memory: Memory | None) -> None:
+    def __init__(self, samples: NDArray[Any], memory: Memory | None, left: int) -> None:
         self.samples = samples
         self.memory = memory
+        self.left = left
         self.users = 1
         self.is_evicted = False
 
@@ -52,6 +56,7 @@ class BlockCache:
         self._blocks: OrderedDict[Key, _Block] = OrderedDict()
         self._making: set[Key] = set()
         self._spare: list[Memory] = []
+        self._uses: Callable[[Key], int] = _unknown
         self._held_bytes = 0
         self._capacity_bytes = max(_ROWS_KEPT * row_bytes, _SMALLEST_BYTES)
         # A block is in memory while it is read, regardless of the bound. A large one counts towards the memory budget
@@ -62,6 +67,10 @@ class BlockCache:
         """Lower the bound; returns the bound in force, which leaves room for one large block."""
         self._capacity_bytes = max(min(self._capacity_bytes, budget_bytes), self._least_bytes)
         return self._capacity_bytes
+
+    def expect(self, uses: Callable[[Key], int]) -> None:
+        """`uses`: how often each block will be used from now on. It is dropped after the last time."""
+        self._uses = uses
 
     def use(
         self,
@@ -83,29 +92,31 @@ class BlockCache:
                 if not wait:
                     return None
                 self._made.wait()
-            memory = None
             if block is not None:
                 block.users += 1
                 self._blocks.move_to_end(key)
             else:
                 self._making.add(key)
-                if self._spare and len(self._spare[-1]) == nbytes:
-                    memory = self._spare.pop()
+                memory = self._memory(nbytes)
         if block is None:
-            block = self._decoded(key, decode, np.empty(nbytes, np.uint8) if memory is None else memory)
+            block = self._decoded(key, decode, memory)
         try:
             return look(block.samples)
         finally:
             with self._lock:
                 block.users -= 1
-                if block.is_evicted:
+                block.left -= 1
+                if block.left == 0 and not block.is_evicted:
+                    self._evict(key)
+                elif block.is_evicted:
                     self._reuse(block)
 
     def _decoded(self, key: Key, decode: Callable[[Memory], NDArray[Any]], memory: Memory) -> _Block:
         block = None
         try:
             samples = decode(memory)
-            block = _Block(samples, memory if np.may_share_memory(samples, memory) else None)
+            lent = memory if np.may_share_memory(samples, memory) else None
+            block = _Block(samples, lent, self._uses(key))
         finally:
             with self._lock:
                 self._making.remove(key)
@@ -118,12 +129,28 @@ class BlockCache:
 
     def _trim(self) -> None:
         while self._held_bytes > self._capacity_bytes:
-            _, oldest = self._blocks.popitem(last=False)
-            self._held_bytes -= oldest.nbytes
-            oldest.is_evicted = True
-            self._reuse(oldest)
+            self._evict(next(iter(self._blocks)))
+
+    def _evict(self, key: Key) -> None:
+        block = self._blocks.pop(key)
+        self._held_bytes -= block.nbytes
+        block.is_evicted = True
+        self._reuse(block)
+
+    def _memory(self, nbytes: int) -> Memory:
+        if not self._spare or len(self._spare[-1]) != nbytes:
+            self._spare.clear()
+            # Several at once: NumPy has the system back large arrays by large pages, which take few page faults.
+            count = max(_SLAB_BYTES // max(nbytes, 1), 1) if nbytes >= _PAGE_BYTES else 1
+            slab = np.empty(count * nbytes, np.uint8)
+            self._spare.extend(slab[first * nbytes : (first + 1) * nbytes] for first in range(count))
+        return self._spare.pop()
 
     def _reuse(self, block: _Block) -> None:
         """Take an evicted block's memory for another block, unless a thread is looking at it."""
         if not block.users and block.memory is not None and len(self._spare) < _MOST_SPARE:
             self._spare.append(block.memory)
+
+
+def _unknown(key: Key) -> int:
+    return -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.bounded import check_image
 from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
+from pipeline.formats.image.base import touches
 from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
@@ -33,6 +34,7 @@ _OF_INTEGERS, _OF_FLOATS = 2, 3
 _PREDICTORS = {"u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
 
 Place = tuple[int, int, int]  # plane, down, across
+Span = tuple[int, int]  # start, stop
 
 
 class DecodedBlocks:
@@ -46,6 +48,7 @@ class DecodedBlocks:
         """InputError if tifffile cannot parse a page that it is needed for."""
         self._file = file
         encoded = {_coding(page): page for page in pages if not page.raw}
+        self._pages = {page.index: page for page in pages}
         self._straight = {page.index: _straight(page) for page in pages if not page.raw}
         self._lock = threading.Lock()
         self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if _straight(page) is None})
@@ -58,6 +61,21 @@ class DecodedBlocks:
     def hold_at_most(self, budget_bytes: int) -> int:
         """Bound the decoded bytes kept between calls; returns the bound in force."""
         return self._cache.hold_at_most(budget_bytes)
+
+    def expect(self, of_page: Mapping[int, int], rows: Sequence[Span], columns: Sequence[Span]) -> None:
+        """How often each page will be read, by its index, and in which spans (start, stop) of rows and columns."""
+        blocks = {page.block: page.shape for page in self._pages.values()}
+        counts = {
+            block: (touches(rows, block[0], shape[0]).tolist(), touches(columns, block[1], shape[1]).tolist())
+            for block, shape in blocks.items()
+        }
+
+        def uses(key: tuple[int, ...]) -> int:
+            index, _, down, across = key
+            of_rows, of_columns = counts[self._pages[index].block]
+            return int(of_page[index] * of_rows[down] * of_columns[across])
+
+        self._cache.expect(uses)
 
     def use(self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], *, wait: bool) -> bool | None:
         """What `look` returns for the samples (rows, columns, samples; read-only) of the block at `place`.

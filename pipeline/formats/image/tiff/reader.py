@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,14 @@ from numpy.typing import NDArray
 
 from pipeline.codecs.parallel import for_each
 from pipeline.codecs.scratch import scratch
-from pipeline.formats.image.base import ImageHeader, ImageReader, Part, Region, blocks_along, require_fit
+from pipeline.formats.image.base import ImageHeader, ImageReader, Part, Region, blocks_along, require_fit, touches
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.formats.image.tiff.blocks import DecodedBlocks
+from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
 from pipeline.formats.image.tiff.ifd import Directory, Tag, read_directories
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange
 from pipeline.storage.positional import PositionalFile
 
-Span = tuple[int, int]  # start, stop
 _Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
 
@@ -84,6 +84,16 @@ class TiffReader(ImageReader):
                 read_plane(plane)
         else:
             for_each(read_plane, stacked, pages[0].block_bytes)
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        planes = np.ones((), np.int64)
+        for along, length in zip(spans, self._planes.shape, strict=False):
+            planes = np.multiply.outer(planes, touches(along, 1, length))
+        of_page: Counter[int] = Counter()
+        for page, uses in zip(self._stack.pages, planes.ravel().tolist(), strict=True):
+            of_page[page.index] += uses
+        given = dict(zip(self.header.axes, spans, strict=True))
+        self._blocks.expect(of_page, given["Y"], given["X"])
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)

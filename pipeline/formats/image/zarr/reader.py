@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.parallel import for_each
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
-from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Part, Region, blocks_along, require_fit
+from pipeline.formats.image.base import (
+    DTYPES,
+    ImageHeader,
+    ImageReader,
+    Part,
+    Region,
+    blocks_along,
+    require_fit,
+    touches,
+)
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
@@ -79,6 +89,14 @@ class ZarrReader(ImageReader):
 
         for_each(copy, pieces, self._stored_bytes)
         for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes)
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        given = dict(zip(self.header.axes, spans, strict=True))
+        counts = [
+            touches(given.get(letter, [(0, 1)]), size, length).tolist()
+            for letter, size, length in zip(self._layout.stored, self._chunk, self._array.shape, strict=True)
+        ]
+        self._cache.expect(lambda place: math.prod(map(operator.getitem, counts, place)))
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._cache.hold_at_most(budget_bytes)
