@@ -51,7 +51,7 @@ class Tiling:
 
     def slot_bytes(self, header: ImageHeader) -> int:
         """The most bytes of an encoded tile."""
-        nbytes = int(np.prod(self.shape(header))) * header.dtype.itemsize
+        nbytes = math.prod(self.shape(header)) * header.dtype.itemsize
         return nbytes + nbytes * _SCHEMES[self.compression][3] // 256 + _FURTHER_BYTES
 
     def encoded(self, header: ImageHeader, samples: NDArray[Any]) -> NDArray[np.uint8]:
