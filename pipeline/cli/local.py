@@ -190,7 +190,8 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
             on_recut=bar.recut,
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
-                f"{count} of {counted(chunks, 'chunk')} kept: go on with --resume"
+                (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
+                + " kept: go on with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)
