@@ -159,6 +159,8 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
+        if warning := job.job.summary.remarks.get("warning"):
+            click.echo(f"millrace: warning: {printable(warning)}", err=True)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 

@@ -405,6 +405,8 @@ class MriJob:
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
         }
+        if source.grid.warning:
+            found["warning"] = source.grid.warning
         if source.header.cartesian:
             found["sampling"] = f"Cartesian, {self._images[0].points / math.prod(source.grid.shape):.3g} of the grid"
         if self.header.voxel_mm is not None:
