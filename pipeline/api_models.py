@@ -33,6 +33,7 @@ class JobView(BaseModel):
     id: str
     number: int
     owner: str
+    group: str
     workload: str
     input: str
     output: str
@@ -50,6 +51,7 @@ class JobView(BaseModel):
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool
 
 
 class StageView(BaseModel):

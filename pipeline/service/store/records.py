@@ -17,6 +17,7 @@ from pipeline.service.jobs import Job
 class NewJob:
     """A submitted job.
 
+    group   : whose users see it; "" is the group of users without one
     after   : ids of jobs that have to succeed first
     written : the output's resolved path, which identifies the file; None: `output`
     """
@@ -26,6 +27,7 @@ class NewJob:
     input: str
     output: str
     parameters: Mapping[str, Any]
+    group: str = ""
     priority: int = 0
     after: frozenset[str] = frozenset()
     array_id: str | None = None
@@ -45,6 +47,7 @@ class StoredJob:
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool  # not claimed until an operator releases it
     runner: str | None
     lease_until: float | None
     receipt: Mapping[str, Any] | None
@@ -59,6 +62,12 @@ class JobFilter:
     workload: str | None = None
     array_id: str | None = None
     before: int | None = None  # only smaller numbers, for the next page
+    groups: tuple[str, ...] | None = None  # only jobs of these
+
+    def values(self) -> dict[str, Any]:
+        """For the statement `fitting`."""
+        alone = self.groups[0] if self.groups is not None and len(self.groups) == 1 else None
+        return vars(self) | {"groups": None if self.groups is None else json.dumps(self.groups), "only_group": alone}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +114,8 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
     """A row as a record; `waiting_for` comes from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
-        parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"], written=row["written"],
+        parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
+        array_id=row["array_id"], array_index=row["array_index"], written=row["written"],
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
@@ -124,4 +133,5 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
         "lease_until",
     )
     receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    return StoredJob(asked=asked, job=job, receipt=receipt, **{name: row[name] for name in facts})
+    held = bool(row["held"])
+    return StoredJob(asked=asked, job=job, held=held, receipt=receipt, **{name: row[name] for name in facts})
