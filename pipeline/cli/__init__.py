@@ -12,6 +12,7 @@ from typing import Any, NoReturn, get_args, get_origin
 import click
 
 from pipeline import __version__
+from pipeline.cli import admin as admin_commands
 from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
 from pipeline.cli import service as service_commands
@@ -112,7 +113,13 @@ def submit_group() -> None:
     """
 
 
-for _command in (*local_commands.COMMANDS, kernels_group, *service_commands.COMMANDS, *client_commands.COMMANDS):
+for _command in (
+    *local_commands.COMMANDS,
+    kernels_group,
+    *service_commands.COMMANDS,
+    *client_commands.COMMANDS,
+    *admin_commands.COMMANDS,
+):
     cli.add_command(_command)
 
 

@@ -299,7 +299,7 @@ class Runner:
             elif isinstance(event, Published):
                 self._backoff.succeeded()
             self._tell_until_stored(
-                run.claimed.job, run.stopping, event, replace(facts, device_seconds=time.monotonic() - began)
+                run.claimed.job, run.stopping, event, replace(facts, used=run.used(time.monotonic() - began))
             )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")

@@ -73,7 +73,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / JOBS)
+        store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))

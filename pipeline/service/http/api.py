@@ -25,12 +25,13 @@ from starlette.exceptions import HTTPException
 from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
 from pipeline.config import brief
 from pipeline.errors import OutputError
+from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
-from pipeline.service.jobs import ACTIVE, CancelRequested
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
@@ -111,8 +112,7 @@ def show(service: ThisService, user: CurrentUser, job: str) -> JobView:
 def cancel(service: ThisService, user: Submitter, job: str) -> JobView:
     """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
     own_job(service, user, job)
-    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
-    service.runner.act(job, actions)
+    cancel_job(service, job, by=user.name)
     return job_view(service.store.job(job))
 
 

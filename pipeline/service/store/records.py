@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import State
+from pipeline.api_models import TERMINAL, State
 from pipeline.service.jobs import Job
+
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +81,57 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Used:
+    """What a run that has ended used: its time on each device that it could use, and bytes of samples."""
+
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0  # of those, on GPUs
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Data stored with an event: the claiming runner and its lease, the receipt, the device time of the ended run."""
+    """Data stored with an event: the claiming runner and its lease, the receipt, what the ended run used."""
 
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
-    device_seconds: float = 0.0
+    used: Used | None = None
 
 
 NO_FACTS = Facts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """An entry of the accounts, or a sum of some. day: days since 1970-01-01, UTC; None: of several."""
+
+    day: int | None
+    owner: str
+    group: str
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    runs: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sum, of this owner, group and day."""
+        amounts = {name: value for name, value in vars(self).items() if name not in ("day", "owner", "group")}
+        return replace(self, **{name: value + getattr(other, name) for name, value in amounts.items()})
+
+    def count(self) -> None:
+        """For the metrics."""
+        metrics.usage_device_seconds.labels(self.group).inc(self.device_seconds)
+        metrics.usage_gpu_seconds.labels(self.group).inc(self.gpu_seconds)
+        metrics.usage_bytes.labels(self.group, "read").inc(self.read_bytes)
+        metrics.usage_bytes.labels(self.group, "written").inc(self.written_bytes)
+        for outcome in TERMINAL:
+            metrics.usage_jobs.labels(self.group, outcome).inc(getattr(self, outcome))
 
 
 @dataclass(frozen=True)
@@ -103,6 +146,11 @@ class Ended:
         metrics.jobs_finished.labels(self.workload, self.state).inc()
         if self.lasted_s is not None:
             metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
+
+
+def day_of(at: float) -> int:
+    """Days since 1970-01-01, UTC."""
+    return int(at // DAY_S)
 
 
 def storable(text: str) -> str:

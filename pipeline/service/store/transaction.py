@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pipeline.service.jobs import (
     handle,
     submitted,
 )
-from pipeline.service.store.records import NO_FACTS, Ended, Facts, NewJob, StoredJob, storable, stored
+from pipeline.service.store.records import NO_FACTS, Ended, Facts, NewJob, StoredJob, Usage, day_of, storable, stored
 from pipeline.service.store.statements import sql
 
 
@@ -74,6 +75,7 @@ class Transaction(Reading):
         self._now = now
         self.changed: set[str] = set()  # ids of jobs
         self.ended: list[Ended] = []
+        self.used: list[Usage] = []
 
     def add(self, new: NewJob, states: Mapping[str, State]) -> str:
         """Adds a job and returns its id. `states`: of its dependencies, at least."""
@@ -150,6 +152,13 @@ class Transaction(Reading):
         if job.state in TERMINAL:
             lasted = None if started is None else max(now - started, 0.0)
             self.ended.append(Ended(before.asked.workload, job.state, lasted))
+            self.account(Usage(day=None, owner=before.asked.owner, group=before.asked.group, **{job.state.value: 1}))
+
+    def account(self, usage: Usage) -> None:
+        """Adds to today's account of an owner and a group."""
+        today = replace(usage, day=day_of(self._now))
+        self.execute("add_usage", **vars(today))
+        self.used.append(today)
 
     def note(self, job: str, kind: str, message: str) -> None:
         """Adds an event of the job."""
