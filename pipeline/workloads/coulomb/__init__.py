@@ -76,6 +76,10 @@ class Coulomb:
     name = "coulomb"
     summary = "Map the electrostatic potential of a molecule's charges on a regular grid."
     unit = "pairs"
+    examples = (
+        "protein.pqr map.dx --scheme full",
+        "water.pqr map.mrc --trajectory water.xtc --scheme ewald --profile z",
+    )
     Parameters = CoulombParameters
 
     def check_output(self, path: Path) -> None:
