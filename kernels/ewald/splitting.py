@@ -48,7 +48,7 @@ class Level:
 
 
 LEVELS = (
-    Level(accuracy=1e-4, spacing=0.20, taps=6, shape=2.4),
+    Level(accuracy=1e-4, spacing=0.22, taps=7, shape=2.35),
     Level(accuracy=1e-5, spacing=0.175, taps=8, shape=2.25),
     Level(accuracy=1e-6, spacing=0.14, taps=10, shape=2.3),
 )
