@@ -179,6 +179,8 @@ def run(
         lost = job.job.summary.remarks.get("not kept")
         if lost and not quiet:
             click.echo(printable(f"{output} does not keep of {input}: {lost}"), err=True)
+        if warning := job.job.summary.remarks.get("warning"):
+            click.echo(f"millrace: warning: {printable(warning)}", err=True)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -210,7 +212,8 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
             on_recut=bar.recut,
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
-                f"{count} of {counted(chunks, 'chunk')} kept: go on with --resume"
+                (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
+                + " kept: go on with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)

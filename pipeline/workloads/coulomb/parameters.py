@@ -45,7 +45,7 @@ class CoulombParameters(Parameters):
         description="atoms to include, in MDAnalysis' selection language: 'protein and not name H*' [default: all]",
     )
     frames: str = Field(
-        "::", description="frames from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+        ":", description="frames from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
     )
     combine: Combination = Field(
         "avg", description="how several frames are combined at each point: mean, minimum, maximum, standard deviation"
@@ -123,7 +123,7 @@ class CoulombParameters(Parameters):
         None, description="grid points along x, y and z, as NX,NY,NZ; requires --origin"
     )
     profile: Literal["x", "y", "z"] | None = Field(
-        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv"
+        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv and .png"
     )
     at: AbsolutePath | None = Field(
         None,
