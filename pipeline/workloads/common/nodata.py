@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,6 +36,9 @@ class MissingAsNan(ImageReader):
     def read(self, region: Region, out: NDArray[Any]) -> None:
         self._reader.read(region, out)
         out[out == self._nodata] = np.nan
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._reader.expect(spans)
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._reader.hold_at_most(budget_bytes)

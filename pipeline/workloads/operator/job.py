@@ -58,6 +58,7 @@ class OperatorJob:
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
+            self._reader = parameters.part(self._reader, spec.input)
             source = self._reader.header
             self.header = source
             if "nodata" in arguments and arguments["nodata"] is None:
@@ -72,6 +73,9 @@ class OperatorJob:
             if parameters.mode == "constant":
                 check_cval(parameters.cval, source, spec.input)
             self.axes = self._chosen_axes(source)
+            along = [source.axes[axis] for axis in self.axes if source.axes[axis] in parameters.chosen - set("ZYX")]
+            if along:
+                raise ParameterError(f"{definition.name} works along {along[0]}, so it takes no part of that axis")
             self._halo = self._declared_halo(len(source.shape))
             audit = RecomputedAudit if definition.reference is None else ReferenceAudit
             self._audit: RecomputedAudit | ReferenceAudit = audit(self)

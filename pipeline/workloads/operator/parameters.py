@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from pipeline.config import Settings
-from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.common.crop import RegionParameters
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
@@ -18,7 +18,7 @@ RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "che
 }  # fmt: skip
 
 
-class OperatorParameters(StorageParameters):
+class OperatorParameters(RegionParameters):
     """What every operator takes besides its own parameters."""
 
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(

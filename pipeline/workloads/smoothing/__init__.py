@@ -18,6 +18,7 @@ from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.common.crop import CroppedReader
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, mark_missing
@@ -60,6 +61,8 @@ class SmoothingJob:
             refuse_same_file(spec)
             self.header = self._reader.header
             self._nodata = self._missing()
+            self._reader = self.parameters.part(self._reader, spec.input)
+            self.header = self._reader.header
             if any(self.parameters.order or ()) and self.header.dtype.kind != "f":
                 # What PNM says of the input's values does not hold for those of a derivative.
                 metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
@@ -171,7 +174,13 @@ class SmoothingJob:
         counted = self._statistics
         if counted is None:
             return plan_image(
-                self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage
+                self._reader,
+                self.spec,
+                budget,
+                halo,
+                header=self.header,
+                pads_uncut=isinstance(self._reader, CroppedReader),
+                storage=self.parameters.storage,
             )
         plan = plan_image(
             self._reader,
@@ -182,6 +191,7 @@ class SmoothingJob:
             further=counted.spec,
             whole=[] if self.header.channel_axis is None else [self.header.channel_axis],
             most_bytes=counted.most_bytes,
+            pads_uncut=isinstance(self._reader, CroppedReader),
             storage=self.parameters.storage,
         )
         counted.forget(len(plan.chunks))
@@ -228,11 +238,11 @@ class SmoothingJob:
         if self._nodata is not None:
             mark_missing(outputs[0], self._nodata, stream)
 
-    @staticmethod
-    def _offset(window: Window, chunk: Chunk) -> int:
-        """The place of the chunk's first input sample, as far as the window depends on it."""
+    def _offset(self, window: Window, chunk: Chunk) -> int:
+        """The place of the chunk's first input sample in the whole image, as far as the window depends on it."""
         step = 1 if window.decimation is None else window.decimation.factor
-        return (chunk.region.start[window.axis] - chunk.halo[window.axis][0]) % step
+        first = chunk.region.start[window.axis] - chunk.halo[window.axis][0]
+        return (first + (self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0)) % step
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         return None if self._statistics is None else self._statistics.note(chunk, outputs[1])

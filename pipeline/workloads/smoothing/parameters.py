@@ -8,13 +8,13 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kernels.smoothing.window import box_window, check_order, gaussian_radius
-from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.common.crop import RegionParameters
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 DEFAULT_SIZE = (3,)
 
 
-class SmoothingParameters(StorageParameters):
+class SmoothingParameters(RegionParameters):
     """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
@@ -131,7 +131,7 @@ class SmoothingParameters(StorageParameters):
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
         common |= {"nodata"} if self.nodata is not None else set()
-        common |= set(StorageParameters.model_fields)  # those that are given
+        common |= set(RegionParameters.model_fields)  # those that are given
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
         return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
 
