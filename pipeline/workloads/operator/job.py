@@ -19,6 +19,7 @@ from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.common.nodata import declared_nodata
@@ -58,6 +59,10 @@ class OperatorJob:
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
+            in_pixels, self._extents = in_samples(parameters, ("size",), self._reader.header, spec.input)
+            if in_pixels is not parameters:
+                self._parameters = parameters = in_pixels
+                self._arguments = arguments = parameters.own()
             self._reader = parameters.part(self._reader, spec.input)
             source = self._reader.header
             self.header = source
@@ -86,7 +91,7 @@ class OperatorJob:
     @property
     def summary(self) -> JobSummary:
         header, nbytes = self.header, self._reader.header.nbytes + self.header.nbytes
-        said = remarks(self.axes, header, self.spec.output)
+        said = remarks(self.axes, header, self.spec.output) | self._extents
         if self._arguments.get("nodata") is not None:
             said["nodata"] = f"{self._arguments['nodata']:g}, left out"
         return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=said)

@@ -19,6 +19,7 @@ from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from pipeline.workloads.common.crop import CroppedReader
+from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.halo import read_with_borders
 from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
 from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, mark_missing
@@ -60,6 +61,7 @@ class SmoothingJob:
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
+            self.parameters, self._extents = in_samples(self.parameters, ("size", "sigma"), self.header, spec.input)
             self._nodata = self._missing()
             self._reader = self.parameters.part(self._reader, spec.input)
             self.header = self._reader.header
@@ -92,6 +94,7 @@ class SmoothingJob:
             remarks=remarks(self._axes, header, self.spec.output)
             | self._definition
             | self._nodata_remark
+            | self._extents
             | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kernels.smoothing.window import box_window, check_order, gaussian_radius
 from pipeline.workloads.common.crop import RegionParameters
+from pipeline.workloads.common.extents import SampleExtent, WholeExtent, is_text
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 DEFAULT_SIZE = (3,)
@@ -18,12 +19,13 @@ class SmoothingParameters(RegionParameters):
     """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
-    size: tuple[int, ...] | None = Field(
-        None, description="box: samples along each axis; for all or for each: 3 or 3,5 [default: 3]"
+    size: tuple[WholeExtent, ...] | None = Field(
+        None, description="box: samples along each axis; for all or for each: 3, 3,5, 2um or Z=5,Y=2um [default: 3]"
     )
-    sigma: tuple[float, ...] | None = Field(
+    sigma: tuple[SampleExtent, ...] | None = Field(
         None,
-        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2 or 1.5,3",
+        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2, 1.5,3, "
+        "0.5um or Z=2um,Y=0.5um",
     )
     order: tuple[int, ...] | None = Field(
         None,
@@ -60,7 +62,7 @@ class SmoothingParameters(RegionParameters):
     @field_validator("size")
     @classmethod
     def _box(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        for size in sizes or ():
+        for size in () if is_text(sizes) else sizes or ():
             box_window(0, size, "reflect")  # raises ValueError before any image is opened
         return sizes
 
@@ -90,7 +92,7 @@ class SmoothingParameters(RegionParameters):
 
     @model_validator(mode="after")
     def _gaussian(self) -> SmoothingParameters:
-        if self.filter == "gaussian":
+        if self.filter == "gaussian" and not is_text(self.sigma):
             sigmas, radii, orders = self.sigma or (), self.radius or (None,), self.order or (0,)
             count = max(len(sigmas), len(radii), len(orders))
             try:
