@@ -186,6 +186,11 @@ class Directory:
             raise self.fault(tag, f"declares {nbytes:,} bytes, more than {MAX_TEXT_BYTES:,}; remove the tag")
         return self._value(tag, nbytes)
 
+    def differs(self, tag: Tag, other: Directory) -> bool:
+        """Whether both have the tag, and not with the same entry; their values may still be equal."""
+        mine, others = self._entries.get(tag), other._entries.get(tag)
+        return mine is not None and others is not None and mine != others
+
     def raw(self, tag: Tag) -> tuple[int, bytes] | None:
         """The tag's field type and its bytes in the file's byte order; None if it is absent."""
         return (self._entries[tag][0], self.blob(tag)) if tag in self._entries else None

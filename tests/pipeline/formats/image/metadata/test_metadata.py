@@ -12,6 +12,7 @@ import pytest
 import tifffile
 import zarr
 
+from pipeline.errors import InputError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
 from pipeline.formats.image.metadata import Calibration, Channel, Step, in_unit, unit_named
@@ -287,3 +288,36 @@ def test_a_fraction_of_the_tag_comes_close_to_any_size(size: float) -> None:
 def test_sizes_that_are_none_are_unknown(size: str) -> None:
     pixels = ElementTree.fromstring(f'<Pixels SizeC="1" PhysicalSizeX="{size}"><Channel Color="red"/></Pixels>')
     assert from_pixels(pixels, 1) == Calibration()
+
+
+@pytest.mark.parametrize(
+    ("words", "instead", "said"),
+    [
+        ('SizeX="37"', 'SizeX="38"', "OME-XML declares SizeX 38, but page 0 has 37"),
+        ('SizeY="31"', 'SizeY="30"', "OME-XML declares SizeY 30, but page 0 has 31"),
+        ('Type="uint16"', 'Type="int16" ', "OME-XML declares samples of int16, but page 0 has uint16"),
+        ('SizeZ="5"', 'SizeZ="7"', "OME-XML declares 42 planes, but the file has 30 pages"),
+        ('IFD="0" PlaneCount="30"', 'IFD="0" PlaneCount="29"', "OME-XML leaves plane 29 without a page"),
+        ('IFD="0" PlaneCount="30"', 'IFD="2" PlaneCount="30"', "OME-XML names page 30, which is missing"),
+    ],
+)
+def test_ome_xml_that_contradicts_its_pages(tmp_path: Path, words: str, instead: str, said: str) -> None:
+    by_tifffile_ome(tmp_path / "a.ome.tif")
+    data = (tmp_path / "a.ome.tif").read_bytes()
+    assert data.count(words.encode()) == 1
+    (tmp_path / "a.ome.tif").write_bytes(data.replace(words.encode(), instead.encode()))
+    with pytest.raises(InputError, match=rf"a\.ome\.tif: page 0, tag ImageDescription: {said}.*[:;] ") as caught:
+        images.open_image(tmp_path / "a.ome.tif")
+    assert "\n" not in str(caught.value)
+
+
+def test_pages_with_pixels_of_two_sizes(tmp_path: Path) -> None:
+    for name, sizes in (("a.tif", (300, 300, 150)), ("b.tif", (300, 300, 300))):
+        with tifffile.TiffWriter(tmp_path / name) as file:
+            for size in sizes:
+                options: Any = {"resolution": (size, size), "resolutionunit": 2}
+                file.write(SAMPLES[0, 0, 0], contiguous=False, metadata=None, photometric="minisblack", **options)
+    with pytest.raises(InputError, match=r"a\.tif: page 2, tag XResolution: is 150, but page 0 has 300: pixels of two"):
+        images.open_image(tmp_path / "a.tif")
+    with images.open_image(tmp_path / "b.tif") as reader:
+        assert reader.header.calibration.steps["X"] == Step(1 / 300, "inch")
