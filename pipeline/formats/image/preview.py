@@ -73,11 +73,10 @@ def _shown_channels(header: ImageHeader) -> list[Channel]:
 
 def _composite(reader: ImageReader, step: int, channels: Sequence[Channel]) -> NDArray[np.uint8]:
     """The sum of the channels, each stretched and in its colour."""
-    light = 0.0
-    for number, channel in enumerate(channels):
-        gray = _as_bytes(_averaged(reader, step, number), reader.header)
-        light = light + gray[..., None] / 255 * list(bytes.fromhex(str(channel.colour)))
-    return np.rint(np.clip(light, 0, 255)).astype(np.uint8)
+    grays = [_as_bytes(_averaged(reader, step, number), reader.header) for number in range(len(channels))]
+    colours = np.array([list(bytes.fromhex(str(channel.colour))) for channel in channels], np.float64)
+    light = np.tensordot(np.stack(grays, axis=-1) / 255, colours, axes=1)
+    return np.asarray(np.rint(np.clip(light, 0, 255)), np.uint8)
 
 
 def _averaged(reader: ImageReader, step: int, channel: int = 0) -> NDArray[np.float64]:
