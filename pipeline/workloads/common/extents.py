@@ -48,9 +48,9 @@ SampleExtent = Annotated[float, *OR_TEXT]
 WholeExtent = Annotated[int, *OR_TEXT]
 
 
-def is_text(values: Sequence[Any] | None) -> bool:
+def is_text(values: Any) -> bool:
     """Whether any of a parameter's extents has a unit or the name of an axis."""
-    return any(isinstance(value, str) for value in values or ())
+    return isinstance(values, tuple) and any(isinstance(value, str) for value in values)
 
 
 def in_samples(asked: P, names: Sequence[str], header: ImageHeader, path: Path) -> tuple[P, dict[str, str]]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 _MOST_CHANNELS = 1 << 16
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class Calibration:
     channels : of the axis C, one for each, or one if the image lacks that axis; empty if nothing is known
     """
 
-    steps: Mapping[str, Step] = field(default_factory=lambda: _NOTHING)
-    origin: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    origin: Mapping[str, float] = field(default_factory=dict)
     channels: tuple[Channel, ...] = ()
 
     def facts(self, axes: str) -> dict[str, str]:

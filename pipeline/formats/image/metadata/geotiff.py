@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
 KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, NODATA = 34735, 34736, 34737, 42113
@@ -16,14 +15,13 @@ TAGS = (PIXEL_SCALE, TIEPOINT, TRANSFORMATION, KEY_DIRECTORY, DOUBLE_PARAMS, ASC
 SHORT, ASCII, DOUBLE = 3, 2, 12
 _KINDS = {KEY_DIRECTORY: SHORT, ASCII_PARAMS: ASCII, NODATA: ASCII}
 _CODES = {SHORT: "H", DOUBLE: "d"}
-_NOTHING: Mapping[int, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class GeoTags:
     """The values of `TAGS` that a file has, little-endian, by tag."""
 
-    values: Mapping[int, bytes] = field(default_factory=lambda: _NOTHING)
+    values: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_placed(self) -> bool:
