@@ -22,6 +22,10 @@ AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
 
+OF_COMPLEX = (
+    "complex samples are not filtered: save the magnitude, or the real and the imaginary part, as float32 or float64"
+)
+
 # Values of a TIFF's metadata: of "photometric", and of the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
 STRAIGHT_ALPHA = 2

@@ -76,8 +76,8 @@ def known_step(size: Any, unit: str | None) -> Step | None:
 
 
 def steps_of(**found: Step | None) -> Mapping[str, Step]:
-    """The steps that are known, by axis letter."""
-    return {letter: step for letter, step in found.items() if step is not None}
+    """The steps that are known, by axis letter; 1 without a unit stands for an unknown one."""
+    return {letter: step for letter, step in found.items() if step is not None and step != Step(1.0)}
 
 
 def known_channels(channels: tuple[Channel, ...], count: int) -> tuple[Channel, ...]:

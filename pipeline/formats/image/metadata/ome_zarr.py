@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats.image.metadata.calibration import Calibration, Channel, Step, known_channels, known_step
+from pipeline.formats.image.metadata.calibration import Calibration, Channel, Step, known_channels, known_step, steps_of
 from pipeline.formats.image.metadata.units import unit_named
 
 _SPACED = "TZYX"
@@ -26,11 +26,8 @@ def from_multiscales(
     """`letters`: of the array's axes; a scale of 1 without a unit stands for an unknown one."""
     found = _transformed(image, level, len(letters))
     units = _units(image, letters)
-    steps = {}
-    for letter, size in zip(letters, found.get("scale", []), strict=False):
-        step = known_step(size, units.get(letter))
-        if letter in _SPACED and step is not None and step != Step(1.0):
-            steps[letter] = step
+    scale = zip(letters, found.get("scale", []), strict=False)
+    steps = steps_of(**{letter: known_step(size, units.get(letter)) for letter, size in scale if letter in _SPACED})
     origin = {
         letter: first
         for letter, first in zip(letters, found.get("translation", []), strict=False)

@@ -21,6 +21,7 @@ from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_co
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import (
     DTYPES,
+    OF_COMPLEX,
     ImageHeader,
     ImageReader,
     Part,
@@ -54,7 +55,8 @@ class ZarrReader(ImageReader):
         self._array, self._layout = _open(path)
         dtype = np.dtype(self._array.dtype).newbyteorder("=")
         if dtype.name not in DTYPES:
-            raise InputError(f"{path}: {dtype.name} samples are not supported; {', '.join(DTYPES)} are: convert it")
+            way_out = OF_COMPLEX if dtype.kind == "c" else f"{', '.join(DTYPES)} are: convert it"
+            raise InputError(f"{path}: {dtype.name} samples are not supported; {way_out}")
         self._chunk: tuple[int, ...] = tuple(self._array.chunks)
         chunk_bytes = math.prod(self._chunk) * dtype.itemsize
         if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
