@@ -10,6 +10,7 @@ Top-hats of integers saturate at the ends of the dtype, as in OpenCV; scipy.ndim
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, Unpack
@@ -21,7 +22,15 @@ from kernels.runtime.arrays import check_out
 from kernels.runtime.filtering import filtered_axes, per_axis
 from kernels.runtime.launch import on_stream
 
-__all__ = ["black_tophat", "difference", "grey_closing", "grey_dilation", "grey_erosion", "grey_opening", "white_tophat"]
+__all__ = [
+    "black_tophat",
+    "difference",
+    "grey_closing",
+    "grey_dilation",
+    "grey_erosion",
+    "grey_opening",
+    "white_tophat",
+]
 
 
 class Options(TypedDict, total=False):
@@ -55,7 +64,9 @@ def grey_dilation(image: Any, size: int | Sequence[int] | None = None, **options
     if size is None or not hasattr(image, "dtype") or options.get("mode") == "valid":
         return maximum_filter(image, size, **options)
     axes = filtered_axes(image.shape, image.dtype, options.get("axes"), options.get("channel_axis"))
-    origins = [-1 if isinstance(each, int | np.integer) and each % 2 == 0 else 0 for each in per_axis("size", size, axes)]
+    origins = [
+        -1 if isinstance(each, int | np.integer) and each % 2 == 0 else 0 for each in per_axis("size", size, axes)
+    ]
     return maximum_filter(image, size, origin=origins, **options)
 
 
@@ -95,7 +106,7 @@ def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = Non
 
 def _subtracted(xp: Any, image: Any, subtracted: Any, out: Any, nodata: float | None) -> Any:
     missing = None
-    if nodata is not None and nodata == nodata:  # not NaN, which spreads by itself
+    if nodata is not None and not math.isnan(nodata):  # NaN spreads by itself
         missing = (image == nodata) | (subtracted == nodata)
     if out.dtype.kind == "u":
         xp.subtract(image, xp.minimum(image, subtracted), out=out)

@@ -109,7 +109,9 @@ def is_foldable(windows: Mapping[int, tuple[int, str, int]], shape: Sequence[int
     return len(_spanned(shape, windows)) <= MAX_AXES
 
 
-def folded(shape: Sequence[int], windows: Mapping[int, tuple[int, str, int]]) -> tuple[int, tuple[Axis, Axis, Axis], int]:
+def folded(
+    shape: Sequence[int], windows: Mapping[int, tuple[int, str, int]]
+) -> tuple[int, tuple[Axis, Axis, Axis], int]:
     """Planes, three axes and inner samples of a C-contiguous array. `windows`: taps, mode and origin by axis."""
     axes = _spanned(shape, windows)
     first, second, third = [axis_of(1, 1, "nearest")] * (MAX_AXES - len(axes)) + axes

@@ -138,14 +138,20 @@ def test_a_service_runs_both(folder, installed, tmp_path, monkeypatch):
         names = [each["name"] for each in client.workloads()]
         assert names == [
             "bin",
+            "bottomhat",
+            "close",
             "coulomb",
+            "dilate",
+            "erode",
             "failing",
             "maximum",
             "median",
             "minimum",
             "mri",
+            "open",
             "percentile",
             "smooth",
+            "tophat",
             "unsharp",
         ]
         page = httpx2.get(f"{url}/submit?workload=unsharp").text

@@ -748,7 +748,7 @@ def test_bash_completes_commands_workloads_and_options():
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         "submit",
-        "coulomb maximum median minimum mri percentile smooth",
+        "bottomhat close coulomb dilate erode maximum median minimum mri open percentile smooth tophat",
         "--size --sigma",
         "running",
     ]

@@ -13,7 +13,10 @@ from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import run
 from tests.pipeline.workloads.packages import install
 
-BUILT_IN = ["coulomb", "maximum", "median", "minimum", "mri", "percentile", "smooth"]
+BUILT_IN = [
+    "bottomhat", "close", "coulomb", "dilate", "erode", "maximum", "median", "minimum", "mri", "open", "percentile",
+    "smooth", "tophat",
+]  # fmt: skip
 OPERATOR = """
 from pipeline import image_operator
 @image_operator
