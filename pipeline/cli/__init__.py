@@ -130,7 +130,9 @@ def _parameter_option(name: str, info: Any) -> click.Option:
     alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
     choices = [choice for each in alternatives for choice in get_args(each) if isinstance(choice, str)]
     text = info.description or ""
-    several = get_origin(info.annotation) is dict
+    kind = get_origin(info.annotation)
+    several = kind in (dict, list)
+    named = "NAME=VALUE" if kind is dict else declared[0][2:].upper().replace("-", "_")
     if info.is_required():
         text += " [required]"
     elif info.default is not None and not several:
@@ -139,7 +141,7 @@ def _parameter_option(name: str, info: Any) -> click.Option:
         declared,
         multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else declared[0][2:].upper().replace("-", "_"),
+        metavar=None if choices else named,
         help=text,
     )
 

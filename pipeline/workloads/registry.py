@@ -49,8 +49,10 @@ def _smooth() -> Workload:
     return Smoothing()
 
 
-# Operators, by their module of `pipeline.workloads.filters`.
+# By their module of `pipeline.workloads.filters`.
 _FILTERS = {
+    "chain": ("chain",),
+    "composites": ("deviation", "divide-background", "dog", "log", "subtract-background", "unsharp"),
     "morphology": ("bottomhat", "close", "dilate", "erode", "open", "tophat"),
     "rank": ("maximum", "median", "minimum", "percentile"),
 }

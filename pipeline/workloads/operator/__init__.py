@@ -83,7 +83,7 @@ def image_operator(
                 the number of axes; its ValueError is the user's mistake, such as "size must be odd; got 4"
     axes      : letters of the axes that f works along, such as "YX"; None: Y, X, and Z of volumes. A parameter
                 `axes: tuple[str, ...] | None = None` lets the user choose others
-    dtype     : of the result; None: the input's
+    dtype     : of the result, or a function of the input's; None: the input's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
     tolerance : of the audit: in sample values for integers, relative to the largest value for floats; None: see

@@ -17,11 +17,13 @@ class Edges:
     """A block with its halo, in an image.
 
     first : position of the block's first sample in the image, along every axis of the block
+    halo  : samples of the block before and after those that are wanted, along every axis
     shape : of the image
     mode  : what lies beyond the image's edges, with `cval`
     """
 
     first: tuple[int, ...]
+    halo: Sequence[tuple[int, int]]
     shape: tuple[int, ...]
     mode: str
     cval: float

@@ -192,7 +192,8 @@ class OperatorJob:
             block = xp.ascontiguousarray(samples[_within(grown(wanted, step.halo), held)])
             step.apply(step.definition.function, block, wanted, out, stream)
             if not is_last:
-                edges = Edges(first=wanted.start, shape=self.header.shape, mode=asked.mode, cval=asked.cval)
+                halo, shape = self._halos[index + 1], self.header.shape
+                edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
                 edges.extend(out, range(out.ndim))
                 if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
                     outputs[1][...] = out[_within(region, wanted)]

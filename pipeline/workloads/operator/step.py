@@ -71,8 +71,11 @@ class Step:
         self.halo = self._declared_halo(len(source.shape))
 
     def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
+        declared = self.definition.dtype
+        if inspect.isfunction(declared):
+            declared = declared(source)
         try:
-            return source if self.definition.dtype is None else np.dtype(self.definition.dtype)
+            return source if declared is None else np.dtype(declared)
         except TypeError as error:
             raise ParameterError(f"{self.definition.name}: there is no dtype {self.definition.dtype!r}") from error
 
@@ -119,8 +122,8 @@ class Step:
 
     def edges(self, region: Region) -> Edges:
         """Where a region with its halo lies."""
-        first = grown(region, self.halo).start
-        return Edges(first=first, shape=self.header.shape, mode=self.parameters.mode, cval=self.parameters.cval)
+        first, asked = grown(region, self.halo).start, self.parameters
+        return Edges(first=first, halo=self.halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval)
 
     def apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
         """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+BUILT_IN = [
+    "bottomhat",
+    "chain",
+    "close",
+    "coulomb",
+    "deviation",
+    "dilate",
+    "divide-background",
+    "dog",
+    "erode",
+    "log",
+    "maximum",
+    "median",
+    "minimum",
+    "mri",
+    "open",
+    "percentile",
+    "smooth",
+    "subtract-background",
+    "tophat",
+    "unsharp",
+]
+
 
 def install(folder, package, source, **points):
     """A module `package` with this source, and entry points name="module:object"."""

@@ -11,12 +11,8 @@ from pipeline.errors import ParameterError
 from pipeline.workloads import registry, unusable, workload_named, workloads
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import run
-from tests.pipeline.workloads.packages import install
+from tests.pipeline.workloads.packages import BUILT_IN, install
 
-BUILT_IN = [
-    "bottomhat", "close", "coulomb", "dilate", "erode", "maximum", "median", "minimum", "mri", "open", "percentile",
-    "smooth", "tophat",
-]  # fmt: skip
 OPERATOR = """
 from pipeline import image_operator
 @image_operator

@@ -9,29 +9,15 @@ import pytest
 
 import kernels.morphology as kernels
 from kernels.rank import disk
-from pipeline.engine.devices.device import CpuDevice
-from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, ParameterError
-from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.filters import morphology
-from tests.images import read_image, write_image
 from tests.kernels.rank.cases import samples_of
+from tests.pipeline.workloads.filters.jobs import filtered
 
 FUNCTIONS = {
     "erode": kernels.grey_erosion, "dilate": kernels.grey_dilation, "open": kernels.grey_opening,
     "close": kernels.grey_closing, "tophat": kernels.white_tophat, "bottomhat": kernels.black_tophat,
 }  # fmt: skip
-
-
-def run(folder: Any, name: str, samples: Any, *, chunk_bytes: int | None = None, **parameters: Any) -> Any:
-    write_image(folder / "in.npy", samples, "YX")
-    spec = JobSpec(
-        workload=name, input=folder / "in.npy", output=folder / "out.npy",
-        parameters=workload_named(name).Parameters(**parameters),
-    )  # fmt: skip
-    options = RunOptions(memory_bytes=64 << 20, chunk_bytes=chunk_bytes)
-    receipt = run_job(plan_job(spec, CpuDevice(2), options), options)
-    return receipt, read_image(folder / "out.npy")
 
 
 @pytest.mark.parametrize("mode", ["reflect", "mirror", "nearest", "wrap", "constant"])
@@ -40,7 +26,7 @@ def test_any_cut_gives_the_same(tmp_path: Any, name: str, mode: str) -> None:
     options = {"mode": mode, **({"cval": 7} if mode == "constant" else {})}
     for dtype, size in (("int16", (4, 7)), ("uint8", (3, 4))):
         samples = samples_of((97, 83), dtype)
-        receipt, found = run(tmp_path, name, samples, chunk_bytes=3_000, size=size, **options)
+        receipt, found = filtered(tmp_path, name, samples, "YX", chunk_bytes=3_000, size=size, **options)
         np.testing.assert_array_equal(found, FUNCTIONS[name](samples, size, **options), strict=True)
         assert (receipt["audit"]["worst_error"], receipt["audit"]["samples"] > 50) == (0, True)
         assert receipt["chunks"] > 1
@@ -51,17 +37,17 @@ def test_footprints_and_missing_samples(tmp_path: Any) -> None:
     samples[3:9, 20:] = 255
     for name in ("close", "tophat"):
         options = {"mode": "nearest", "nodata": 255}
-        _, found = run(tmp_path, name, samples, chunk_bytes=2_000, footprint="disk", radius=3, **options)
+        _, found = filtered(tmp_path, name, samples, "YX", chunk_bytes=2_000, footprint="disk", radius=3, **options)
         np.testing.assert_array_equal(found, FUNCTIONS[name](samples, footprint=disk(3), **options), strict=True)
 
 
 def test_windows_that_do_not_fit(tmp_path: Any) -> None:
     with pytest.raises(ParameterError, match=r"--size has 3 values: give 1 or 2 .*in.npy is filtered along Y,X"):
-        run(tmp_path, "open", samples_of((9, 7), "uint8"), size=(3, 5, 7))
+        filtered(tmp_path, "open", samples_of((9, 7), "uint8"), "YX", size=(3, 5, 7))
 
 
 def test_the_audit_finds_results_that_depend_on_the_cut(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(morphology, "grey_erosion", lambda block, **_: np.full_like(block, len(block)))
     monkeypatch.setitem(morphology._FILTERS, "open", (morphology.grey_erosion,))
     with pytest.raises(AuditError, match="operator open gives other values if the image is cut otherwise"):
-        run(tmp_path, "open", samples_of((23, 31), "uint16"))
+        filtered(tmp_path, "open", samples_of((23, 31), "uint16"), "YX")
