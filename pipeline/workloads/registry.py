@@ -51,9 +51,11 @@ def _smooth() -> Workload:
 
 # By their module of `pipeline.workloads.filters`.
 _FILTERS = {
+    "bilateral": ("bilateral",),
     "chain": ("chain",),
     "composites": ("deviation", "divide-background", "dog", "log", "subtract-background", "unsharp"),
     "morphology": ("bottomhat", "close", "dilate", "erode", "open", "tophat"),
+    "rolling_ball": ("rolling-ball",),
     "rank": ("maximum", "median", "minimum", "percentile"),
 }
 # Each is imported when it is first asked for.

@@ -60,7 +60,7 @@ def image_operator(
     axes: str | None = None,
     dtype: Any = None,
     reference: Callable[..., Any] | None = None,
-    tolerance: float | None = None,
+    tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool = False,
     anchored: bool = False,
     name: str | None = None,
@@ -86,8 +86,8 @@ def image_operator(
     dtype     : of the result, or a function of the input's; None: the input's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
-    tolerance : of the audit: in sample values for integers, relative to the largest value for floats; None: see
-                `pipeline.workloads.operator.audit`
+    tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
+                the result's dtype; None: see `pipeline.workloads.operator.audit`
     keeps_range : the result has the input's dtype, and its values lie between those of the input
     anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter
     name      : of the workload; None: the function's

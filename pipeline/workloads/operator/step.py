@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ class Definition:
     axes: str | None = None
     dtype: Any = None
     reference: Callable[..., Any] | None = None
-    tolerance: float | None = None
+    tolerance: float | Callable[[np.dtype[Any]], float] | None = None
     keeps_range: bool = False
     given: Mapping[str, Any] = field(default_factory=dict)
     anchored: bool = False
@@ -101,8 +102,9 @@ class Step:
             given = self._called_halo(declared) if callable(declared) else declared
         except ValueError as error:
             fault = str(error)
-            option = "--" if fault.partition(" ")[0] in type(self.parameters).model_fields else ""
-            raise ParameterError(f"{option}{fault} ({self._path} is filtered along {letters})") from error
+            name, *rest = re.split(r"(?=[ :])", fault, maxsplit=1)
+            option = f"--{name.replace('_', '-')}" if name in type(self.parameters).model_fields else name
+            raise ParameterError(f"{option}{''.join(rest)} ({self._path} is filtered along {letters})") from error
         values = list(given) if isinstance(given, Sequence) else [given] * len(self.axes)
         sides = [value if isinstance(value, tuple) else (value, value) for value in values]
         are_numbers = all(isinstance(each, int | float) and 0 <= each < math.inf for side in sides for each in side)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 BUILT_IN = [
+    "bilateral",
     "bottomhat",
     "chain",
     "close",
@@ -19,6 +20,7 @@ BUILT_IN = [
     "mri",
     "open",
     "percentile",
+    "rolling-ball",
     "smooth",
     "subtract-background",
     "tophat",
