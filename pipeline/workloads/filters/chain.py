@@ -50,6 +50,7 @@ class Chain:
     name = "chain"
     summary = "Run several filters one after the other: one read, one write."
     unit = "pixels"
+    examples = ("in.tif out.tif --step 'median size=3' --step 'tophat size=51' --step 'gaussian sigma=2' --keep 1",)
     Parameters = ChainParameters
 
     def check_output(self, path: Path) -> None:
