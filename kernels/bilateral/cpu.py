@@ -15,7 +15,7 @@ from kernels.runtime.arrays import native
 from kernels.runtime.compiled import compiled
 from kernels.runtime.threads import for_each
 from kernels.smoothing.borders import border_indices
-from kernels.smoothing.cpu.rows import generated
+from kernels.smoothing.cpu.rows import generated, load, reload, store
 
 P0, P1, P2, P3, P4, P5 = (np.float32(power) for power in POWERS)
 MIN_SAMPLES = 1 << 12  # of a thread
@@ -89,7 +89,8 @@ def bilateral_rows(
     width = len(sources2) * inner
     count = width - (taps[2] - 1) * inner
     row, centre = np.empty(width, spatial.dtype), np.empty(width, spatial.dtype)
-    total, weights = np.empty(count, spatial.dtype), np.empty(count, spatial.dtype)
+    total, weights, weight = np.empty((3, count), spatial.dtype)
+    middle = taps[2] // 2 * inner
     for line in range(first, last):
         y, rest = line % outs1, line // outs1
         z, plane = rest % outs0, rest // outs0
@@ -104,11 +105,12 @@ def bilateral_rows(
                 _gather(source, base, lengths, sources0[z + dz], sources1[y + dy], sources2, inner, cval, row)
                 for dx in range(taps[2]):
                     exponent = spatial[(dz * taps[1] + dy) * taps[2] + dx]
-                    middle = centre[taps[2] // 2 * inner :]
                     if spatial.itemsize == 4:
-                        _add(row[dx * inner :], middle, total, weights, exponent, scale)
+                        _weigh(weight, row, dx * inner, centre, middle, exponent, scale, count)
                     else:
-                        _add_exactly(row[dx * inner :], middle, total, weights, exponent, scale)
+                        _weigh_exactly(weight, row, dx * inner, centre, middle, exponent, scale, count)
+                    _add_product(total, weight, row, dx * inner, count)
+                    _add(weights, weight, count)
         to = line * count
         if is_float:
             for i in range(count):
@@ -130,26 +132,38 @@ def _gather(
             row[x * inner + within] = cval[0] if beyond else source[(line + sources2[x]) * inner + within]
 
 
+# Each of these loops writes one row, and is compiled to plain SIMD.
+
+
 @compiled
-def _add(row: Any, centre: Any, total: Any, weights: Any, exponent: Any, scale: Any) -> None:
-    """One tap in float32: every operation is rounded, as in bilateral.cu."""
-    for i in range(len(total)):
-        value = row[i]
-        apart = value - centre[i]
+def _weigh(weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, scale: Any, count: int) -> None:
+    """The weights of a tap in float32: every operation is rounded, as in bilateral.cu."""
+    for i in range(count):
+        apart = load(row, at + i) - load(centre, middle + i)
         power = apart * apart * scale + exponent
-        whole = np.int32(min(power, MOST))
+        whole = np.int32(power if power < MOST else MOST)
         f = power - np.float32(whole)
-        weight = ((((((P5 * f + P4) * f + P3) * f + P2) * f + P1) * f + P0) * f + np.float32(1)) * _two_to_minus(whole)
-        weight = weight if power < MOST else np.float32(0)
-        total[i] += weight * value
-        weights[i] += weight
+        found = ((((((P5 * f + P4) * f + P3) * f + P2) * f + P1) * f + P0) * f + np.float32(1)) * _two_to_minus(whole)
+        store(weight, i, found if power < MOST else np.float32(0))
 
 
 @compiled
-def _add_exactly(row: Any, centre: Any, total: Any, weights: Any, exponent: Any, scale: Any) -> None:
-    """One tap in float64."""
-    for i in range(len(total)):
-        apart = row[i] - centre[i]
-        weight = 2.0 ** -(apart * apart * scale + exponent)
-        total[i] += weight * row[i]
-        weights[i] += weight
+def _weigh_exactly(
+    weight: Any, row: Any, at: int, centre: Any, middle: int, exponent: Any, scale: Any, count: int
+) -> None:
+    """The same in float64."""
+    for i in range(count):
+        apart = load(row, at + i) - load(centre, middle + i)
+        store(weight, i, 2.0 ** -(apart * apart * scale + exponent))
+
+
+@compiled
+def _add_product(total: Any, weight: Any, row: Any, at: int, count: int) -> None:
+    for i in range(count):
+        store(total, i, reload(total, i) + load(weight, i) * load(row, at + i))
+
+
+@compiled
+def _add(weights: Any, weight: Any, count: int) -> None:
+    for i in range(count):
+        store(weights, i, reload(weights, i) + load(weight, i))
