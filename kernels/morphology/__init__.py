@@ -11,16 +11,14 @@ Top-hats of integers saturate at the ends of the dtype, as in OpenCV; scipy.ndim
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
-from kernels.rank import maximum_filter, minimum_filter
+from kernels.rank import Options, maximum_filter, minimum_filter
 from kernels.runtime.arrays import check_out
 from kernels.runtime.filtering import filtered_axes, per_axis
-from kernels.runtime.launch import on_stream
 
 __all__ = [
     "black_tophat",
@@ -31,21 +29,6 @@ __all__ = [
     "grey_opening",
     "white_tophat",
 ]
-
-
-class Options(TypedDict, total=False):
-    """Of every function: see `grey_erosion`."""
-
-    footprint: Any
-    mode: str | Sequence[str]
-    cval: float
-    axes: int | Sequence[int] | None
-    channel_axis: int | None
-    nan_policy: str
-    nodata: float | None
-    out: Any
-    workers: int | None
-    stream: Any
 
 
 def grey_erosion(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
@@ -59,15 +42,16 @@ def grey_erosion(image: Any, size: int | Sequence[int] | None = None, **options:
 def grey_dilation(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
     """The largest sample of each mirrored window. The parameters are those of `grey_erosion`."""
     footprint = options.get("footprint")
+    if not hasattr(image, "dtype") or (size is None) == (footprint is None):
+        return maximum_filter(image, size, **options)  # which refuses it
+    axes = filtered_axes(image.shape, image.dtype, options.get("axes"), options.get("channel_axis"))
+    sides = per_axis("size", size, axes) if footprint is None else np.shape(footprint)
     if footprint is not None:
         options["footprint"] = np.flip(np.asarray(footprint))
-    if size is None or not hasattr(image, "dtype") or options.get("mode") == "valid":
-        return maximum_filter(image, size, **options)
-    axes = filtered_axes(image.shape, image.dtype, options.get("axes"), options.get("channel_axis"))
-    origins = [
-        -1 if isinstance(each, int | np.integer) and each % 2 == 0 else 0 for each in per_axis("size", size, axes)
-    ]
-    return maximum_filter(image, size, origin=origins, **options)
+    if len(sides) == len(axes):
+        moved = per_axis("origin", options.get("origin", 0), axes)
+        options["origin"] = [-by - (side % 2 == 0) for by, side in zip(moved, sides, strict=True)]
+    return maximum_filter(image, size, **options)
 
 
 def grey_opening(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
@@ -98,24 +82,21 @@ def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = Non
     image, subtracted, out : arrays of one kind, shape and dtype, of `kernels.rank.DTYPES`
     """
     if not isinstance(image, np.ndarray):
-        with on_stream(image, stream):
-            return _subtracted(sys.modules["cupy"], image, subtracted, out, nodata)
-    with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN
-        return _subtracted(np, image, subtracted, out, nodata)
+        from kernels.morphology import cuda
 
-
-def _subtracted(xp: Any, image: Any, subtracted: Any, out: Any, nodata: float | None) -> Any:
+        cuda.difference(image, subtracted, out, nodata, stream=stream)
+        return out
     missing = None
     if nodata is not None and not math.isnan(nodata):  # NaN spreads by itself
         missing = (image == nodata) | (subtracted == nodata)
     if out.dtype.kind == "u":
-        xp.subtract(image, xp.minimum(image, subtracted), out=out)
+        np.subtract(image, np.minimum(image, subtracted), out=out)
     elif out.dtype.kind == "i":
         ends = np.iinfo(out.dtype)
-        exact = xp.subtract(image, subtracted, dtype=np.int32)
-        out[...] = exact.clip(ends.min, ends.max)
+        out[...] = np.subtract(image, subtracted, dtype=np.int32).clip(ends.min, ends.max)
     else:
-        xp.subtract(image, subtracted, out=out)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN
+            np.subtract(image, subtracted, out=out)
     if missing is not None:
         out[missing] = nodata
     return out

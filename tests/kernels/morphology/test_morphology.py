@@ -33,8 +33,10 @@ def by_scipy(name: str, image: Any, **options: Any) -> Any:
 def test_scipy_gives_the_same(name: str, dtype: str, size: tuple[int, int], mode: str) -> None:
     image = samples_of((13, 17), dtype)
     image[~np.isfinite(image)] = 2
-    found = getattr(ours, name)(image, size, mode=mode, cval=5)
-    np.testing.assert_array_equal(found, by_scipy(name, image, size=size, mode=mode, cval=5), strict=True)
+    for origin in (0, (-1, 0)):
+        options = {"mode": mode, "cval": 5, "origin": origin}
+        found = getattr(ours, name)(image, size, **options)
+        np.testing.assert_array_equal(found, by_scipy(name, image, size=size, **options), strict=True)
 
 
 @pytest.mark.parametrize("mask", [disk(3), cross(2, 2), np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0]], bool)])
