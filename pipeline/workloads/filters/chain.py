@@ -29,7 +29,6 @@ class ChainParameters(OperatorParameters):
     """The steps, and what they share."""
 
     step: list[str] = Field(
-        min_length=1,
         description="an operator with its parameters: 'median size=3'; may be repeated, in the order of the steps",
     )
     keep: int | None = Field(
@@ -41,7 +40,10 @@ class ChainParameters(OperatorParameters):
     def _steps(cls, value: Any) -> Any:
         """The web form has one field: steps are separated by semicolons there."""
         listed = value if isinstance(value, list | tuple) else [value]
-        return [part.strip() for each in listed for part in str(each).split(";") if part.strip()]
+        steps = [part.strip() for each in listed for part in str(each).split(";") if part.strip()]
+        if not steps:
+            raise ValueError("give at least one, such as 'median size=3'")
+        return steps
 
 
 class Chain:

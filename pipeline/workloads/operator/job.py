@@ -52,6 +52,8 @@ class OperatorJob:
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
+            if kept is not None:
+                refuse_same_file(replace(spec, output=kept[1]))
             self._steps = steps(self._reader.header)
             self.header = self._steps[-1].header
             for path, header in self._written():

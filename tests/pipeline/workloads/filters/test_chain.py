@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from pipeline import image_operator
-from pipeline.errors import ParameterError
-from pipeline.workloads import registry
-from tests.images import names_in, read_image
+from pipeline.errors import ParameterError, UserError
+from pipeline.workloads import JobSpec, registry
+from tests.images import names_in, read_image, write_image
 from tests.kernels.rank.cases import samples_of
 from tests.pipeline.workloads.filters.jobs import filtered
 
@@ -77,6 +78,19 @@ def test_channels_and_one_step(tmp_path: Any) -> None:
     np.testing.assert_array_equal(found, filtered(tmp_path, "maximum", first, "YXS", size=5)[1], strict=True)
     _, found = filtered(tmp_path, "chain", image, "YXS", step=["median size=3"])
     np.testing.assert_array_equal(found, first, strict=True)
+
+
+def test_the_kept_result_never_replaces_the_input(tmp_path: Any) -> None:
+    image = samples_of((9, 7), "uint8")
+    write_image(tmp_path / "out.step1.npy", image, "YX")
+    parameters = registry.workload_named("chain").Parameters(step=["median", "open"], keep=1)
+    spec = JobSpec(
+        workload="chain", input=tmp_path / "out.step1.npy", output=tmp_path / "out.npy", parameters=parameters
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"out.step1.npy"):
+        registry.workload_named("chain").open(spec)
+    with pytest.raises(ValidationError, match="give at least one, such as 'median size=3'"):
+        registry.workload_named("chain").Parameters(step=[" ; "])
 
 
 @pytest.mark.parametrize(
