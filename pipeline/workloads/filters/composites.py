@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -32,7 +32,9 @@ Gaussian = tuple[Sequence[float], Sequence[int]]  # deviation, for all axes or f
 
 
 def _operator(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    return cast("Callable[[Callable[..., Any]], Any]", image_operator(**options))
+    """Infinities and NaN go through without warnings."""
+    silent = np.errstate(divide="ignore", invalid="ignore", over="ignore")
+    return lambda function: image_operator(silent(function), **options)
 
 
 def _each(name: str, values: Any, axes: int) -> tuple[Any, ...]:
@@ -175,8 +177,7 @@ def divide_background(
 ) -> None:
     """Divide by the background, a wide Gaussian of the image: uneven light becomes even."""
     assert axes is not None
-    with np.errstate(divide="ignore", invalid="ignore"):  # where the background is 0
-        xp.divide(_wanted(block, edges), _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream), out=out)
+    xp.divide(_wanted(block, edges), _smoothed(block, (sigma, (0,) * len(axes)), axes, edges, stream), out=out)
 
 
 @_operator(halo=_box_reach, dtype=_float_of)

@@ -21,7 +21,7 @@ from pipeline.workloads.filters.window import (
 from pipeline.workloads.operator import image_operator
 
 # Of each operation the filters, one after the other.
-_FILTERS = {
+_FILTERS: dict[str, tuple[Any, ...]] = {
     "erode": (grey_erosion,),
     "dilate": (grey_dilation,),
     "open": (grey_erosion, grey_dilation),
@@ -32,9 +32,13 @@ _FILTERS = {
 
 
 def _halo(asked: Any, axes: int, *, operation: str) -> Sequence[tuple[int, int]]:
-    """On both sides the longer half of the window, for each filter: mirrored, it reaches farther on the other side."""
-    steps = len(_FILTERS[operation])
-    return [(steps * (size // 2),) * 2 for size in sides_of(asked, axes)]
+    """What the window reaches; of two filters, twice its longer half on both sides, since one window is mirrored."""
+    sides = sides_of(asked, axes)
+    if operation == "erode":
+        return [(size // 2, (size - 1) // 2) for size in sides]
+    if operation == "dilate":
+        return [((size - 1) // 2, size // 2) for size in sides]
+    return [(size // 2 * 2,) * 2 for size in sides]
 
 
 def _apply(
@@ -54,13 +58,15 @@ def _apply(
     """The operation on a block with its halo; what lies beyond the block's own edges does not reach the result."""
     assert axes is not None
     options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
-    found = block
+    filters = _FILTERS[operation]
     try:
         options |= window(size, footprint, radius, len(axes))
-        for number, of in enumerate(_FILTERS[operation]):
-            if number > 0:
-                edges.extend(found, axes)
-            found = of(found, mode="nearest", workers=1, **options)
+        if len(filters) == 1:
+            filters[0](block, mode="valid", out=out, workers=1, **options)
+            return
+        found = filters[0](block, mode="nearest", workers=1, **options)
+        edges.extend(found, axes)
+        found = filters[1](found, mode="nearest", workers=1, **options)
     except ValueError as error:
         raise refused(error) from error
     kept = tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))

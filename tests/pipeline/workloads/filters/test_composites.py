@@ -73,6 +73,16 @@ def test_an_even_image_has_no_deviation_and_no_background(tmp_path: Any) -> None
     assert not filtered(tmp_path, "deviation", image, "YX", size=(5,))[1].any()
 
 
+def test_infinities_and_nan_go_through(tmp_path: Any) -> None:
+    image = np.ones((31, 43), np.float32)
+    image[10, 10], image[10, 11], image[20, 30] = np.inf, -np.inf, np.nan
+    for name in ("dog", "unsharp", "divide-background", "deviation"):
+        _, found = filtered(tmp_path, name, image, "YX", **({} if name == "deviation" else {"sigma": (1.0,)}))
+        assert np.isnan(found[10, 10])
+        assert np.isnan(found[20, 30])
+        assert np.isfinite(found[30, :5]).all()
+
+
 def test_volumes_and_channels(tmp_path: Any) -> None:
     image = samples_of((9, 13, 11, 2), "float32").clip(-9, 9)
     _, found = filtered(tmp_path, "log", image, "ZYXS", chunk_bytes=9_000, sigma=(0.8,))
