@@ -9,10 +9,11 @@ from pydantic import Field
 
 from kernels.rank import MAX_RADIUS, MAX_SAMPLES, footprint_named
 from pipeline.errors import InputError
+from pipeline.workloads.common.extents import OR_TEXT
 
 Size = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...] | None,
-    Field(description="samples of the window along each axis: 3 for all, or 3,5 for each [default: 3]"),
+    tuple[Annotated[int, Field(ge=1), *OR_TEXT], ...] | None,
+    Field(description="samples of the window along each axis: 3 for all, 3,5 for each, or a length: 2um [default: 3]"),
 ]
 Footprint = Annotated[Literal["box", "disk", "ball", "cross"], Field(description="shape of the window")]
 Radius = Annotated[

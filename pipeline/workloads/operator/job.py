@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.storage.partial import Callback, Opening, no_callback
-from pipeline.workloads.common.axes import named
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.image_plan import grown, plan_image
+from pipeline.workloads.common.image_plan import grown, plan_image, remarks
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
 from pipeline.workloads.operator.edges import Edges, module_of
 from pipeline.workloads.operator.parameters import OperatorParameters
@@ -54,6 +53,7 @@ class OperatorJob:
             refuse_same_file(spec)
             if kept is not None:
                 refuse_same_file(replace(spec, output=kept[1]))
+            self._reader = parameters.part(self._reader, spec.input)
             self._steps = steps(self._reader.header)
             self.header = self._steps[-1].header
             for path, header in self._written():
@@ -61,6 +61,9 @@ class OperatorJob:
                 if refusal is not None:
                     raise OutputError(refusal)
             self.axes = tuple(dict.fromkeys(axis for step in self._steps for axis in step.axes))
+            along = {self.header.axes[axis] for axis in self.axes} & (parameters.chosen - set("ZYX"))
+            if along:
+                raise ParameterError(f"{definition.name} works along {min(along)}, so it takes no part of that axis")
             audit = RecomputedAudit if definition.reference is None else ReferenceAudit
             self._audit: RecomputedAudit | ReferenceAudit = audit(self)
         except BaseException:
@@ -70,10 +73,12 @@ class OperatorJob:
     @property
     def summary(self) -> JobSummary:
         header, written = self.header, sum(header.nbytes for _, header in self._written())
-        remarks = {"filtered along": named(self.axes, header.axes)}
+        said = remarks(self.axes, header, self.spec.output)
+        for step in self._steps:
+            said |= step.remarks
         return JobSummary(
             shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=self._reader.header.nbytes + written,
-            remarks=remarks,
+            remarks=said,
         )  # fmt: skip
 
     def plan(self, budget: Budget) -> Plan:

@@ -10,18 +10,19 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from pipeline.config import Settings
-from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.common.crop import RegionParameters
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
 RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "checksum", "resume", "dry_run", "json"} | {
+    "no_clobber",
     "as_json", "quiet", "help", "priority", "after", "array", "key", "wait", "timeout",
 }  # fmt: skip
 
 FROM_ENGINE = ("out", "stream", "edges")  # untyped parameters of functions that fill `out`
 
 
-class OperatorParameters(StorageParameters):
+class OperatorParameters(RegionParameters):
     """What every operator takes besides its own parameters."""
 
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(

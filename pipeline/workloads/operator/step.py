@@ -17,7 +17,9 @@ from kernels.runtime.threads import Interrupted
 from pipeline.errors import InputError, MillraceError, OperatorError, ParameterError
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.image_plan import check_cval, grown
+from pipeline.workloads.common.nodata import declared_nodata
 from pipeline.workloads.operator.edges import Edges, module_of
 from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
 
@@ -48,6 +50,7 @@ class Step:
     header : of the result
     axes   : of a block, by their number in the image
     halo   : samples before and after along each axis of the image
+    remarks: on what was taken from the image
     """
 
     def __init__(
@@ -59,8 +62,17 @@ class Step:
         path: Path,
     ) -> None:
         """`arguments`: the function's, besides the block and what it asks the engine for; `path`: of the input."""
+        in_pixels, extents = in_samples(parameters, ("size",), source, path)
+        if in_pixels is not parameters:
+            parameters, arguments = in_pixels, in_pixels.own()
         self.definition, self.parameters, self._path = definition, parameters, path
         self._arguments = {**definition.given, **arguments}
+        self.remarks: dict[str, Any] = dict(extents)
+        if "nodata" in self._arguments:
+            if self._arguments["nodata"] is None:
+                self._arguments["nodata"] = declared_nodata(source)
+            if self._arguments["nodata"] is not None:
+                self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
         self.header = source
         if not definition.keeps_range:
             # What PNM says of the input's values does not hold for those of the result.
