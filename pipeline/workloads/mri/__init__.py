@@ -405,6 +405,8 @@ class MriJob:
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
         }
+        if source.delays is not None:
+            found["gradient_delay_samples"] = _delays(source.delays, source.delay_error)
         if source.grid.warning:
             found["warning"] = source.grid.warning
         if source.header.cartesian:
@@ -449,6 +451,12 @@ class MriJob:
         finally:
             self._source.close()
         return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))
+
+
+def _delays(matrix: NDArray[np.float64], error: float | None) -> dict[str, float]:
+    """For the receipt: of each gradient, and of estimated ones the coupling and the crossings' error."""
+    found = {"xyz"[axis]: round(float(matrix[axis, axis]), 4) for axis in range(len(matrix))}
+    return found if error is None else found | {"xy": round(float(matrix[0, 1]), 4), "error": round(error, 4)}
 
 
 class _MagnitudeSink:

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
+from kernels.sense.gradient_delays import ENOUGH_SPOKES, delayed, estimated_delays
 from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
 from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.grid import ImageGrid, image_grid
-from pipeline.workloads.mri.parameters import DENSITIES, SENSITIVITIES, MriParameters
+from pipeline.workloads.mri.parameters import DENSITIES, NO_PENALTY, SENSITIVITIES, MriParameters
 
 T = TypeVar("T")
 
@@ -58,12 +59,14 @@ class Trajectory:
     digest : equal if two images differ in their samples alone
     spokes : readouts and samples of each; their product is m
     given  : (m,) float32 density weights, if --density takes them from a file
+    nominal: the points without gradient delays, whose spokes pass through the centre
     """
 
     points: NDArray[np.float64]
     digest: bytes
     spokes: tuple[int, int]
     given: NDArray[np.float32] | None
+    nominal: NDArray[np.float64]
 
     @cached_property
     def on_grid(self) -> bool:
@@ -87,6 +90,7 @@ class ImageSource:
             self._cut_frames()
             self._check_coils()
             self.white = self._whitening()
+            self.delays, self.delay_error = self._gradient_delays()
             self.trajectory(self.images[0].readouts)  # also checks the density weights
         except BaseException:
             self._reader.close()
@@ -112,7 +116,13 @@ class ImageSource:
     def trajectory(self, readouts: Readouts) -> Trajectory:
         """Raises InputError if it is damaged or leaves the matrix."""
         where = f"{self.path}, slice {readouts.slice}, time {readouts.time}"
-        points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        nominal = points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        if self.delays is not None:
+            try:
+                plane, points = slice(len(self.delays)), nominal.copy()
+                points[..., plane] = delayed(points[..., plane], self.delays)
+            except ValueError as error:
+                raise InputError(f"--gradient-delay: {where}: {error}; leave it out") from error
         if self.header.cartesian:  # scaling has rounded
             nearest = np.rint(points)
             points = np.where(np.abs(points - nearest) < _ON_GRID, nearest, points)
@@ -122,7 +132,13 @@ class ImageSource:
         digest.update(b"" if given is None else given.tobytes())
         digest.update(str(points.shape).encode())
         spokes, samples = points.shape[:2]
-        return Trajectory(points=flat, digest=digest.digest(), spokes=(spokes, samples), given=given)
+        return Trajectory(
+            points=flat,
+            digest=digest.digest(),
+            spokes=(spokes, samples),
+            given=given,
+            nominal=flat if self.delays is None else nominal.reshape(flat.shape),
+        )
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
         """complex64 (coils, readouts, samples), as they are in the file."""
@@ -216,6 +232,35 @@ class ImageSource:
         self.field_map(self.slices[0])
         if self._parameters.field_map is not None:
             self.sample_times_s(1)
+
+    def _gradient_delays(self) -> tuple[NDArray[np.float64] | None, float | None]:
+        """In samples, (d, d), as given, or from the first image; and by how much its spokes' crossings miss them.
+
+        d is 2 for planes of spokes, whose third axis is Cartesian.
+        """
+        asked, given = self._parameters.gradient_delay, self._parameters.delays
+        dimensions = 2 if self.header.plane_steps else len(self.grid.shape)
+        option = f"--gradient-delay {asked}: {self.path}"
+        if asked == NO_PENALTY:
+            return None, None
+        if self.header.cartesian:
+            raise ParameterError(f"{option} is Cartesian, and the option is for radial data: leave it out")
+        if given is not None:
+            if len(given) != dimensions:
+                raise ParameterError(f"{option} has delays along {dimensions} axes: give {dimensions} numbers")
+            return np.diag(given), None
+        if dimensions == 3:
+            raise ParameterError(f"{option}: spokes in three dimensions do not cross: give x,y,z in samples")
+        whole = self.whole(0, self.slices[0])
+        points = self.grid.scaled(self._reader.trajectory(whole), str(self.path))
+        planes = points[:, 0, 2] if self.header.plane_steps else np.zeros(len(points))
+        same = np.flatnonzero(planes == planes[np.argmin(np.abs(planes))])
+        chosen = same[np.unique(np.linspace(0, len(same) - 1, min(len(same), ENOUGH_SPOKES)).astype(int))]
+        single = [self.samples(Readouts(whole.time, whole.slice, int(one), int(one) + 1)) for one in chosen]
+        try:
+            return estimated_delays(np.concatenate(single, axis=1), points[chosen, :, :2])
+        except ValueError as error:
+            raise ParameterError(f"{option}: {error}") from error
 
     def _whitening(self) -> NDArray[np.complex128] | None:
         noise = self._reader.noise() if self._parameters.prewhiten == "auto" else None

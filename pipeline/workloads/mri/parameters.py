@@ -25,6 +25,15 @@ PENALTIES = ("l1-wavelet", "tv", "tv-time", "llr", "l2")
 NO_PENALTY, AUTO = "none", "auto"
 ARRAY_SUFFIXES = (".npy", ".cfl")
 MOST_PIXELS = 1 << 15  # along an axis
+MOST_DELAY = 10  # samples
+
+
+def _number(text: str) -> float:
+    """NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 class MriParameters(Parameters):
@@ -65,6 +74,11 @@ class MriParameters(Parameters):
     )
     wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar's, or Daubechies'")
     block: int = Field(8, ge=2, le=64, description="llr: pixels of a block along each axis")
+    gradient_delay: str = Field(
+        "none",
+        description="of radial data: auto estimates the delays in the plane (RING); or x,y or x,y,z, the samples by "
+        "which each gradient is late",
+    )
     matrix: tuple[int, ...] | None = Field(
         None,
         description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]",
@@ -157,12 +171,19 @@ class MriParameters(Parameters):
         parts = [part.strip() for part in value.split(",")]
         if parts != [AUTO]:
             for part in parts:
-                try:
-                    number = float(part)
-                except ValueError:
-                    number = -1.0
-                if not 0 < number < math.inf:
+                if not 0 < _number(part) < math.inf:
                     raise ValueError(f"auto, or numbers above 0, such as 0.01; got {part!r}")
+        return ",".join(parts)
+
+    @field_validator("gradient_delay", mode="before")
+    @classmethod
+    def _delays(cls, value: Any) -> Any:
+        parts = value if isinstance(value, tuple | list) else str(value).split(",")
+        parts = [str(part).strip() for part in parts]
+        if parts not in ([NO_PENALTY], [AUTO]):
+            numbers = [_number(part) for part in parts]
+            if len(parts) not in (2, 3) or not all(abs(number) <= MOST_DELAY for number in numbers):
+                raise ValueError(f"auto, or 2 or 3 numbers of samples, −{MOST_DELAY} to {MOST_DELAY}; got {value!r}")
         return ",".join(parts)
 
     @field_validator("slices")
@@ -244,6 +265,13 @@ class MriParameters(Parameters):
         return dict(zip(names, numbers * len(names) if len(numbers) == 1 else numbers, strict=True))
 
     @property
+    def delays(self) -> tuple[float, ...] | None:
+        """The delays that are given, in samples."""
+        if self.gradient_delay in (NO_PENALTY, AUTO):
+            return None
+        return tuple(map(float, self.gradient_delay.split(",")))
+
+    @property
     def has_penalties(self) -> bool:
         """Whether there are others than l2, which is the damping of conjugate gradients."""
         return bool(set(self.penalty_names) - {"l2"})
@@ -272,6 +300,8 @@ class MriParameters(Parameters):
         if self.method == "gridding":
             for name in ("iterations", "lambda", "tolerance"):
                 found.pop(name)
+        if self.gradient_delay == NO_PENALTY:
+            found.pop("gradient_delay")
         if self.penalty_names:
             found.pop("lambda")
         else:

@@ -182,7 +182,8 @@ class Reconstruction:
             return density.even(len(trajectory.points), points)
         if asked == "ramp":
             try:
-                return density.ramp(points.reshape(*trajectory.spokes, -1)).reshape(-1)
+                spokes = _beside(trajectory.nominal, points).reshape(*trajectory.spokes, -1)
+                return density.ramp(spokes).reshape(-1)
             except ValueError as error:
                 raise ParameterError(f"--density ramp: {self._source.path}: {error}") from error
         return density.pipe_menon(points, self._source.grid.shape, workers=self.workers)
