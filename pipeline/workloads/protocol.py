@@ -269,7 +269,10 @@ class OpenJob(Protocol):
 
 
 class Workload(Protocol):
-    """One kind of job; the registry holds one instance of each."""
+    """One kind of job; the registry holds one instance of each.
+
+    May also have `examples`: strings of arguments (INPUT OUTPUT and options) that the command's help shows.
+    """
 
     @property
     def name(self) -> str: ...

@@ -55,6 +55,7 @@ class Mri:
     name = "mri"
     summary = "Reconstruct images from multi-coil MRI raw data, Cartesian or not."
     unit = "samples"
+    examples = ("heart.h5 heart.nii.gz", "heart.h5 heart.nii.gz --frames 25 --regularizer tv-time --preview heart.png")
     Parameters = MriParameters
 
     def check_output(self, path: Path) -> None:
