@@ -50,3 +50,8 @@ def grid_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], numpy: An
         index = index * n + numpy.rint(trajectory[:, axis]).astype(numpy.int64) % n
     summed = numpy.bincount(index, weights=weights.astype(numpy.float64), minlength=int(np.prod(shape)))
     return numpy.ascontiguousarray(summed.reshape(shape).astype(numpy.float32))
+
+
+def pairs_of(coefficients: int) -> list[tuple[int, int]]:
+    """The elements of a Hermitian matrix's upper triangle, row by row: the order of a subspace's kernels."""
+    return [(row, column) for row in range(coefficients) for column in range(row, coefficients)]
