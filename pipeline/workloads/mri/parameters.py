@@ -74,6 +74,11 @@ class MriParameters(Parameters):
     )
     wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar's, or Daubechies'")
     block: int = Field(8, ge=2, le=64, description="llr: pixels of a block along each axis")
+    basis: AbsolutePath | None = Field(
+        None,
+        description="temporal basis (frames, coefficients), .npy or .cfl, with orthonormal columns: the result is the "
+        "images of its coefficients",
+    )
     gradient_delay: str = Field(
         "none",
         description="of radial data: auto estimates the delays in the plane (RING); or x,y or x,y,z, the samples by "
@@ -202,7 +207,7 @@ class MriParameters(Parameters):
             raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
         return os.path.abspath(value)  # noqa: PTH100 - symbolic links are not resolved
 
-    @field_validator("field_map")
+    @field_validator("field_map", "basis")
     @classmethod
     def _array(cls, value: Path | None) -> Path | None:
         if value is not None and value.suffix.lower() not in ARRAY_SUFFIXES:
@@ -222,7 +227,21 @@ class MriParameters(Parameters):
         self._check_penalties()
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
+        if self.basis is not None:
+            self._check_basis()
         return self
+
+    def _check_basis(self) -> None:
+        if self.method == "gridding":
+            raise ValueError("--basis belongs to --method cg-sense: leave it out")
+        if self.field_map is not None:
+            raise ValueError("--basis and --field-map cannot be combined: leave one out")
+        if self.split == "coils":
+            raise ValueError("--basis: the coefficients of an image are made together; leave --split out")
+        if "tv-time" in self.penalty_names:
+            raise ValueError("--regularizer tv-time belongs to frames, and --basis makes coefficients: use llr")
+        if self.frame_step not in (None, self.frames):
+            raise ValueError("--frame-step: with --basis each readout belongs to one frame; leave it out")
 
     def _check_penalties(self) -> None:
         names = self.penalty_names
@@ -280,7 +299,7 @@ class MriParameters(Parameters):
     @property
     def joins_times(self) -> bool:
         """Whether all times of a slice are one problem."""
-        return bool({"tv-time", "llr"} & set(self.penalty_names))
+        return self.basis is not None or bool({"tv-time", "llr"} & set(self.penalty_names))
 
     @property
     def most_iterations(self) -> int:
@@ -292,7 +311,7 @@ class MriParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        yield from (path for path in (self.trajectory, self.field_map) if path is not None)
+        yield from (path for path in (self.trajectory, self.field_map, self.basis) if path is not None)
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
@@ -313,7 +332,7 @@ class MriParameters(Parameters):
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")
-        for name in ("trajectory", "field_map", "density", "sensitivities"):
+        for name in ("trajectory", "field_map", "basis", "density", "sensitivities"):
             if name in found and Path(found[name]).is_absolute():
                 found[name] = " and ".join(map(version_of, files_of(Path(found[name]))))
         return found

@@ -21,8 +21,8 @@ _TO_RAS = np.diag([-1.0, -1.0, 1.0])
 _UNEVEN_MM = 1e-2
 
 
-def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeader:
-    """The header of the output, with an affine if the file states a field of view."""
+def series_header(source: ImageSource, parameters: MriParameters, times: int) -> SeriesHeader:
+    """The header of the output of so many times or coefficients, with an affine if the file states a field of view."""
     shape = source.grid.shape
     planes = shape[2] if len(shape) == 3 else len(source.slices)
     voxel = voxel_mm(source.header, shape)
@@ -34,7 +34,7 @@ def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeade
             x, y, _ = voxel
             voxel = (x, y, float(np.linalg.norm(affine[:3, 2])))
     return SeriesHeader(
-        shape=(source.times, planes, shape[1], shape[0]),
+        shape=(times, planes, shape[1], shape[0]),
         dtype=np.dtype(np.complex64 if parameters.output_values == "complex" else np.float32),
         is_volume=len(shape) == 3,
         voxel_mm=voxel,
