@@ -10,6 +10,7 @@ import numpy as np
 from kernels.nufft.checks import checked_shape, on_host
 from kernels.nufft.gridding.spreading import fast_size
 
+MOST_COEFFICIENTS = 12
 SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of a line that lines.cuh can transform
 
 

@@ -18,10 +18,8 @@ from sys import modules
 from typing import Any
 
 from kernels.nufft.checks import checked_array, checked_kind, checked_shape
-from kernels.nufft.toeplitz.kernel import pairs_of, toeplitz_shape
+from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS, pairs_of, toeplitz_shape
 from kernels.runtime.arrays import check_out, check_workers
-
-MOST_COEFFICIENTS = 12
 
 
 def subspace_kernels(kernel_of: Callable[[Any], Any], weights: Any, basis: Any, frames: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels.nufft.gridding.plan import THREADS, launch, rows_grid
 from kernels.nufft.toeplitz.cuda import DoubledStruct, at_front
-from kernels.nufft.toeplitz.subspace import MOST_COEFFICIENTS
+from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
 from kernels.nufft.tuning import MAX_CELLS_AT_ONCE
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of

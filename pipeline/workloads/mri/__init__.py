@@ -425,7 +425,7 @@ class MriJob:
         found: dict[str, Any] = {
             "coils": source.coils,
             "channels": source.channels,
-            "readouts": self._images[0].readouts.count,
+            "readouts": self._readouts(),
             "samples": self._images[0].samples,
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
@@ -454,6 +454,11 @@ class MriJob:
             nbytes=samples * COMPLEX.itemsize + self.header.nbytes,
             remarks=found | dict(self._audit.convergence()),
         )
+
+    def _readouts(self) -> int | list[int]:
+        """Of the first image; with a sorting file, of each motion state of the first slice and time."""
+        counts = [image.readouts.count for image in self._images]
+        return counts[0] if self.parameters.sorting is None else counts[: self._source.frames]
 
     # The preview
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -23,12 +24,32 @@ from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
 from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.grid import ImageGrid, image_grid
 from pipeline.workloads.mri.parameters import DENSITIES, NO_PENALTY, SENSITIVITIES, MriParameters
+from pipeline.workloads.mri.sorting import SortedReader
 
 T = TypeVar("T")
 
 # Beyond any scanner's off resonance (1 MHz is 0.3 % of 7 T's 300 MHz); the phase is still accurate in float64.
 FARTHEST_HERTZ = 1e6
 _ON_GRID = 1e-6  # cycles
+
+
+@dataclass(frozen=True)
+class SharedReadouts(Readouts):
+    """A frame's readouts, `own` of them from `own_first`, among neighbours whose outer samples it borrows."""
+
+    own_first: int
+    own: int
+
+    def used(self, radius: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which samples count, (readouts, samples). radius: theirs, in cycles per field of view.
+
+        As far from the centre as its own spokes suffice (π |k| of them), a frame has only these; further out it takes
+        the nearest neighbours that are needed (KWIC; Song, Dougherty, Magn. Reson. Med. 44, 2000).
+        """
+        number = np.arange(self.first, self.stop)
+        away = np.maximum(self.own_first - number, number - (self.own_first + self.own - 1))
+        nearer = np.where(away > 0, self.own + 2 * (away - 1), 0)
+        return np.asarray((away <= 0)[:, None] | (math.pi * radius > nearer[:, None]))
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,7 @@ class Trajectory:
     spokes : readouts and samples of each; their product is m
     given  : (m,) float32 density weights, if --density takes them from a file
     nominal: the points without gradient delays, whose spokes pass through the centre
+    used   : (m,), the samples that count, if a frame borrows from its neighbours
     """
 
     points: NDArray[np.float64]
@@ -67,6 +89,7 @@ class Trajectory:
     spokes: tuple[int, int]
     given: NDArray[np.float32] | None
     nominal: NDArray[np.float64]
+    used: NDArray[np.bool_] | None = None
 
     @cached_property
     def on_grid(self) -> bool:
@@ -84,6 +107,9 @@ class ImageSource:
         self._reader = open_kspace(path, trajectory=parameters.trajectory)
         try:
             self.header = self._reader.header
+            self._sorted: SortedReader | None = None
+            if parameters.sorting is not None:
+                self._reader = self._sorted = SortedReader(self._reader, parameters.sorting, path)
             self.slices = parameters.slice_range.of(self.header.slices, "--slices", path)
             points = self._reader.trajectory(self.whole(0, self.slices[0]))
             self.grid: ImageGrid = image_grid(parameters, self.header, points, path)
@@ -127,9 +153,13 @@ class ImageSource:
             nearest = np.rint(points)
             points = np.where(np.abs(points - nearest) < _ON_GRID, nearest, points)
         given = self._given_density(readouts)
+        used = None
+        if isinstance(readouts, SharedReadouts):
+            used = readouts.used(np.sqrt((nominal**2).sum(axis=-1))).reshape(-1)
         flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))
         digest = hashlib.blake2b(flat.tobytes(), digest_size=16)
         digest.update(b"" if given is None else given.tobytes())
+        digest.update(b"" if used is None else used.tobytes())
         digest.update(str(points.shape).encode())
         spokes, samples = points.shape[:2]
         return Trajectory(
@@ -138,6 +168,7 @@ class ImageSource:
             spokes=(spokes, samples),
             given=given,
             nominal=flat if self.delays is None else nominal.reshape(flat.shape),
+            used=used,
         )
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
@@ -204,8 +235,8 @@ class ImageSource:
 
     def _cut_frames(self) -> None:
         """All images, slice by slice, so that the frames of a slice can share its calibration."""
-        asked = self._parameters.frames
-        self.frames = 1
+        asked, states = self._parameters.frames, self._sorted
+        self.frames = 1 if states is None else states.states
         self.images: list[Image] = []
         if asked is not None:
             step = self._parameters.frame_step or asked
@@ -221,7 +252,26 @@ class ImageSource:
                 for frame in range(self.frames):
                     first = 0 if asked is None else frame * step
                     readouts = Readouts(time, slice_, first, first + asked if asked is not None else count)
+                    if states is not None:
+                        readouts = states.range_of(frame, time, slice_)
+                    readouts = self._with_neighbours(readouts, count)
                     self.images.append(Image(time * self.frames + frame, place, readouts, samples))
+
+    def _with_neighbours(self, readouts: Readouts, count: int) -> Readouts:
+        """With those of which --view-sharing borrows."""
+        aside = self._parameters.view_sharing
+        if aside is None:
+            return readouts
+        if self.header.cartesian or self.header.dimensions == 3:
+            raise ParameterError(
+                f"--view-sharing {aside}: {self.path} is not of two-dimensional, non-Cartesian readouts: leave it out"
+            )
+        if readouts.count == count:
+            raise ParameterError(
+                f"--view-sharing {aside}: {self.path} has one frame, without neighbours: give --frames"
+            )
+        first, stop = max(readouts.first - aside, 0), min(readouts.stop + aside, count)
+        return SharedReadouts(readouts.time, readouts.slice, first, stop, readouts.first, readouts.count)
 
     def _check_coils(self) -> None:
         asked = self._parameters.compress
@@ -294,9 +344,11 @@ class ImageSource:
                     "pipe-menon"
                 )
             return _weights(found, f"--density file: {self.path}", where)
-        whole = self._reader.extent(readouts.time, readouts.slice)
+        states, key = self._sorted, (readouts.time, readouts.slice)
+        whole = self._reader.extent(*key) if states is None else states.in_file(*key)
         array = read_array(Path(name), whole, "--density", "(readout, sample)").real
-        return _weights(array[readouts.first : readouts.stop], f"--density {name}", where)
+        rows = slice(readouts.first, readouts.stop) if states is None else states.places(readouts)
+        return _weights(array[rows], f"--density {name}", where)
 
 
 def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:

@@ -103,6 +103,17 @@ class MriParameters(Parameters):
         ge=1,
         description="readouts from one frame to the next: fewer than --frames slide the window [default: --frames]",
     )
+    sorting: AbsolutePath | None = Field(
+        None,
+        description="motion states instead of frames in time: .npy of the state of each readout, from 0 without gaps; "
+        "-1 leaves a readout out",
+    )
+    view_sharing: int | None = Field(
+        None,
+        ge=1,
+        description="neighbouring readouts on each side from which a frame takes the outer k-space that its own do not "
+        "fill",
+    )
     density: str = Field(
         "pipe-menon",
         description="density compensation: pipe-menon, ramp (radial), none, file (the input's), or a file .npy or .cfl",
@@ -207,6 +218,13 @@ class MriParameters(Parameters):
             raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
         return os.path.abspath(value)  # noqa: PTH100 - symbolic links are not resolved
 
+    @field_validator("sorting")
+    @classmethod
+    def _states(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() != ".npy":
+            raise ValueError(f"a file that ends with .npy; got {str(value)!r}")
+        return value
+
     @field_validator("field_map", "basis")
     @classmethod
     def _array(cls, value: Path | None) -> Path | None:
@@ -218,6 +236,10 @@ class MriParameters(Parameters):
     def _fitting(self) -> MriParameters:
         if self.frame_step is not None and self.frames is None:
             raise ValueError("--frame-step is the way from frame to frame: give --frames, the readouts of each")
+        if self.sorting is not None:
+            self._refuse(("frames", "frame_step"), "frames in time, and --sorting makes frames of motion states")
+        elif self.frames is None:
+            self._refuse(("view_sharing",), "--frames or --sorting")
         for name in ("segments", "dwell"):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
@@ -240,8 +262,8 @@ class MriParameters(Parameters):
             raise ValueError("--basis: the coefficients of an image are made together; leave --split out")
         if "tv-time" in self.penalty_names:
             raise ValueError("--regularizer tv-time belongs to frames, and --basis makes coefficients: use llr")
-        if self.frame_step not in (None, self.frames):
-            raise ValueError("--frame-step: with --basis each readout belongs to one frame; leave it out")
+        if self.frame_step not in (None, self.frames) or self.view_sharing is not None:
+            raise ValueError("--basis: each readout belongs to one frame; leave --frame-step and --view-sharing out")
 
     def _check_penalties(self) -> None:
         names = self.penalty_names
@@ -311,7 +333,7 @@ class MriParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        yield from (path for path in (self.trajectory, self.field_map, self.basis) if path is not None)
+        yield from (path for path in (self.trajectory, self.field_map, self.basis, self.sorting) if path is not None)
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
@@ -332,7 +354,7 @@ class MriParameters(Parameters):
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")
-        for name in ("trajectory", "field_map", "basis", "density", "sensitivities"):
+        for name in ("trajectory", "field_map", "basis", "sorting", "density", "sensitivities"):
             if name in found and Path(found[name]).is_absolute():
                 found[name] = " and ".join(map(version_of, files_of(Path(found[name]))))
         return found

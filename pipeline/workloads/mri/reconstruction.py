@@ -186,7 +186,21 @@ class Reconstruction:
         return self._source.header.cartesian and trajectory.on_grid and math.prod(self.shape) % 2 == 0
 
     def weights(self, trajectory: Trajectory, points: Any) -> Any:
-        """The density weights (m,) that the parameters name, on the device of the points."""
+        """The density weights (m,) that the parameters name, on the device of the points; 0 for samples without use."""
+        if trajectory.used is None:
+            return self._density(trajectory, points)
+        used = beside(trajectory.used, points)
+        found = namespace(points).zeros(len(points), np.float32)
+        if self._parameters.density == "pipe-menon" and trajectory.given is None:
+            found[used] = self._density(trajectory, points[used])
+            return found
+        # So many readouts share the samples at a distance from the centre.
+        sharing = used.reshape(trajectory.spokes).sum(axis=0)
+        found += self._density(trajectory, points) * used
+        found /= namespace(points).maximum(namespace(points).tile(sharing, trajectory.spokes[0]), 1)
+        return density.given(found)
+
+    def _density(self, trajectory: Trajectory, points: Any) -> Any:
         asked = self._parameters.density
         if trajectory.given is not None:
             return density.given(beside(trajectory.given, points))

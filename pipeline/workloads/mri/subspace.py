@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft import Nufft, SubspaceToeplitz, cartesian_kernel, subspace_kernels, toeplitz_kernel
-from kernels.nufft.toeplitz.subspace import MOST_COEFFICIENTS
+from kernels.nufft.toeplitz.kernel import MOST_COEFFICIENTS
 from kernels.sense import CapturedCg, cg_sense, gridded, mixed, namespace
 from kernels.sense.resumption import Resumption
 from pipeline.errors import InputError

@@ -161,6 +161,7 @@ def test_bad_bases_get_one_line(tmp_path):
         ({"split": "coils"}, "made together; leave --split out"),
         ({"regularizer": "tv-time"}, "tv-time belongs to frames, and --basis makes coefficients"),
         ({"frames": 5, "frame_step": 3}, "each readout belongs to one frame"),
+        ({"frames": 5, "view_sharing": 3}, "each readout belongs to one frame"),
     ],
 )
 def test_options_that_contradict_a_basis_are_refused(options, message):
