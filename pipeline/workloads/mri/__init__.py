@@ -29,6 +29,7 @@ from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import AXES
+from pipeline.formats.series.dicom import DicomReader
 from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
@@ -414,7 +415,9 @@ class MriJob:
             held = samples if self.header.dtype == COMPLEX else np.abs(samples)
             return held.astype(reader.header.dtype, copy=False)
 
-        return Result(reader=reader, stored=stored, tolerance=TOLERANCE)
+        rounded = reader.half_unit if isinstance(reader, DicomReader) else None
+        half_unit = None if rounded is None else lambda values: np.full(values.shape, rounded)
+        return Result(reader=reader, stored=stored, half_unit=half_unit, tolerance=TOLERANCE)
 
     def close(self) -> None:
         self._source.close()
