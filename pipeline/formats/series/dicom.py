@@ -39,6 +39,7 @@ class Dicom(SeriesFormat):
 
     name = "DICOM"
     suffixes = (".dcm",)
+    windowed = True
 
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
         _pydicom(path)
@@ -223,6 +224,7 @@ def _directions(header: SeriesHeader) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def _shared(header: SeriesHeader, slope: float, brightest: float) -> Any:
     axes, (x, y, z) = _directions(header)
+    low, high = header.window or (0.0, brightest or 1.0)
     whole = _item(CodeValue="38266002", CodingSchemeDesignator="SCT", CodeMeaning="Entire body")
     return _item(
         PixelMeasuresSequence=[
@@ -234,7 +236,7 @@ def _shared(header: SeriesHeader, slope: float, brightest: float) -> Any:
         FrameAnatomySequence=[_item(FrameLaterality="U", AnatomicRegionSequence=[whole])],
         MRImageFrameTypeSequence=[_item(FrameType=_TYPE, **_common())],
         PixelValueTransformationSequence=[_item(RescaleIntercept="0", RescaleSlope=f"{slope:.9e}", RescaleType="US")],
-        FrameVOILUTSequence=[_item(WindowCenter=_decimal(brightest / 2), WindowWidth=_decimal(brightest or 1.0))],
+        FrameVOILUTSequence=[_item(WindowCenter=_decimal((low + high) / 2), WindowWidth=_decimal(high - low))],
     )
 
 

@@ -79,6 +79,8 @@ class MriJob:
             spec = replace(spec, input=pair_of(spec.input)[0])
         self.spec = spec
         self._form = series_format_for_output(spec.output)
+        if self.parameters.window_limits is not None and not self._form.windowed:
+            raise ParameterError(f"--window belongs to .png and .dcm, not to {spec.output.name}: leave it out")
         for output in (spec.output, *self._form.also_written(spec.output)):
             for source in self._inputs():
                 refuse_same_file(replace(spec, input=source, output=output))

@@ -153,6 +153,11 @@ class MriParameters(Parameters):
         description="over several workers: the coils of each image, or whole images; auto: the coils of volumes, "
         "if there are fewer volumes than workers",
     )
+    window: str = Field(
+        "auto",
+        description="of .png and .dcm: low,high, the values shown as black and white; auto: 0 and the 99.7th "
+        "percentile (.dcm: the largest)",
+    )
     output_values: Literal["magnitude", "complex"] = Field("magnitude", description="values of the output")
 
     @field_validator("matrix", mode="before")
@@ -201,6 +206,17 @@ class MriParameters(Parameters):
             numbers = [_number(part) for part in parts]
             if len(parts) not in (2, 3) or not all(abs(number) <= MOST_DELAY for number in numbers):
                 raise ValueError(f"auto, or 2 or 3 numbers of samples, −{MOST_DELAY} to {MOST_DELAY}; got {value!r}")
+        return ",".join(parts)
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _limits(cls, value: Any) -> Any:
+        parts = value if isinstance(value, tuple | list) else str(value).split(",")
+        parts = [str(part).strip() for part in parts]
+        if parts != [AUTO]:
+            numbers = [_number(part) for part in parts]
+            if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+                raise ValueError(f"auto, or two numbers, low,high, the first smaller; got {value!r}")
         return ",".join(parts)
 
     @field_validator("slices")
@@ -314,6 +330,14 @@ class MriParameters(Parameters):
         return tuple(map(float, self.gradient_delay.split(",")))
 
     @property
+    def window_limits(self) -> tuple[float, float] | None:
+        """None: automatic."""
+        if self.window == AUTO:
+            return None
+        low, high = map(float, self.window.split(","))
+        return low, high
+
+    @property
     def has_penalties(self) -> bool:
         """Whether there are others than l2, which is the damping of conjugate gradients."""
         return bool(set(self.penalty_names) - {"l2"})
@@ -344,6 +368,8 @@ class MriParameters(Parameters):
                 found.pop(name)
         if self.gradient_delay == NO_PENALTY:
             found.pop("gradient_delay")
+        if self.window == AUTO:
+            found.pop("window")
         if self.penalty_names:
             found.pop("lambda")
         else:

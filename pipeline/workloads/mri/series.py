@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.formats.kspace.base import KSpaceHeader, Placement
 from pipeline.formats.series.base import SeriesHeader
+from pipeline.formats.series.png import BRIGHTEST
 from pipeline.workloads.mri.images import ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
 
@@ -39,6 +40,7 @@ def series_header(source: ImageSource, parameters: MriParameters, times: int) ->
         is_volume=len(shape) == 3,
         voxel_mm=voxel,
         affine=affine,
+        window=parameters.window_limits,
         title=f"{source.path.name}, {parameters.method}",
     )
 
@@ -92,13 +94,12 @@ def misplaced(source: ImageSource) -> str:
     return ""
 
 
-_BRIGHTEST = 99.7  # percent of the pixels that a preview resolves
 _WIDEST = 512  # pixels of a plane that is sent between processes
 
 
 def shades(plane: NDArray[Any]) -> NDArray[np.uint8]:
     """Magnitudes (y, x) as grey values; the brightest few saturate."""
-    brightest = float(np.percentile(plane, _BRIGHTEST)) or float(plane.max()) or 1.0
+    brightest = float(np.percentile(plane, BRIGHTEST)) or float(plane.max()) or 1.0
     return np.rint(np.clip(plane / brightest, 0, 1) * 255).astype(np.uint8)
 
 

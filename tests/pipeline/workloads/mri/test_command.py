@@ -237,6 +237,12 @@ MISTAKES = [
     (("in.h5", "out"), "out: the name has no suffix; end it with .nii"),
     (("in.h5", "out.dc", *UNITS), "out.dc: unsupported format .dc for MRI images"),
     (("in.h5", "out.dcm", *UNITS, "--output-values", "complex"), "out.dcm: DICOM holds magnitudes; choose .nii"),
+    (("in.h5", "out.png", *UNITS, "--output-values", "complex"), "out.png: a PNG holds magnitudes; choose .nii"),
+    (("in.h5", "out.png", *UNITS, "--window", "3,1"), "--window: auto, or two numbers, low,high, the first smaller"),
+    (
+        ("in.h5", "out.nii", *UNITS, "--window", "0,1"),
+        "--window belongs to .png and .dcm, not to out.nii: leave it out",
+    ),
     (("one.npz", "out.dcm"), "out.dcm: DICOM needs the field of view, which the input does not state; choose .nii"),
     (("in.txt", "out.nii"), "in.txt: unsupported raw data format; Millrace reads"),
     (("in.h5", "nowhere/out.nii", *UNITS), "nowhere does not exist"),
