@@ -40,6 +40,7 @@ __global__ void multiply(float4* __restrict__ grid, const float2* __restrict__ k
     }
 }
 
+// sum += by × value, or its conjugate
 __device__ inline void add_product(float2& sum, float by, float2 value, bool) {
     sum.x += by * value.x;
     sum.y += by * value.y;
