@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import os
@@ -23,7 +22,7 @@ from pipeline.cluster.dask.worker_states import watched
 from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.devices.discovery import usable_gpus
-from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
+from pipeline.errors import MillraceError, ParameterError, StorageError
 from pipeline.service import systemd
 from pipeline.service.app import make_app
 from pipeline.service.http.app_state import Service
@@ -35,6 +34,7 @@ from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
+from pipeline.service.state_folder import sole_server
 from pipeline.service.store import Store
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
@@ -70,7 +70,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     for line in unusable():
         LOG.warning("%s", line)
     with ExitStack() as stack:
-        stack.enter_context(_sole_server(settings.state_dir))
+        stack.enter_context(sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
         store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
@@ -251,33 +251,6 @@ def _allow_files() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@contextmanager
-def _sole_server(state_dir: Path) -> Iterator[None]:
-    """Locks the state folder: only its sole server may take over the jobs of a killed one."""
-    # Both: people may remove a lock file that they think is stale; the lock of a folder may hold on this machine only.
-    wanted = ((state_dir, os.O_RDONLY | os.O_DIRECTORY), (state_dir / "lock", os.O_RDWR | os.O_CREAT))
-    with ExitStack() as stack:
-        locks: list[int] = []
-        try:
-            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for path, flags in wanted:
-                locks.append(os.open(path, flags, 0o600))
-                stack.callback(os.close, locks[-1])
-        except OSError as error:
-            kind = StorageError if error.errno in DISK_FAULTS else ParameterError
-            raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
-        try:
-            for descriptor in locks:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
-        except OSError as error:  # on some network file systems
-            raise ParameterError(
-                f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
-            ) from error
-        yield
 
 
 def _previews_folder(state_dir: Path) -> Path:

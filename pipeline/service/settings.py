@@ -71,14 +71,21 @@ _Folder = Annotated[NamedPath, AfterValidator(_absolute)]
 _Count = Annotated[int, BeforeValidator(whole)]
 
 
-class ServiceSettings(BaseModel):
-    """Settings of `millrace serve`."""
+class StateSettings(BaseModel):
+    """Settings of commands that need only the state folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     state_dir: Annotated[_Folder, AfterValidator(_short_enough)] = Field(
         Path("~/.local/state/millrace"), validate_default=True, description="folder for jobs and previews"
     )
+
+
+class ServiceSettings(StateSettings):
+    """Settings of `millrace serve`."""
+
+    model_config = ConfigDict(extra="forbid")
+
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
         description="folders whose files jobs may read and write, separated by colons"
     )
