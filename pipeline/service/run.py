@@ -151,7 +151,9 @@ class Run:
             on_begun=self._begin,
             on_recut=self._begin_anew,
             on_computed=lambda: self._go_on_after(Computed(self.epoch)),
-            on_kept=lambda kept, chunks: self.log(f"{kept} of {counted(chunks, 'chunk')} kept"),
+            on_kept=lambda kept, chunks: self.log(
+                f"{kept} of {counted(chunks, 'chunk')} kept" if kept else "the last iterate kept"
+            ),
             check=self._check,
         )
         return run_job(planned, options, events=events, stream=self.executor.stream)
