@@ -11,12 +11,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from pipeline import __version__
 from pipeline.cluster.dask import worker_start
 from pipeline.cluster.dask.worker_states import watched
 from pipeline.cluster.executor import Executor, open_executor, worker_specs
@@ -25,6 +26,7 @@ from pipeline.engine.devices.discovery import usable_gpus
 from pipeline.errors import MillraceError, ParameterError, StorageError
 from pipeline.service import systemd
 from pipeline.service.app import make_app
+from pipeline.service.audit import AuditLog
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.connections import BoundedRequests
 from pipeline.service.http.scrape import begin_job_counts
@@ -33,7 +35,7 @@ from pipeline.service.http.views import no_worker
 from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
-from pipeline.service.settings import JOBS, ServiceSettings
+from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
 from pipeline.service.state_folder import sole_server
 from pipeline.service.store import Store
 from pipeline.stopping import SIGNALS
@@ -72,6 +74,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     with ExitStack() as stack:
         stack.enter_context(sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
+        audit = stack.enter_context(_audited(settings, roots))
         listener = stack.enter_context(_listening(settings))
         store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
         stack.callback(store.close)
@@ -92,12 +95,12 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         runner = Runner(
             store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()), processes=processes
         )
-        stopping, closing = threading.Event(), threading.Event()
+        stopping, over = threading.Event(), threading.Event()
         store_fault = _StoreFault(store)
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
             workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
-            stopping=stopping, closing=closing,
+            stopping=stopping, closing=over, audit=audit,
         )  # fmt: skip
         # Without the unused lifespan: a second signal would log its traceback.
         server = _Server(
@@ -106,7 +109,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
-        server.stopping, server.closing, server.watchdog = stopping, closing, systemd.Watchdog()
+        server.stopping, server.closing, server.watchdog = stopping, over, systemd.Watchdog()
         runner.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -251,6 +254,18 @@ def _allow_files() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextmanager
+def _audited(settings: ServiceSettings, roots: DataRoots) -> Iterator[AuditLog]:
+    """The audit log, from the start of the service to its end."""
+    path = settings.audit_log or settings.state_dir / AUDIT
+    if settings.audit_log is not None and roots.holds(path):
+        raise ParameterError(f"audit_log {path}: jobs may write there; choose a file outside the data roots")
+    with closing(AuditLog(path, most_bytes=settings.audit_log_bytes, files=settings.audit_log_files)) as audit:
+        audit.note("start", who=None, source=socket.gethostname(), version=__version__)
+        yield audit
+        audit.note("stop", who=None, source=socket.gethostname())
 
 
 def _previews_folder(state_dir: Path) -> Path:

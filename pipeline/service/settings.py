@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pipeline.config import DEVICE, SCHEDULER, NamedPath, format_bytes, merged, parse_bytes, whole
 from pipeline.errors import ParameterError
 
-JOBS = "jobs.sqlite"  # in the state_dir
+JOBS, AUDIT = "jobs.sqlite", "audit.jsonl"  # in the state_dir
 _MOST_OF_A_DATABASES_PATH = 504  # bytes: SQLite's 512, less the end of its log's name
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -128,6 +128,13 @@ class ServiceSettings(StateSettings):
     )
     proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
     proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
+    audit_log: _Folder | None = Field(
+        None, description="file of who did what, from where; by default audit.jsonl in the state_dir"
+    )
+    audit_log_bytes: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        "64MiB", validate_default=True, ge=1 << 12, description="size at which another file of it begins"
+    )
+    audit_log_files: _Count = Field(16, ge=1, le=10_000, description="how many of these files are kept")
     quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
@@ -155,7 +162,8 @@ class InForce:
     def lines(self) -> list[str]:
         """The output of `millrace config check`."""
         values = self.settings.model_dump(mode="json")
-        values["memory"] = format_bytes(self.settings.memory)
+        for name in ("memory", "audit_log_bytes"):
+            values[name] = format_bytes(values[name])
         width = max(map(len, values))
         return [f"{name:{width}}  {_shown(value)}  ({self.sources[name]})" for name, value in values.items()]
 
