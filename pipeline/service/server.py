@@ -38,6 +38,7 @@ from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
 from pipeline.service.state_folder import sole_server
 from pipeline.service.store import Store
+from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
 
@@ -68,6 +69,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     roots = DataRoots(settings.data_roots, but=settings.state_dir, groups=settings.group_roots)
     roots.confine()
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
+    check_certificate(settings)
+    warn_if_plain(settings)
     _allow_files()
     for line in unusable():
         LOG.warning("%s", line)
@@ -106,13 +109,17 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         server = _Server(
             uvicorn.Config(
                 make_app(service), http=BoundedRequests, log_level="warning", lifespan="off", proxy_headers=False,
+                ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
         server.stopping, server.closing, server.watchdog = stopping, over, systemd.Watchdog()
         runner.start()
         host, port = listener.getsockname()[:2]
-        server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        scheme = "http"
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            scheme, server.renewal = "https", Renewal(settings.tls_cert, settings.tls_key)
+        server.on_started = lambda: on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         server.on_stop = lambda: _drain(runner, settings.drain_s)
         server.status = lambda: f"jobs running: {runner.running}, at most {settings.jobs_at_once} at once"
         server.run(sockets=[listener])
@@ -127,6 +134,7 @@ class _Server(uvicorn.Server):
     on_stop: Callable[[], None]
     status: Callable[[], str]
     watchdog: systemd.Watchdog
+    renewal: Renewal | None = None  # of the certificate
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,6 +158,8 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self.watchdog.beat(self.status())
+        if self.renewal is not None and self.config.ssl is not None:
+            self.renewal.look(self.config.ssl)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -210,6 +220,9 @@ def _executor_settings(settings: ServiceSettings) -> Settings:
             "workers": workers,
             "threads": settings.threads,
             "scheduler": settings.scheduler,
+            "scheduler_ca": settings.scheduler_ca,
+            "scheduler_cert": settings.scheduler_cert,
+            "scheduler_key": settings.scheduler_key,
             "memory": settings.memory,
         }
     )

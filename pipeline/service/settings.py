@@ -99,8 +99,13 @@ class ServiceSettings(StateSettings):
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers run the jobs",
+        description="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler whose workers run the jobs",
     )
+    scheduler_ca: _Folder | None = Field(
+        None, description="PEM file that vouches for a tls:// scheduler and its workers"
+    )
+    scheduler_cert: _Folder | None = Field(None, description="PEM file with the certificate shown to them")
+    scheduler_key: _Folder | None = Field(None, description="PEM file with that certificate's private key")
     device: str = Field("auto", pattern=DEVICE, description="device of the workers of this machine")
     workers: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="worker processes on the CPU; by default one if there is no GPU"
@@ -117,6 +122,10 @@ class ServiceSettings(StateSettings):
     tokens_file: _Folder | None = Field(
         None, description="file of the users' tokens: lines that `millrace token` prints"
     )
+    tls_cert: _Folder | None = Field(
+        None, description="PEM file with the service's certificate and its chain: it then speaks HTTPS"
+    )
+    tls_key: _Folder | None = Field(None, description="PEM file with the certificate's private key, unencrypted")
     trusted_proxies: Annotated[list[str], BeforeValidator(_networks)] = Field(
         [], description="addresses or networks of reverse proxies whose headers are believed, separated by commas"
     )
@@ -176,6 +185,8 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
     settings, sources = merged(ServiceSettings, flags, file)
     if settings.proxy_user_header is not None and not settings.trusted_proxies:
         raise ParameterError("proxy_user_header: set trusted_proxies too: only their headers are believed")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ParameterError("tls_cert and tls_key: set both, or neither")
     if not settings.on_loopback and settings.is_open_to_all:
         raise ParameterError(f"host {settings.host} is open to others: set a tokens_file, or listen on 127.0.0.1")
     return InForce(settings=settings, sources=sources)
