@@ -2,7 +2,7 @@
 
 A thread of its own writes: no request waits for the disk. An entry is in the file at once, so that it survives a kill,
 and on disk a second later, so that a power cut costs at most that second. If the disk is full, entries are lost and
-counted, and the first entry that fits again tells how many.
+counted; a line in the log states their number once it can be written again.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AuditLog:
                 self._is_failing = False
             except OSError as error:
                 if not self._is_failing:
-                    LOG.error("audit_log %s: %s; entries are lost until that is mended", self._path, error.strerror)
+                    LOG.error("audit_log %s: %s; entries are lost until this is fixed", self._path, error.strerror)
                     self._is_failing = True
                 self._count_lost(len(entries) - number)
                 return number > 0

@@ -22,7 +22,7 @@ def check_certificate(settings: ServiceSettings) -> None:
 
 
 def warn_if_plain(settings: ServiceSettings) -> None:
-    """Says what others on the network can read."""
+    """Logs a warning if tokens and data cross a network unencrypted."""
     if settings.tls_cert is None and not settings.on_loopback and not settings.trusted_proxies:
         LOG.warning(
             "host %s: tokens and data cross the network unencrypted; set tls_cert and tls_key, or listen on 127.0.0.1 "

@@ -127,7 +127,7 @@ def test_a_full_disk_loses_entries_and_counts_them(opened, path, monkeypatch, ca
     assert [entry["what"] for entry in found] == ["kept", "entries lost", "again"]
     assert found[1]["count"] == 2
     assert [record.getMessage() for record in caplog.records] == [
-        f"audit_log {path}: No space left on device; entries are lost until that is mended"
+        f"audit_log {path}: No space left on device; entries are lost until this is fixed"
     ]
 
 
