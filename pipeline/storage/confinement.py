@@ -11,6 +11,7 @@ one, as in `millrace run`, files are opened as usual. Hard links and mounts are 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -190,8 +191,10 @@ class Subfolders:
                 os.close(descriptor)
 
 
-def put_within(folders: Subfolders, name: str, buffers: Sequence[Any], unfinished: str) -> None:
+def put_within(folders: Subfolders, name: str, buffers: Sequence[Any] | Iterator[Any], unfinished: str) -> None:
     """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
+
+    Those of an iterator are written one by one, so that they may be of the same memory.
 
     Missing folders on the way are created. The file is either old or new, never partial, even if the process is killed.
 
@@ -207,8 +210,10 @@ def put_within(folders: Subfolders, name: str, buffers: Sequence[Any], unfinishe
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(temporary, flags, 0o666, dir_fd=begun)
     try:
-        for first in range(0, len(buffers), _WRITTEN_AT_ONCE):
-            _write_all(descriptor, [memoryview(each).cast("B") for each in buffers[first : first + _WRITTEN_AT_ONCE]])
+        at_once = 1 if isinstance(buffers, Iterator) else _WRITTEN_AT_ONCE
+        left = iter(buffers)
+        while some := [memoryview(each).cast("B") for each in itertools.islice(left, at_once)]:
+            _write_all(descriptor, some)
     finally:
         os.close(descriptor)
     os.replace(temporary, last, src_dir_fd=begun, dst_dir_fd=ended)

@@ -33,6 +33,7 @@ from pipeline.service.store import Store
 from pipeline.stopping import Stopped
 from tests.images import names_in, read_image
 from tests.pipeline.service.live import WAIT_S, live_service
+from tests.pipeline.workloads.packages import BUILT_IN
 
 
 class Gate:
@@ -748,7 +749,7 @@ def test_bash_completes_commands_workloads_and_options():
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         "submit",
-        "coulomb maximum median minimum mri percentile smooth",
+        " ".join(BUILT_IN),
         "--size --sigma",
         "running",
     ]
