@@ -184,7 +184,7 @@ def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeyp
     answering(monkeypatch, untrusted)
     with (
         Client("https://gpu-node") as client,
-        pytest.raises(ServiceError, match="set SSL_CERT_FILE to the cert") as caught,
+        pytest.raises(ServiceError, match="set MILLRACE_CA_FILE to the cert") as caught,
     ):
         client.workloads()
     assert "millrace serve" not in str(caught.value)
