@@ -74,6 +74,7 @@ def _setting_options(*names: str) -> list[click.Option]:
 _METAVARS = {
     "device": "DEVICE", "memory": "SIZE", "chunk_bytes": "SIZE", "threads": "N", "workers": "N",
     "scheduler": "ADDRESS", "overlap": "N", "metrics_port": "PORT",
+    "scheduler_ca": "FILE", "scheduler_cert": "FILE", "scheduler_key": "FILE",
 }  # fmt: skip
 _CONFIG = click.Option(
     ["--config"], type=FILE_PATH, metavar="FILE", help="TOML file with settings: device, memory, workers, threads …"
@@ -89,7 +90,8 @@ _METRICS_PORT = click.Option(
     ["--metrics-port"],
     help="port for the first worker's Prometheus metrics, the next for the second's, … [default: any free ports]",
 )
-_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _CONFIG, _METRICS_PORT, _DRAIN]
+_CERTIFICATES = _setting_options("scheduler_ca", "scheduler_cert", "scheduler_key")
+_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), *_CERTIFICATES, _CONFIG, _METRICS_PORT, _DRAIN]
 
 
 @click.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
@@ -99,6 +101,7 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
     By default one process for each GPU, or one on the CPU if there is no GPU. SIGTERM and SIGUSR1 drain: current
     chunks are finished and kept, other workers do the rest.
     """
+    from pipeline.cluster.dask.tls import use_certificates
     from pipeline.cluster.dask.worker_processes import serve_workers
     from pipeline.cluster.executor import worker_specs
 
@@ -106,6 +109,7 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
         settings = load_settings({**flags, "scheduler": scheduler}, file=config)
     except ParameterError as error:
         raise ParameterError(str(error).replace("--scheduler:", "SCHEDULER:")) from error
+    use_certificates(settings)
     serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
 
 
@@ -125,6 +129,7 @@ def run_options() -> dict[str, list[click.Option]]:
         ],
         "Advanced": [
             *_setting_options("chunk_bytes", "threads", "overlap", "metrics_port"),
+            *_CERTIFICATES,
             _CONFIG,
             click.Option(
                 ["--checksum"], is_flag=True, help="put the input's SHA-256 in the receipt, even if it is large"

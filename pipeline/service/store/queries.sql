@@ -79,7 +79,7 @@ ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - share
 LIMIT 1;
 
 -- name: active_of_group
-SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state IN ('queued', 'planning', 'running', 'publishing');
 
 -- name: active_of_owner
 SELECT COUNT(*) FROM jobs WHERE owner = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');

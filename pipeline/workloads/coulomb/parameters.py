@@ -284,6 +284,7 @@ class CoulombParameters(Parameters):
             dielectric=_scheme_with(self.dielectric)[0],
             exclude_radius_angstrom=self.exclude_radius,
             smear_per_angstrom=self.smear,
+            free=self.scheme == "full",
         )
 
     @property
