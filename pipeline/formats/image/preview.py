@@ -63,7 +63,7 @@ def _step(header: ImageHeader, longest_side: int) -> int:
 
 
 def _shown_channels(header: ImageHeader) -> list[Channel]:
-    """The declared channels that are shown, each with the colour in which it is."""
+    """The declared channels of the picture, with their colours there."""
     count = header.shape[header.axes.index("C")] if "C" in header.axes else 1
     known = header.calibration.channels or (Channel(),) * count
     if "S" in header.axes or count == 1:

@@ -27,7 +27,7 @@ def marked(pixels: NDArray[np.uint8], known: Calibration, step: int, channels: S
     """The picture (rows × columns, or × 1 to 4 samples) with its marks, as far as there is room for them.
 
     step     : pixels of the image along each side of one of the picture
-    channels : those shown, in the colours in which they are shown
+    channels : those of the picture, with their colours there
     """
     names = [channel for channel in channels if channel.name]
     bar = scale_bar(known, step, pixels.shape[1])

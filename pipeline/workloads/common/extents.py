@@ -31,7 +31,9 @@ def _or_text(value: Any, handler: Callable[[Any], Any]) -> Any:
     if found is None or not (found["letter"] or found["unit"]):
         return handler(value)
     if found["unit"] and unit_named(found["unit"]) is None:
-        raise ValueError(f"'{value}': {found['unit']} is no unit of length; there are nm, um, mm, cm, m, in and others")
+        raise ValueError(
+            f"'{value}': {found['unit']} is not a unit of length; there are nm, um, mm, cm, m, in and others"
+        )
     if not found["unit"]:
         handler(found["number"])
     return value.strip()

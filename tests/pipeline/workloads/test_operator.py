@@ -342,7 +342,8 @@ def test_no_parameter_hides_an_option_of_the_commands():
     from pipeline.cli import client, local
     from pipeline.workloads.operator.parameters import RESERVED
 
-    names = {option.name for option in [*local.run_options(), *client.submit_options()]}
+    sections = [*local.run_options().values(), client.submit_options()]
+    names = {option.name for options in sections for option in options}
     assert names <= RESERVED
 
 

@@ -43,7 +43,7 @@ class Calibration:
     channels: tuple[Channel, ...] = ()
 
     def facts(self, axes: str) -> dict[str, str]:
-        """What is known of an image of these axes: a short key, and words for people."""
+        """The known facts of an image with these axes: a short key, and words for people."""
         colours = any(channel.colour for channel in self.channels)
         known = {
             "plane": ("pixel size", "Y" in self.steps or "X" in self.steps),
