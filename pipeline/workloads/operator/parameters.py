@@ -15,7 +15,7 @@ from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
 RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "checksum", "resume", "dry_run", "json"} | {
-    "no_clobber",
+    "no_clobber", "group",
     "as_json", "quiet", "help", "priority", "after", "array", "key", "wait", "timeout",
 }  # fmt: skip
 
