@@ -129,6 +129,8 @@ def job_view(stored: StoredJob) -> JobView:
         index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
         chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
         started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+        preemptions=job.preemptions, throttle=asked.throttle, limits=asked.limits, estimate=stored.estimate,
+        used=stored.used,
     )  # fmt: skip
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline import metrics
 from pipeline.api_models import TERMINAL, State
@@ -50,12 +51,15 @@ class DependencyForgotten(ParameterError):
 class Store:
     """The jobs of one state folder. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, webhook: str | None = None) -> None:
         """Opens or creates the database, and brings it to the newest version.
+
+        webhook : a URL that is told of every job that ends, besides the job's own
 
         Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
         self.path = path
+        self._webhook = webhook
         self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
         try:
@@ -104,7 +108,7 @@ class Store:
             self._check_room()
             if most_of_an_owner is not None:
                 _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
-            befores = frozenset().union(*(each.after for each in new))
+            befores = frozenset().union(*(each.after | each.after_any for each in new))
             states = {before: transaction.job(before).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
             if key is not None:
@@ -125,6 +129,9 @@ class Store:
                 owner = transaction.execute("add_device_seconds", **values).fetchone()
                 if owner is not None:
                     transaction.execute("add_share", **values, owner=owner["owner"], at=now)
+            if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
+                taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
+                transaction.execute("note_memory", id=job, **taken)
             return transaction.apply(job, event, facts)
 
     def retry(self, job: str, *, now: float) -> Outcome:
@@ -138,8 +145,8 @@ class Store:
             using = transaction.writer(asked)
             if using is not None and using["id"] != job:
                 raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
-            waiting = transaction.waiting_for(job)
-            result = transaction.apply(job, RetryRequested(waiting))
+            waiting, waiting_for_end = transaction.waiting_for(job)
+            result = transaction.apply(job, RetryRequested(waiting, waiting_for_end))
             for after in sorted(waiting):
                 try:
                     state = transaction.job(after).job.state
@@ -165,6 +172,18 @@ class Store:
             claimed = transaction.job(found["id"])
         metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
         return claimed
+
+    def most_urgent(self, *, now: float, owner_cap: int) -> int | None:
+        """The priority of the job that `claim` would give; None if there is none."""
+        with self._read() as reading:
+            found = reading.execute("claimable", cap=owner_cap, now=now).fetchone()
+            return None if found is None else int(found["priority"])
+
+    def note_estimate(self, job: str, estimate: Mapping[str, Any], work: int, *, now: float) -> None:
+        """Notes what the job will take by its plan."""
+        with self._write(now) as transaction:
+            transaction.execute("note_estimate", id=job, work=work, estimate=json.dumps(estimate))
+            transaction.changed.add(job)
 
     def renew(self, runner: str, at_work: Sequence[str], *, now: float, lease_s: float) -> None:
         """Extends the leases of the jobs that the runner is working on."""
@@ -232,7 +251,7 @@ class Store:
         """The newest first."""
         with self._read() as reading:
             rows = reading.execute("list_jobs", **asdict(wanted), limit=limit).fetchall()
-        return [stored(row, frozenset()) for row in rows]
+        return [stored(row, frozenset(), frozenset()) for row in rows]
 
     def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
         """`list_jobs` as a JSON list of `JobView`, built by SQLite; and `before` of the next page, if any."""
@@ -296,7 +315,7 @@ class Store:
     def _write(self, now: float) -> Iterator[Transaction]:
         """One transaction; once it is on disk, listeners of the changed jobs are woken."""
         with storing(self.path), self._database.writing() as connection:
-            transaction = Transaction(connection, self.path, now)
+            transaction = Transaction(connection, self.path, now, self._webhook)
             yield transaction
         for each in transaction.ended:
             each.count()

@@ -1,13 +1,14 @@
 -- Every statement of the store by name; {name} includes another statement.
 
 -- name: add_job
-INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
-                  attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
-VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
-        0, 0, NULL, 0, NULL, :story, :at, :at);
+INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, throttle,
+                  limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story, submitted_at,
+                  changed_at)
+VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :throttle,
+        :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
-INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);
+INSERT INTO dependencies (job, after, state, any_end) VALUES (:job, :after, :state, :any_end);
 
 -- name: add_request
 INSERT INTO requests (owner, key, body_sha256, jobs, at) VALUES (:owner, :key, :body_sha256, :jobs, :at);
@@ -22,7 +23,7 @@ DELETE FROM requests WHERE at < :before;
 SELECT * FROM jobs WHERE id = :id;
 
 -- name: waiting_for
-SELECT after FROM dependencies WHERE job = :job AND state = 'waiting';
+SELECT after, any_end FROM dependencies WHERE job = :job AND state = 'waiting';
 
 -- name: dependents
 SELECT job FROM dependencies WHERE after = :after ORDER BY job;
@@ -31,15 +32,36 @@ SELECT job FROM dependencies WHERE after = :after ORDER BY job;
 -- Also for jobs that are cancelled or failed: a retry finds it, even if the dependency is forgotten by then.
 UPDATE dependencies SET state = 'succeeded' WHERE after = :after;
 
+-- name: dependency_ended
+UPDATE dependencies SET state = 'succeeded' WHERE after = :after AND any_end;
+
 -- name: change_job
 -- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.
-UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths, cancelling = :cancelling,
-    chunks = :chunks, chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
-    finished_at = :finished_at, runner = :runner, lease_until = :lease_until, receipt = :receipt
+UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths,
+    preemptions = :preemptions, cancelling = :cancelling, chunks = :chunks, chunks_done = :chunks_done, error = :error,
+    story = :story, changed_at = :at, started_at = :started_at, finished_at = :finished_at, runner = :runner,
+    lease_until = :lease_until, receipt = :receipt, run_seconds = IIF(:again, 0, run_seconds)
 WHERE id = :id AND epoch = :read_epoch;
 
 -- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id RETURNING owner;
+UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :seconds
+WHERE id = :id RETURNING owner;
+
+-- name: note_memory
+UPDATE jobs SET memory_bytes = MAX(COALESCE(memory_bytes, 0), COALESCE(:memory_bytes, memory_bytes)),
+    gpu_memory_bytes = MAX(COALESCE(gpu_memory_bytes, 0), COALESCE(:gpu_memory_bytes, gpu_memory_bytes))
+WHERE id = :id;
+
+-- name: note_estimate
+-- Seconds by the work of earlier jobs of the workload.
+UPDATE jobs SET work = :work, estimate = json_set(
+    :estimate, '$.seconds', (SELECT :work * seconds / work FROM rates WHERE workload = jobs.workload AND work > 0))
+WHERE id = :id;
+
+-- name: add_rate
+INSERT INTO rates (workload, work, seconds)
+SELECT workload, work, run_seconds FROM jobs WHERE id = :id AND work > 0 AND run_seconds > 0
+ON CONFLICT (workload) DO UPDATE SET work = 0.9 * work + excluded.work, seconds = 0.9 * seconds + excluded.seconds;
 
 -- name: renew_leases
 UPDATE jobs SET lease_until = :until
@@ -63,20 +85,29 @@ WITH RECURSIVE owners (owner) AS (
   FROM owners WHERE owner IS NOT NULL
 ), busy AS (
   SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
-), heads (number) AS (
+), {full_arrays}, heads (number) AS (
   SELECT (
     SELECT number FROM jobs
     WHERE state = 'queued' AND owner = owners.owner
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+      AND (throttle IS NULL OR array_id NOT IN full_arrays)
     ORDER BY priority DESC, number LIMIT 1
   )
   FROM owners LEFT JOIN busy ON busy.owner = owners.owner
   WHERE COALESCE(busy.jobs, 0) < :cap
 )
-SELECT jobs.id, jobs.epoch, jobs.changed_at
+SELECT jobs.id, jobs.epoch, jobs.changed_at, jobs.priority
 FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.owner = jobs.owner
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
+
+-- name: full_arrays
+-- Arrays of which as many jobs run as may at the same time.
+full_arrays AS (
+  SELECT array_id FROM jobs INDEXED BY jobs_by_active_array
+  WHERE throttle IS NOT NULL AND state IN ('planning', 'running', 'publishing')
+  GROUP BY array_id HAVING COUNT(*) >= MIN(throttle)
+)
 
 -- name: active_of_owner
 SELECT COUNT(*) FROM jobs WHERE owner = :owner AND state NOT IN ('succeeded', 'failed', 'cancelled');
@@ -110,24 +141,32 @@ ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
-SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
-    attempts, deaths, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
-    device_seconds, runner, lease_until, NULL AS receipt
+SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, throttle, limits,
+    webhook, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error, '[]' AS story,
+    submitted_at, changed_at, started_at, finished_at, device_seconds, estimate, run_seconds, memory_bytes,
+    gpu_memory_bytes, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
--- The fields of api_models.JobView as one JSON list: ten times as fast as row by row.
-SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
+-- A JSON list of views: ten times as fast as row by row.
+SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array({view}) AS jobs
+FROM (
+  SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
+      cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, preemptions, throttle,
+      limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes
+  FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
+);
+
+-- name: view
+-- The fields of api_models.JobView.
+json_object(
     'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
     'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
     'cancelling', json(iif(cancelling, 'true', 'false')), 'attempts', attempts, 'chunks', chunks,
     'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
-    'finished_at', finished_at, 'device_seconds', device_seconds)) AS jobs
-FROM (
-  SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
-      cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds
-  FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
-);
+    'finished_at', finished_at, 'device_seconds', device_seconds, 'preemptions', preemptions, 'throttle', throttle,
+    'limits', json(limits), 'estimate', json(estimate), 'used', json_object(
+        'seconds', run_seconds, 'memory_bytes', memory_bytes, 'gpu_memory_bytes', gpu_memory_bytes))
 
 -- name: lately_cancelled
 SELECT id FROM jobs
@@ -160,9 +199,11 @@ DELETE FROM jobs WHERE id IN (
 SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
 
 -- name: oldest_queued
+WITH {full_arrays}
 SELECT MIN(changed_at) FROM (
   SELECT changed_at FROM jobs INDEXED BY jobs_by_wait
   WHERE state = 'queued' AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+    AND (throttle IS NULL OR array_id NOT IN full_arrays)
   ORDER BY changed_at LIMIT 1
 );
 
@@ -178,3 +219,20 @@ SELECT number, at, kind, message FROM events WHERE job = :job AND number > :afte
 -- name: output_in_use
 SELECT id, state FROM jobs
 WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: add_delivery
+INSERT INTO deliveries (id, job, url, body, at, due)
+SELECT :id, id, :url, json_object('type', 'job.' || state, 'timestamp', :stamp, 'data', {view}), :at, :at
+FROM jobs WHERE id = :job;
+
+-- name: due_deliveries
+SELECT id, job, url, body, tries, at FROM deliveries WHERE due <= :now ORDER BY due LIMIT :most;
+
+-- name: next_delivery
+SELECT MIN(due) FROM deliveries;
+
+-- name: put_off_delivery
+UPDATE deliveries SET tries = tries + 1, due = :due WHERE id = :id;
+
+-- name: forget_delivery
+DELETE FROM deliveries WHERE id = :id;

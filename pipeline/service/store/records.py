@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import State
+from pipeline.api_models import NO_LIMITS, Estimate, JobLimits, State, Used
 from pipeline.service.jobs import Job
 
 
@@ -17,8 +17,11 @@ from pipeline.service.jobs import Job
 class NewJob:
     """A submitted job.
 
-    after   : ids of jobs that have to succeed first
-    written : the output's resolved path, which identifies the file; None: `output`
+    after     : ids of jobs that have to succeed first
+    after_any : ids of jobs that have to end first, however they do
+    throttle  : how many jobs of its array may run at the same time; None: any number
+    webhook   : a URL that is told when it ends
+    written   : the output's resolved path, which identifies the file; None: `output`
     """
 
     owner: str
@@ -28,6 +31,10 @@ class NewJob:
     parameters: Mapping[str, Any]
     priority: int = 0
     after: frozenset[str] = frozenset()
+    after_any: frozenset[str] = frozenset()
+    limits: JobLimits = NO_LIMITS
+    throttle: int | None = None
+    webhook: str | None = None
     array_id: str | None = None
     array_index: int | None = None
     written: str | None = None
@@ -48,6 +55,8 @@ class StoredJob:
     runner: str | None
     lease_until: float | None
     receipt: Mapping[str, Any] | None
+    estimate: Estimate | None
+    used: Used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +80,23 @@ class StoredEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Data stored with an event: the claiming runner and its lease, the receipt, the device time of the ended run."""
+    """Data stored with an event.
+
+    runner, lease_until : of a claim
+    receipt             : of the result
+    device_seconds      : of the run that has ended
+    estimate, work      : of the plan, without its seconds; its work in the workload's unit
+    memory_bytes, gpu_memory_bytes : the most that the run took
+    """
 
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
     device_seconds: float = 0.0
+    estimate: Mapping[str, Any] | None = None
+    work: int = 0
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
 
 
 NO_FACTS = Facts()
@@ -101,16 +121,18 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
-    """A row as a record; `waiting_for` comes from another table."""
+def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: frozenset[str]) -> StoredJob:
+    """A row as a record; the dependencies come from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"], written=row["written"],
+        array_index=row["array_index"], written=row["written"], throttle=row["throttle"], webhook=row["webhook"],
+        limits=JobLimits.model_validate_json(row["limits"]),
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
-        deaths=row["deaths"], waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
+        deaths=row["deaths"], preemptions=row["preemptions"], waiting_for=waiting_for,
+        waiting_for_end=waiting_for_end, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
         chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
     )  # fmt: skip
     facts = (
@@ -124,4 +146,8 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
         "lease_until",
     )
     receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    return StoredJob(asked=asked, job=job, receipt=receipt, **{name: row[name] for name in facts})
+    estimate = Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None
+    used = Used(seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"])
+    return StoredJob(
+        asked=asked, job=job, receipt=receipt, estimate=estimate, used=used, **{name: row[name] for name in facts}
+    )

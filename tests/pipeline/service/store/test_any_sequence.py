@@ -24,6 +24,7 @@ from pipeline.service.jobs import (
     IllegalTransition,
     LeaseLost,
     Planned,
+    Preempted,
     Progressed,
     Published,
     Recut,
@@ -45,7 +46,7 @@ QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0
 WHICH = st.integers(0, 11)  # of the jobs there are
 UNSEEN = ("new", "messages", "planned")
-ENDS = ("failed", "a worker died", "stopped", "lease lost")
+ENDS = ("failed", "a worker died", "stopped", "preempted", "lease lost")
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Known:
     state: State = QUEUED
     epoch: int = 0
     attempts: int = 0
+    preemptions: int = 0
     cancelling: bool = False
     chunks: int | None = None
     chunks_done: int = 0
@@ -82,7 +84,7 @@ class Jobs(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.path, self.server, self.now, self.moment = self.folder / "jobs.sqlite", 0, 1000.0, 0
         self.jobs: dict[str, Known] = {}
-        self.succeeded, self.untold = set(), []
+        self.succeeded, self.ended, self.untold = set(), set(), []
         self.shares: dict[str, tuple[float, float]] = {}
         self.accepted = 0
         self.woken, self.changed = set(), set()
@@ -113,8 +115,20 @@ class Jobs(RuleBasedStateMachine):
     def waiting_for(self, job):
         return job.new.after - self.succeeded
 
+    def waiting_for_end(self, job):
+        return job.new.after_any - job.new.after - self.ended
+
     def ready(self, job):
-        return job.state is QUEUED and not self.waiting_for(job)
+        return (
+            job.state is QUEUED and not self.waiting_for(job) and not self.waiting_for_end(job) and self.has_turn(job)
+        )
+
+    def has_turn(self, job):
+        """Whether fewer jobs of its array run than may."""
+        running = [
+            each for each in self.jobs.values() if each.state in ACTIVE and each.new.array_id == job.new.array_id
+        ]
+        return job.new.throttle is None or len(running) < job.new.throttle
 
     def writers(self, job):
         return [each for each in self.jobs.values() if each.new.output == job.new.output and each.state not in TERMINAL]
@@ -134,6 +148,12 @@ class Jobs(RuleBasedStateMachine):
         if state not in ACTIVE:
             job.runner = job.lease_until = None
         job.messages.append(f"{state}: {job.error}" if job.error else str(state))
+        if state in TERMINAL:
+            waiting = [each for each in self.jobs.values() if job.id in self.waiting_for_end(each)]
+            self.ended.add(job.id)
+            for each in waiting:
+                if each.state is QUEUED:
+                    self.change(each)
         if state is SUCCEEDED:
             waiting = [each for each in self.jobs.values() if job.id in self.waiting_for(each)]
             self.succeeded.add(job.id)
@@ -167,14 +187,18 @@ class Jobs(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         outputs=st.lists(st.integers(0, 5), min_size=1, max_size=3),
         after=st.sets(WHICH, max_size=2),
+        after_any=st.sets(WHICH, max_size=2),
+        throttle=st.sampled_from([None, 1, 2]),
     )
-    def submit(self, owner, priority, outputs, after):
+    def submit(self, owner, priority, outputs, after, after_any, throttle):
         self.tick()
-        befores = sorted({self.one(which).id for which in after} if self.jobs else ())
+        befores, any_befores = (sorted({self.one(each).id for each in which} if self.jobs else ())
+                                for which in (after, after_any))  # fmt: skip
         array = f"array-{self.now}" if len(outputs) > 1 else None
+        queue = {"after_any": frozenset(any_befores), "throttle": throttle if array else None}
         new = [
             NewJob(owner=owner, workload="smooth", input="in.npy", output=f"{number}.npy", parameters={"size": "3"},
-                   priority=priority, after=frozenset(befores), array_id=array, array_index=array and index)
+                   priority=priority, after=frozenset(befores), array_id=array, array_index=array and index, **queue)
             for index, number in enumerate(outputs)
         ]  # fmt: skip
         bad = [self.jobs[each] for each in befores if self.jobs[each].state in (FAILED, CANCELLED)]
@@ -229,7 +253,7 @@ class Jobs(RuleBasedStateMachine):
             return
         after, actions = self.store.retry(job.id, now=self.now)
         bad = [self.jobs[each] for each in sorted(self.waiting_for(job)) if self.jobs[each].state in TERMINAL]
-        self.change(job, QUEUED, attempts=0, error=None)
+        self.change(job, QUEUED, attempts=0, preemptions=0, error=None)
         if bad:
             self.doom(job, bad[0])
         assert (after.state, actions) == (job.state, ())
@@ -244,6 +268,7 @@ class Jobs(RuleBasedStateMachine):
         found = self.store.claim(str(self.server), now=self.now, lease_s=LEASE_S, owner_cap=cap)
         if not ready:
             assert found is None
+            assert self.store.most_urgent(now=self.now, owner_cap=cap) is None
             return
         job = min(ready, key=lambda job: (-job.new.priority, self.usage(job.new.owner), job.number))
         assert found.job.id == job.id
@@ -283,15 +308,18 @@ class Jobs(RuleBasedStateMachine):
     def end(self, which, how, seconds):
         self.tick()
         job = self.one(which, ACTIVE)
-        event = {"stopped": Stopped(job.epoch), "lease lost": LeaseLost(job.epoch)}.get(how) or Failed(
-            job.epoch, how, transient=how != "failed"
-        )
+        event = {
+            "stopped": Stopped(job.epoch),
+            "preempted": Preempted(job.epoch),
+            "lease lost": LeaseLost(job.epoch),
+        }.get(how) or Failed(job.epoch, how, transient=how != "failed")
         _, actions = self.store.apply(job.id, event, now=self.now, facts=Facts(device_seconds=float(seconds)))
         if seconds:
             job.device_seconds += seconds
             self.shares[job.new.owner] = (self.usage(job.new.owner) + seconds, self.now)
         assert actions == ((Discard(),) if job.cancelling else ())
         if job.cancelling or not isinstance(event, Failed):
+            job.preemptions += isinstance(event, Preempted) and not job.cancelling
             self.stop(job)
         else:
             again = event.transient and job.attempts < MOST_ATTEMPTS
@@ -349,7 +377,8 @@ class Jobs(RuleBasedStateMachine):
     @rule(keep_s=st.sampled_from([0.0, 20.0]))
     def prune(self, keep_s):
         self.tick()
-        needed = {each for job in self.jobs.values() if job.state not in TERMINAL for each in job.new.after}
+        unfinished = [job.new for job in self.jobs.values() if job.state not in TERMINAL]
+        needed = {each for new in unfinished for each in new.after | new.after_any}
         forgotten = {
             job.id
             for job in self.jobs.values()
@@ -373,8 +402,9 @@ class Jobs(RuleBasedStateMachine):
         for name in self.changed:
             found, job = self.store.job(name), self.jobs[name]
             assert as_seen(found) == job.seen()
-            assert found.job.waiting_for == self.waiting_for(job)
-            assert found.asked == replace(job.new, after=frozenset())
+            waiting = self.waiting_for(job), self.waiting_for_end(job)
+            assert (found.job.waiting_for, found.job.waiting_for_end) == waiting
+            assert found.asked == replace(job.new, after=frozenset(), after_any=frozenset())
             assert [event.message for event in self.store.events(name)] == job.messages
 
     @invariant()
