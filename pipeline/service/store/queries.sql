@@ -79,16 +79,18 @@ SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') 
 -- By priority, then the owner's device use, least first, then order of submission; owners at their cap wait.
 -- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
-  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued'
+  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0
   UNION ALL
-  SELECT (SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND owner > owners.owner)
+  SELECT (
+    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND owner > owners.owner
+  )
   FROM owners WHERE owner IS NOT NULL
 ), busy AS (
   SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
 ), {full_arrays}, heads (number) AS (
   SELECT (
-    SELECT number FROM jobs
-    WHERE state = 'queued' AND owner = owners.owner
+    SELECT number FROM jobs INDEXED BY jobs_by_turn
+    WHERE state = 'queued' AND held = 0 AND owner = owners.owner
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
       AND (throttle IS NULL OR array_id NOT IN full_arrays)
     ORDER BY priority DESC, number LIMIT 1

@@ -45,7 +45,7 @@ from pipeline.service.store import (
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0
 WHICH = st.integers(0, 11)  # of the jobs there are
-UNSEEN = ("new", "messages", "planned")
+UNSEEN = ("new", "messages", "planned", "unmet")
 ENDS = ("failed", "a worker died", "stopped", "preempted", "lease lost")
 
 
@@ -72,6 +72,7 @@ class Known:
     lease_until: float | None = None
     receipt: dict | None = None
     messages: list[str] = field(default_factory=lambda: ["queued"])
+    unmet: set[str] = field(default_factory=set)  # jobs that have to end first
     planned: int = 0  # the moment of its last claim
 
     def seen(self):
@@ -84,7 +85,7 @@ class Jobs(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.path, self.server, self.now, self.moment = self.folder / "jobs.sqlite", 0, 1000.0, 0
         self.jobs: dict[str, Known] = {}
-        self.succeeded, self.ended, self.untold = set(), set(), []
+        self.succeeded, self.untold = set(), []
         self.shares: dict[str, tuple[float, float]] = {}
         self.accepted = 0
         self.woken, self.changed = set(), set()
@@ -115,13 +116,8 @@ class Jobs(RuleBasedStateMachine):
     def waiting_for(self, job):
         return job.new.after - self.succeeded
 
-    def waiting_for_end(self, job):
-        return job.new.after_any - job.new.after - self.ended
-
     def ready(self, job):
-        return (
-            job.state is QUEUED and not self.waiting_for(job) and not self.waiting_for_end(job) and self.has_turn(job)
-        )
+        return job.state is QUEUED and not self.waiting_for(job) and not job.unmet and self.has_turn(job)
 
     def has_turn(self, job):
         """Whether fewer jobs of its array run than may."""
@@ -149,11 +145,11 @@ class Jobs(RuleBasedStateMachine):
             job.runner = job.lease_until = None
         job.messages.append(f"{state}: {job.error}" if job.error else str(state))
         if state in TERMINAL:
-            waiting = [each for each in self.jobs.values() if job.id in self.waiting_for_end(each)]
-            self.ended.add(job.id)
-            for each in waiting:
-                if each.state is QUEUED:
-                    self.change(each)
+            for each in self.jobs.values():
+                if job.id in each.unmet:
+                    each.unmet.discard(job.id)
+                    if each.state is QUEUED:
+                        self.change(each)
         if state is SUCCEEDED:
             waiting = [each for each in self.jobs.values() if job.id in self.waiting_for(each)]
             self.succeeded.add(job.id)
@@ -210,7 +206,8 @@ class Jobs(RuleBasedStateMachine):
             return
         for each, job in zip(new, self.store.accept(new, now=self.now), strict=True):
             self.accepted = max(self.accepted, self.store.job(job).number - 1) + 1
-            self.jobs[job] = Known(job, self.accepted, each, self.now)
+            unmet = {each for each in set(any_befores) - set(befores) if self.jobs[each].state not in TERMINAL}
+            self.jobs[job] = Known(job, self.accepted, each, self.now, unmet=unmet)
             self.changed.add(job)
             if bad:
                 self.doom(self.jobs[job], bad[0])
@@ -402,7 +399,7 @@ class Jobs(RuleBasedStateMachine):
         for name in self.changed:
             found, job = self.store.job(name), self.jobs[name]
             assert as_seen(found) == job.seen()
-            waiting = self.waiting_for(job), self.waiting_for_end(job)
+            waiting = self.waiting_for(job), job.unmet
             assert (found.job.waiting_for, found.job.waiting_for_end) == waiting
             assert found.asked == replace(job.new, after=frozenset(), after_any=frozenset())
             assert [event.message for event in self.store.events(name)] == job.messages
