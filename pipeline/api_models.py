@@ -74,6 +74,7 @@ class JobView(BaseModel):
     id: str
     number: int
     owner: str
+    group: str
     workload: str
     input: str
     output: str
@@ -91,6 +92,7 @@ class JobView(BaseModel):
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool
     preemptions: int
     throttle: int | None
     limits: JobLimits

@@ -27,9 +27,9 @@ def make_app(service: Service) -> FastAPI:
     )  # fmt: skip
     install(app)
     app.add_middleware(RecentAnswers)  # within the gate
-    app.add_middleware(Gate, loopback_alone=service.settings.on_loopback and service.settings.tokens_file is None)
+    app.add_middleware(Gate, loopback_alone=service.settings.is_open_to_all, proxies=service.proxies)
     app.state.service = service
     app.include_router(v1)
     app.include_router(probes)
-    add_pages(app, service)
+    add_pages(app)
     return app

@@ -153,7 +153,7 @@ class Runner:
         receipt, found = None, self._store.job(job)
         if found.job.state is State.PUBLISHING:
             with suppress(MillraceError):
-                receipt = finished_before(self._roots.writable(found.asked.output), job)
+                receipt = finished_before(self._roots.of(found.asked.group).writable(found.asked.output), job)
         if receipt is not None:  # the result is published, which is too late for a cancellation
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
@@ -287,7 +287,7 @@ class Runner:
         run = Run(
             claimed=claimed,
             executor=self._executor,
-            roots=self._roots,
+            roots=self._roots.of(claimed.asked.group),
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             processes=self._processes,

@@ -87,6 +87,11 @@ class Submission(BaseModel):
         None, max_length=1000, examples=["https://hooks.example.org/millrace"],
         description="an address that is told when the job ends, at one of the hosts that the service allows",
     )  # fmt: skip
+    group: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._@-]{0,64}$",
+        description="one of your groups, whose users see the job; by default your first",
+    )
 
     @model_validator(mode="after")
     def _fits_an_array(self) -> Self:
@@ -116,19 +121,19 @@ class Submission(BaseModel):
         found = _RANGE.fullmatch(self.array or "")
         return None if found is None or found[3] is None else int(found[3])
 
-    def jobs(self, owner: str, array_id: str) -> list[NewJob]:
+    def jobs(self, owner: str, group: str, array_id: str) -> list[NewJob]:
         """The jobs to create."""
         numbers = self.numbers()
         if numbers is None:
-            return [self._job(owner, None, None)]
-        return [self._job(owner, array_id, number) for number in numbers]
+            return [self._job(owner, group, None, None)]
+        return [self._job(owner, group, array_id, number) for number in numbers]
 
-    def _job(self, owner: str, array_id: str | None, number: int | None) -> NewJob:
+    def _job(self, owner: str, group: str, array_id: str | None, number: int | None) -> NewJob:
         def filled(value: Any) -> Any:
             return value.replace(INDEX, str(number)) if isinstance(value, str) and number is not None else value
 
         return NewJob(
-            owner=owner, workload=self.workload, input=filled(self.input), output=filled(self.output),
+            owner=owner, group=group, workload=self.workload, input=filled(self.input), output=filled(self.output),
             parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
             after=frozenset(self.after), after_any=frozenset(self.after_any), array_id=array_id, array_index=number,
             throttle=self.throttle, limits=self.limits, webhook=self.webhook,
@@ -155,11 +160,12 @@ def no_worker(states: Sequence[Mapping[str, Any]]) -> str | None:
 def job_view(stored: StoredJob) -> JobView:
     asked, job = stored.asked, stored.job
     return JobView(
-        id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
-        output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
-        index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
-        chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
-        started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+        id=job.id, number=stored.number, owner=asked.owner, group=asked.group, workload=asked.workload,
+        input=asked.input, output=asked.output, parameters=dict(asked.parameters), priority=asked.priority,
+        array=asked.array_id, index=asked.array_index, state=job.state, cancelling=job.cancelling,
+        attempts=job.attempts, chunks=job.chunks, chunks_done=job.chunks_done, error=job.error,
+        submitted_at=stored.submitted_at, started_at=stored.started_at, finished_at=stored.finished_at,
+        device_seconds=stored.device_seconds, held=stored.held,
         preemptions=job.preemptions, throttle=asked.throttle, limits=asked.limits, estimate=stored.estimate,
         used=stored.used,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ ANY = JobFilter()
 LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
 HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
 PRUNED_AT_ONCE = 200  # keeps transactions short
+SESSIONS_OF_A_TOKEN = 100
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # how long an idempotency key is remembered
 
 
@@ -86,11 +87,13 @@ class Store:
         key: str | None = None,
         body_sha256: str = "",
         most_of_an_owner: int | None = None,
+        groups: Sequence[str] | None = None,
     ) -> list[str]:
         """Puts jobs on disk, all or none, and returns their ids in order.
 
         key              : an idempotency key; the same owner, key and body return the same ids
         most_of_an_owner : limit on the owner's unfinished jobs, these included
+        groups           : the owner's groups: those of jobs that these may come after; None: any
 
         Raises ParameterError if the key came with another body, an `after` is unknown or these are too many,
         OutputTaken if an unfinished job writes the same output, StorageError if the database was moved or the disk is
@@ -109,7 +112,7 @@ class Store:
             if most_of_an_owner is not None:
                 _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
             befores = frozenset().union(*(each.after | each.after_any for each in new))
-            states = {before: transaction.job(before).job.state for before in befores}
+            states = {before: transaction.job(before, groups).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
             if key is not None:
                 jobs = json.dumps(ids)
@@ -144,7 +147,8 @@ class Store:
             asked = transaction.job(job).asked
             using = transaction.writer(asked)
             if using is not None and using["id"] != job:
-                raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
+                writer = f"job {using['id']}" if using["owner_group"] == asked.group else "a job of another group"
+                raise OutputTaken(f"{asked.output}: {writer} writes it; wait for it, then retry")
             waiting, waiting_for_end = transaction.waiting_for(job)
             result = transaction.apply(job, RetryRequested(waiting, waiting_for_end))
             for after in sorted(waiting):
@@ -240,6 +244,27 @@ class Store:
             rows = transaction.execute("prune_jobs", before=now - keep_s, most=most).fetchall()
             return [row["id"] for row in rows]
 
+    # Sessions of browsers: the token's digest and the expiry, by the cookie's digest
+
+    def begin_session(self, digest: str, *, token: str, expires_at: float, now: float) -> dict[str, tuple[str, float]]:
+        """Adds a session; those of the same token that are too many end. Returns all."""
+        with self._write(now) as transaction:
+            transaction.execute("add_session", digest=digest, token=token, expires_at=expires_at)
+            transaction.execute("forget_sessions", now=now, token=token, most=SESSIONS_OF_A_TOKEN)
+        return self.sessions(now=now)
+
+    def end_session(self, digest: str, *, now: float) -> dict[str, tuple[str, float]]:
+        """Ends a session, if it is there, and returns the others."""
+        with self._write(now) as transaction:
+            transaction.execute("end_session", digest=digest)
+        return self.sessions(now=now)
+
+    def sessions(self, *, now: float) -> dict[str, tuple[str, float]]:
+        """The sessions that have not expired."""
+        with self._read() as reading:
+            rows = reading.execute("sessions", now=now).fetchall()
+        return {row["digest"]: (row["token"], row["expires_at"]) for row in rows}
+
     # Reading
 
     def job(self, job: str) -> StoredJob:
@@ -250,14 +275,14 @@ class Store:
     def list_jobs(self, wanted: JobFilter = ANY, *, limit: int = 100) -> list[StoredJob]:
         """The newest first."""
         with self._read() as reading:
-            rows = reading.execute("list_jobs", **asdict(wanted), limit=limit).fetchall()
+            rows = reading.execute("list_jobs", **wanted.values(), limit=limit).fetchall()
         return [stored(row, frozenset(), frozenset()) for row in rows]
 
     def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
         """`list_jobs` as a JSON list of `JobView`, built by SQLite; and `before` of the next page, if any."""
         with self._read() as reading:
-            page = reading.execute("list_json", **asdict(wanted), limit=limit).fetchone()
-            more = asdict(replace(wanted, before=page["last"]))
+            page = reading.execute("list_json", **wanted.values(), limit=limit).fetchone()
+            more = replace(wanted, before=page["last"]).values()
             full = page["count"] == limit and reading.execute("fitting", **more, limit=1).fetchone() is not None
         return str(page["jobs"]), page["last"] if full else None
 
@@ -267,10 +292,13 @@ class Store:
             rows = reading.execute("events_of_job", job=job, after=after, limit=limit).fetchall()
         return [StoredEvent(**dict(row)) for row in rows]
 
-    def counts(self) -> dict[State, int]:
-        """The number of jobs in each state."""
+    def counts(self, groups: Sequence[str] | None = None) -> dict[State, int]:
+        """The number of jobs in each state; `groups`: only of these."""
         with self._read() as reading:
-            rows = reading.execute("count_by_state").fetchall()
+            if groups is None:
+                rows = reading.execute("count_by_state").fetchall()
+            else:
+                rows = reading.execute("count_by_state_in_groups", groups=json.dumps(groups)).fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
 
     def oldest_queued(self) -> float | None:

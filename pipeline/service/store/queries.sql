@@ -1,11 +1,11 @@
 -- Every statement of the store by name; {name} includes another statement.
 
 -- name: add_job
-INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, throttle,
-                  limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story, submitted_at,
-                  changed_at)
-VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :throttle,
-        :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
+INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
+                  throttle, limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story,
+                  submitted_at, changed_at)
+VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index,
+        :throttle, :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state, any_end) VALUES (:job, :after, :state, :any_end);
@@ -120,53 +120,68 @@ ON CONFLICT (owner) DO UPDATE SET
   device_seconds = halved(device_seconds, :at - at) + :seconds, at = :at;
 
 -- name: fitting
--- The numbers of jobs, the newest first. Only one of the four branches runs, the one with the most selective index: SQLite
+-- The numbers of jobs, the newest first. Only one of the six branches runs, the one with the most selective index: SQLite
 -- checks constant conditions before any row.
 SELECT number FROM jobs
 WHERE :array_id IS NOT NULL AND array_id = :array_id
   AND (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
+UNION ALL
+SELECT number FROM jobs INDEXED BY jobs_by_group_state
+WHERE :array_id IS NULL AND :state IS NOT NULL AND :only_group IS NOT NULL
+  AND owner_group = :only_group AND state = :state
+  AND (:owner IS NULL OR owner = :owner)
+  AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs INDEXED BY jobs_by_state
-WHERE :array_id IS NULL AND :state IS NOT NULL AND state = :state
+WHERE :array_id IS NULL AND :state IS NOT NULL AND :only_group IS NULL AND state = :state
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
   AND (:owner IS NULL OR owner = :owner)
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs INDEXED BY jobs_by_owner
 WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NOT NULL AND owner = :owner
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
+  AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
+UNION ALL
+SELECT number FROM jobs INDEXED BY jobs_by_group
+WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL AND :only_group IS NOT NULL AND owner_group = :only_group
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs
-WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL
+WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL AND :only_group IS NULL
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
-SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, throttle, limits,
-    webhook, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error, '[]' AS story,
+SELECT number, id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
+    throttle, limits, webhook, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error, '[]' AS story,
     submitted_at, changed_at, started_at, finished_at, device_seconds, estimate, run_seconds, memory_bytes,
-    gpu_memory_bytes, runner, lease_until, NULL AS receipt
+    gpu_memory_bytes, held, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
 -- A JSON list of views: ten times as fast as row by row.
 SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array({view}) AS jobs
 FROM (
-  SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
+  SELECT number, id, owner, owner_group, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
       cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, preemptions, throttle,
-      limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes
+      limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes, held
   FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
 );
 
 -- name: view
 -- The fields of api_models.JobView.
 json_object(
-    'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
-    'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
+    'id', id, 'number', number, 'owner', owner, 'group', owner_group, 'workload', workload, 'input', input,
+    'output', output, 'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
     'cancelling', json(iif(cancelling, 'true', 'false')), 'attempts', attempts, 'chunks', chunks,
     'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
-    'finished_at', finished_at, 'device_seconds', device_seconds, 'preemptions', preemptions, 'throttle', throttle,
+    'finished_at', finished_at, 'device_seconds', device_seconds,
+    'held', json(iif(held, 'true', 'false')), 'preemptions', preemptions, 'throttle', throttle,
     'limits', json(limits), 'estimate', json(estimate), 'used', json_object(
         'seconds', run_seconds, 'memory_bytes', memory_bytes, 'gpu_memory_bytes', gpu_memory_bytes))
 
@@ -200,6 +215,9 @@ DELETE FROM jobs WHERE id IN (
 -- name: count_by_state
 SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
 
+-- name: count_by_state_in_groups
+SELECT state, COUNT(*) AS jobs FROM jobs WHERE owner_group IN (SELECT value FROM json_each(:groups)) GROUP BY state;
+
 -- name: oldest_queued
 WITH {full_arrays}
 SELECT MIN(changed_at) FROM (
@@ -219,7 +237,7 @@ SELECT at FROM events ORDER BY number DESC LIMIT 1;
 SELECT number, at, kind, message FROM events WHERE job = :job AND number > :after ORDER BY number LIMIT :limit;
 
 -- name: output_in_use
-SELECT id, state FROM jobs
+SELECT id, owner_group, state FROM jobs
 WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled');
 
 -- name: add_delivery
@@ -238,3 +256,17 @@ UPDATE deliveries SET tries = tries + 1, due = :due WHERE id = :id;
 
 -- name: forget_delivery
 DELETE FROM deliveries WHERE id = :id;
+
+-- name: add_session
+INSERT INTO sessions (digest, token, expires_at) VALUES (:digest, :token, :expires_at);
+
+-- name: end_session
+DELETE FROM sessions WHERE digest = :digest;
+
+-- name: forget_sessions
+DELETE FROM sessions WHERE expires_at <= :now OR digest IN (
+  SELECT digest FROM sessions WHERE token = :token ORDER BY expires_at DESC LIMIT -1 OFFSET :most
+);
+
+-- name: sessions
+SELECT digest, token, expires_at FROM sessions WHERE expires_at > :now;

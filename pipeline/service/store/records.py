@@ -17,6 +17,7 @@ from pipeline.service.jobs import Job
 class NewJob:
     """A submitted job.
 
+    group     : whose users see it; "" is the group of users without one
     after     : ids of jobs that have to succeed first
     after_any : ids of jobs that have to end first, however they do
     throttle  : how many jobs of its array may run at the same time; None: any number
@@ -29,6 +30,7 @@ class NewJob:
     input: str
     output: str
     parameters: Mapping[str, Any]
+    group: str = ""
     priority: int = 0
     after: frozenset[str] = frozenset()
     after_any: frozenset[str] = frozenset()
@@ -52,6 +54,7 @@ class StoredJob:
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool  # not claimed until an operator releases it
     runner: str | None
     lease_until: float | None
     receipt: Mapping[str, Any] | None
@@ -68,6 +71,12 @@ class JobFilter:
     workload: str | None = None
     array_id: str | None = None
     before: int | None = None  # only smaller numbers, for the next page
+    groups: tuple[str, ...] | None = None  # only jobs of these
+
+    def values(self) -> dict[str, Any]:
+        """For the statement `fitting`."""
+        alone = self.groups[0] if self.groups is not None and len(self.groups) == 1 else None
+        return vars(self) | {"groups": None if self.groups is None else json.dumps(self.groups), "only_group": alone}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +134,9 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: froze
     """A row as a record; the dependencies come from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
-        parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"], written=row["written"], throttle=row["throttle"], webhook=row["webhook"],
-        limits=JobLimits.model_validate_json(row["limits"]),
+        parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
+        array_id=row["array_id"], array_index=row["array_index"], written=row["written"], throttle=row["throttle"],
+        webhook=row["webhook"], limits=JobLimits.model_validate_json(row["limits"]),
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
@@ -149,5 +158,6 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: froze
     estimate = Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None
     used = Used(seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"])
     return StoredJob(
-        asked=asked, job=job, receipt=receipt, estimate=estimate, used=used, **{name: row[name] for name in facts}
-    )
+        asked=asked, job=job, held=bool(row["held"]), receipt=receipt, estimate=estimate, used=used,
+        **{name: row[name] for name in facts},
+    )  # fmt: skip

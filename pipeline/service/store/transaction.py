@@ -10,7 +10,7 @@ import json
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,10 @@ class Reading:
         """Executes the statement with this name in queries.sql."""
         return self._connection.execute(sql(statement), values)
 
-    def job(self, job: str) -> StoredJob:
-        """Raises NoSuchJob."""
+    def job(self, job: str, groups: Sequence[str] | None = None) -> StoredJob:
+        """Raises NoSuchJob; with `groups`, also for jobs of others."""
         row = self.execute("job", id=job).fetchone()
-        if row is None:
+        if row is None or (groups is not None and row["owner_group"] not in groups):
             raise NoSuchJob(f"there is no job {job}")
         return stored(row, *self.waiting_for(job))
 
@@ -85,13 +85,14 @@ class Transaction(Reading):
         """Adds a job and returns its id. `states`: of its dependencies, at least."""
         using = self.writer(new)
         if using is not None:
-            raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
+            writer = f"job {using['id']}" if using["owner_group"] == new.group else "a job of another group"
+            raise OutputTaken(f"{new.output}: {writer} writes it; wait for it, or name another output")
         befores = {after: states[after] for after in sorted(new.after)}
         job = submitted(secrets.token_hex(6))
         values = {
-            "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
-            "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
-            "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
+            "id": job.id, "owner": new.owner, "group": new.group, "workload": new.workload, "input": new.input,
+            "output": new.output, "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False),
+            "priority": new.priority, "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now, "throttle": new.throttle,
             "limits": new.limits.model_dump_json(), "webhook": new.webhook,
         }  # fmt: skip
