@@ -12,6 +12,7 @@ from pipeline.errors import ParameterError
 from pipeline.service.http.tokens import Tokens
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.webhooks import read_secret
 
 
 def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
@@ -22,6 +23,8 @@ def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
         checks.append(partial(DataRoots, []))
     if settings.tokens_file is not None:
         checks.append(partial(Tokens, settings.tokens_file))
+    if settings.webhook_secret_file is not None:
+        checks.append(partial(read_secret, settings.webhook_secret_file))
     checks.append(partial(_check_state_dir, settings.state_dir))
     for check in checks:
         try:

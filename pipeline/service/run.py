@@ -25,6 +25,7 @@ from pipeline.errors import (
     MillraceError,
     OperatorError,
     OutOfDeviceMemory,
+    ServiceRefused,
     UserError,
     counted,
     shortage,
@@ -184,15 +185,39 @@ class Run:
     def limits(self) -> JobLimits:
         return self.claimed.asked.limits
 
-    def _carry_out(self) -> Mapping[str, Any]:
-        options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
-        spec, open_job = self._spec(), None
+    def estimate(self, within_s: float) -> tuple[dict[str, int], int]:
+        """Plans only: `estimate_of` the plan. Raises UserError; ServiceRefused if it takes longer."""
+        end = time.monotonic() + within_s
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise ServiceRefused(
+                    f"planning takes more than {within_s:g} s: the estimate will be there once it runs"
+                )
+
+        try:
+            planned = self._planned(check)
+            planned.output.discard()
+            return estimate_of(planned)
+        except ProcessDied as error:
+            raise ServiceRefused(f"{self.claimed.asked.input}: {error}") from error
+        finally:
+            self.release()
+
+    def _planned(self, check: Callable[[], None]) -> PlannedJob:
+        options, open_job = run_options(self.memory_bytes, self.limits, self.claimed.job.id), None
+        spec = self._spec()
         if self.processes is not None:
-            self._lease = self.processes.lease(self._check)
+            self._lease = self.processes.lease(check)
             open_job = partial(self._lease.open, most_bytes=self.limits.memory_bytes)
         planned = plan_job(spec, self.executor.device, options, open_job)
         if self._lease is not None:
             self._lease.settle()
+        return planned
+
+    def _carry_out(self) -> Mapping[str, Any]:
+        options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
+        planned = self._planned(self._check)
         self._job = planned.job
         try:
             estimate, work = estimate_of(planned)

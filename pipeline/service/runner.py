@@ -18,13 +18,13 @@ from pipeline import metrics
 from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
-from pipeline.errors import MillraceError, StorageError
+from pipeline.errors import MillraceError, ServiceRefused, StorageError
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.job_process import JobProcesses
 from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Progressed, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
-from pipeline.service.store import Facts, Store
+from pipeline.service.store import Facts, Store, StoredJob
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
@@ -35,6 +35,8 @@ PRUNE_S = 600.0
 CLOCK_OFF_S, DOUBT_S = 7 * 86_400.0, 86_400.0
 # Partial outputs of jobs cancelled so shortly before a kill may remain.
 LATELY_S = 600.0
+# Planning for an estimate may take so long.
+ESTIMATE_S = 20.0
 # A run is not preempted sooner, so that each run makes progress.
 LEAST_RUN_S = 60.0
 # Pause in claiming after one failure that is not a job's fault, and after many in a row.
@@ -132,6 +134,7 @@ class Runner:
         self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
         self._runs: dict[str, Run] = {}
+        self._estimating = threading.Lock()
         self._to_be_alone: set[str] = set()  # running jobs that shared their workers' memory with one that made room
         self._lock = threading.Lock()
         self._woken = threading.Event()
@@ -283,8 +286,24 @@ class Runner:
         )
         if claimed is None:
             return False
+        return self._begin(self._run_of(claimed))
+
+    def estimate(self, stored: StoredJob) -> None:
+        """Plans a waiting job, and stores what it will take. One at a time.
+
+        Raises UserError if it cannot be planned, ServiceRefused if another one is being planned or it takes too long.
+        """
+        if not self._estimating.acquire(blocking=False):
+            raise ServiceRefused("another job is being planned; ask again")
+        try:
+            estimate, work = self._run_of(stored).estimate(ESTIMATE_S)
+        finally:
+            self._estimating.release()
+        self._store.note_estimate(stored.job.id, estimate, work, now=time.time())
+
+    def _run_of(self, claimed: StoredJob) -> Run:
         job, stopping = claimed.job.id, threading.Event()
-        run = Run(
+        return Run(
             claimed=claimed,
             executor=self._executor,
             roots=self._roots.of(claimed.asked.group),
@@ -297,7 +316,6 @@ class Runner:
             log=partial(self._log, job),
             on_crowded=partial(self._let_alone, job),
         )
-        return self._begin(run)
 
     def _let_alone(self, job: str) -> None:
         """No job is claimed until those end that run besides this one."""

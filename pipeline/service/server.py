@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.settings import JOBS, ServiceSettings
 from pipeline.service.store import Store
+from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
 
@@ -73,7 +75,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / JOBS)
+        secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
+        store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
@@ -108,6 +111,10 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         )  # fmt: skip
         server.stopping, server.closing, server.watchdog = stopping, closing, systemd.Watchdog()
         runner.start()
+        if secret is not None:
+            webhooks = Webhooks(store, secret, partial(_may_be_told, settings))
+            stack.callback(webhooks.close)
+            webhooks.start()
         host, port = listener.getsockname()[:2]
         server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         server.on_stop = lambda: _drain(runner, settings.drain_s)
@@ -171,6 +178,15 @@ def _settle() -> None:
     gc.freeze()
     begin_job_counts()
     gc.freeze()
+
+
+def _may_be_told(settings: ServiceSettings, url: str) -> bool:
+    try:
+        if url != settings.webhook_url:
+            check_webhook(url, settings.webhook_hosts)
+    except ParameterError:
+        return False
+    return True
 
 
 def _drain(runner: Runner, seconds: float) -> None:

@@ -20,12 +20,13 @@ from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
+from pipeline.service.store.records import NO_FACTS, Delivery, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
 
 __all__ = [
     "HALF_LIFE_S",
+    "Delivery",
     "DependencyForgotten",
     "Facts",
     "JobFilter",
@@ -233,6 +234,21 @@ class Store:
         """Adds a line to the job's log."""
         with self._write(now) as transaction:
             transaction.note(job, "log", message)
+
+    def due_deliveries(self, *, now: float, most: int) -> list[Delivery]:
+        """What URLs are to be told now, the longest due first."""
+        with self._read() as reading:
+            return [Delivery(**dict(row)) for row in reading.execute("due_deliveries", now=now, most=most)]
+
+    def put_off_delivery(self, delivery: str, *, due: float) -> None:
+        """A try has failed; the next one is at `due`."""
+        with self._write(due) as transaction:
+            transaction.execute("put_off_delivery", id=delivery, due=due)
+
+    def forget_delivery(self, delivery: str) -> None:
+        """It was delivered, or is given up."""
+        with self._write(0.0) as transaction:
+            transaction.execute("forget_delivery", id=delivery)
 
     def prune(self, *, now: float, keep_s: float = float("inf"), most: int = PRUNED_AT_ONCE) -> list[str]:
         """Forgets some jobs that were over `keep_s` ago, and old idempotency keys.

@@ -111,6 +111,18 @@ class Facts:
 NO_FACTS = Facts()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """An ended job that a URL is to be told of. `tries`: those that failed; `at`: when the job ended."""
+
+    id: str
+    job: str
+    url: str
+    body: str
+    tries: int
+    at: float
+
+
 @dataclass(frozen=True)
 class Ended:
     """A finished job, for the metrics; `lasted_s`: since its first claim, None if it was never claimed."""
