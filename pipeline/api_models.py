@@ -64,11 +64,8 @@ class Used(BaseModel):
     """What a job has taken so far, in all its runs; null: not measured."""
 
     seconds: float
-    memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-
-
-NOTHING_USED = Used(seconds=0.0)
+    memory_bytes: int | None
+    gpu_memory_bytes: int | None
 
 
 class JobView(BaseModel):
@@ -96,11 +93,11 @@ class JobView(BaseModel):
     finished_at: float | None
     device_seconds: float
     held: bool
-    preemptions: int = 0
-    throttle: int | None = Field(None, description="how many jobs of its array may run at the same time")
-    limits: JobLimits = NO_LIMITS
-    estimate: Estimate | None = None
-    used: Used = NOTHING_USED
+    preemptions: int
+    throttle: int | None = Field(description="how many jobs of its array may run at the same time")
+    limits: JobLimits
+    estimate: Estimate | None
+    used: Used
 
 
 class StageView(BaseModel):

@@ -18,7 +18,7 @@ from pipeline.api_models import SILENT_S
 from pipeline.cli.local import FILE_PATH, kept
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, format_seconds
-from pipeline.errors import MillraceError, ParameterError, ServiceRefused, printable
+from pipeline.errors import MillraceError, ParameterError, ServiceRefused, counted, printable
 
 # Exit codes of `wait` and `submit --wait`, besides 0 for success, 1 if the service fails and 2 for a user's mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
@@ -93,8 +93,8 @@ def submit(
     with Client() as client:
         limits = {"time": time, "memory": memory, "gpu_memory": gpu_memory, "gpus": gpus}
         asked = {
-            "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group, "key": key,
-            "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
+            "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group,
+            "key": key, "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
         }  # fmt: skip
         if array is None:
             jobs = [client.submit(workload, input, output, **asked)]
@@ -256,7 +256,7 @@ def _watch(listed: Callable[[], list[Any]]) -> NoReturn:
     from rich.live import Live
     from rich.text import Text
 
-    if sys.stdout.isatty():
+    if is_terminal():
         console = Console()
         with Live(console=console, auto_refresh=False, screen=True) as live:
             while True:
@@ -272,6 +272,10 @@ def _watch(listed: Callable[[], list[Any]]) -> NoReturn:
                 say(_line(job))
         sys.stdout.flush()
         clock.sleep(WATCH_S)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _table(found: list[Any]) -> list[str]:
