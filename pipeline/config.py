@@ -100,7 +100,7 @@ _FORMS = {
     "scheduler": "must be an address like tcp://HOST:PORT or tls://HOST:PORT, with a port from 1 to 65535",
     "input": "must be the name of a file or folder",
     "output": "must be the name of a file or folder",
-    "array": "must be FROM-TO, such as 0-99, or FROM-TO%N, such as 0-99%4",
+    "array": "must be FROM-TO, such as 0-99",
     "group": "must be the name of a group",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
     "after_any": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",

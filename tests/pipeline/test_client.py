@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
-import re
 import sys
 import threading
 from contextlib import nullcontext
@@ -440,7 +440,7 @@ def test_limits_and_the_rest_of_a_submission(service, gate):
     refused = run("submit", "smooth", "in.npy", "d.npy", "--webhook", "http://127.0.0.1/").exception
     assert str(refused) == "webhook: 127.0.0.1:80 is not a host that the service may tell; there are: none"
     said = dict(line.split(None, 1) for line in run("status", again.id).output.splitlines())
-    assert said["limits"] == "1.5 h, 2.0 GiB of memory"
+    assert said["limits"] == "90 min, 2.0 GiB of memory"
     assert re.fullmatch(r"[\d.]+ s", said["used"])
     estimate = r"reads \d+ KiB, writes \d+ KiB, [\d.]+ [KM]iB of buffers, about [\d.e-]+ s on this service"
     assert re.fullmatch(estimate, said["estimate"])
@@ -450,7 +450,12 @@ def test_the_list_is_kept_up_to_date(service, gate, monkeypatch):
     """To a pipe: a line for each job, and again once it has changed. On a terminal: the whole table."""
     first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
     assert gate.reached.wait(WAIT_S)
-    rounds = iter([lambda: None, gate.open.set, lambda: Client().job(first).wait(timeout_s=WAIT_S)])
+
+    def finish():
+        with Client() as client:
+            client.job(first).wait(timeout_s=WAIT_S)
+
+    rounds = iter([lambda: None, gate.open.set, finish])
 
     def pause(seconds):
         for each in rounds:
@@ -459,7 +464,7 @@ def test_the_list_is_kept_up_to_date(service, gate, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pipeline.cli.client.clock.sleep", pause)
-    lines = run("jobs", "--watch").output.splitlines()
+    lines = run("jobs", "--watch").output.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == [first] * len(lines)
     assert (lines[0].split()[1], lines[-1].split()[1]) == ("running", "succeeded")
     assert len(set(lines)) == len(lines)
