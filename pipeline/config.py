@@ -102,6 +102,8 @@ _FORMS = {
     "output": "must be the name of a file or folder",
     "array": "must be FROM-TO, such as 0-99",
     "group": "must be the name of a group",
+    "owner": "must be the name of a user",
+    "name": "must be the name of a user or a group",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
     "after_any": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }

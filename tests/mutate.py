@@ -75,10 +75,8 @@ class Reach:
     seconds: dict[str, float]
 
     def tests(self, line: int) -> list[str]:
-        """The tests of a line, quickest first; of a line that cannot be traced, such as a compiled one, all that reach
-        the module."""
-        found = self.tests_of_line.get(line) or set().union(*self.tests_of_line.values())
-        return sorted(found or self.seconds, key=lambda test: self.seconds.get(test, 0.0))
+        """The tests of a line, quickest first; all of them for a line that cannot be traced, such as a compiled one."""
+        return sorted(self.tests_of_line.get(line) or self.seconds, key=lambda test: self.seconds.get(test, 0.0))
 
 
 class _Mutations(cst.CSTVisitor):

@@ -4,144 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import NoReturn
 
 import click
 
 from pipeline import __version__
+from pipeline.cli import admin as admin_commands
 from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
 from pipeline.cli import service as service_commands
+from pipeline.cli.doctor import check_machine
 from pipeline.cli.kernels import kernels_group
 from pipeline.cli.stdout import open_closed_streams, settle, watched_stdout
+from pipeline.cli.workload_commands import run_group, submit_group
 from pipeline.errors import MillraceError, OperatorError, printable, shortage
 from pipeline.stopping import Stopped, raise_on_signals
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Commands(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and run_group.get_command(ctx, args[0]) is not None:
+            ctx.fail(f"{args[0]} is a workload: millrace run {' '.join(args)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="millrace")
 def cli() -> None:
     """Process large images, potential maps and MRI raw data on every GPU of a machine, or on its CPU."""
 
 
-class WorkloadGroup(click.Group, ABC):
-    """One subcommand for each workload, with an option for each parameter."""
-
-    path: Any  # the type of input and output
-
-    @abstractmethod
-    def further_options(self) -> list[click.Option]:
-        """Options that every subcommand takes."""
-
-    @abstractmethod
-    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        """Runs the subcommand."""
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        from pipeline.workloads import unusable, workloads
-
-        for line in unusable():
-            click.echo(f"millrace: {printable(line)}", err=True)
-        return list(workloads())
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        from pipeline.config import spellings
-        from pipeline.workloads import workload_named
-        from pipeline.workloads.common.storage import StorageParameters
-
-        try:
-            workload = workload_named(name)
-        except KeyError:
-            return None
-        declared = sorted(
-            workload.Parameters.model_fields.items(), key=lambda each: each[0] in StorageParameters.model_fields
-        )  # those last
-        fields = {spellings(field, info)[0]: info for field, info in declared}
-        parameters = [
-            click.Argument(["input"], type=self.path),
-            click.Argument(["output"], type=self.path),
-            *(_parameter_option(field, info) for field, info in fields.items()),
-            *self.further_options(),
-        ]
-
-        def callback(**options: Any) -> None:
-            given = {field: options.pop(field) for field in list(options) if field in fields}
-            self.carry_out(name, _given(given), **options)
-
-        return click.Command(name, params=parameters, help=workload.summary, callback=callback)
-
-
-class RunGroup(WorkloadGroup):
-    path = local_commands.FILE_PATH
-
-    def further_options(self) -> list[click.Option]:
-        return local_commands.run_options()
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        from pipeline.workloads import LOCAL_ONLY
-
-        return sorted([*super().list_commands(context), *LOCAL_ONLY])
-
-    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        local_commands.run(workload, parameters, **options)
-
-
-class SubmitGroup(WorkloadGroup):
-    path = str  # on the service's machine
-
-    def further_options(self) -> list[click.Option]:
-        return client_commands.submit_options()
-
-    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
-        client_commands.submit(workload, parameters, **options)
-
-
-@cli.group(name="run", cls=RunGroup)
-def run_group() -> None:
-    """Run a job on this machine, without a service: millrace run WORKLOAD INPUT OUTPUT."""
-
-
-@cli.group(name="submit", cls=SubmitGroup)
-def submit_group() -> None:
-    """Submit a job to a service: millrace submit WORKLOAD INPUT OUTPUT. Paths are on the service's machine.
-
-    Set MILLRACE_URL to the service's address and MILLRACE_TOKEN to your token.
-    """
-
-
-for _command in (*local_commands.COMMANDS, kernels_group, *service_commands.COMMANDS, *client_commands.COMMANDS):
+_COMMANDS = (run_group, submit_group, check_machine, *local_commands.COMMANDS, kernels_group)
+for _command in (*_COMMANDS, *service_commands.COMMANDS, *client_commands.COMMANDS, *admin_commands.COMMANDS):
     cli.add_command(_command)
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}
-
-
-def _parameter_option(name: str, info: Any) -> click.Option:
-    """A workload parameter as an option; pydantic checks the value, as in the API."""
-    from pipeline.config import spellings
-
-    declared = [*(f"--{each.replace('_', '-')}" for each in spellings(name, info)), name]
-    if info.annotation is bool:
-        return click.Option(declared, is_flag=True, default=None, help=info.description)
-    alternatives = (info.annotation, *get_args(info.annotation))  # of Literal[…] | None
-    choices = [choice for each in alternatives for choice in get_args(each) if isinstance(choice, str)]
-    text = info.description or ""
-    several = get_origin(info.annotation) is dict
-    if info.is_required():
-        text += " [required]"
-    elif info.default is not None and not several:
-        text += f" [default: {','.join(map(str, info.default)) if isinstance(info.default, tuple) else info.default}]"
-    return click.Option(
-        declared,
-        multiple=several,
-        type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else declared[0][2:].upper().replace("-", "_"),
-        help=text,
-    )
 
 
 def main() -> NoReturn:

@@ -38,9 +38,12 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
+SECONDS = _Seconds(0)
+
+
 def wait_options() -> list[click.Option]:
     return [
-        click.Option(["--timeout"], type=_Seconds(0), help="maximum seconds to wait, then exit with code 5"),
+        click.Option(["--timeout"], type=SECONDS, help="maximum seconds to wait, then exit with code 5"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
 

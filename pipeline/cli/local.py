@@ -63,13 +63,20 @@ def devices(as_json: bool) -> None:
 
 def _setting_options(*names: str) -> list[click.Option]:
     """Settings as options, without defaults: the environment or the file may set those that are not given."""
-    options = [(name, Settings.model_fields[name].description) for name in names]
     return [
-        *(click.Option([f"--{name.replace('_', '-')}", name], help=text) for name, text in options),
-        click.Option(["--config"], type=FILE_PATH, help="TOML file with any of the settings above"),
+        click.Option([f"--{name.replace('_', '-')}", name], metavar=_METAVARS[name], help=info.description)
+        for name, info in Settings.model_fields.items()
+        if name in names
     ]
 
 
+_METAVARS = {
+    "device": "DEVICE", "memory": "SIZE", "chunk_bytes": "SIZE", "threads": "N", "workers": "N",
+    "scheduler": "ADDRESS", "overlap": "N", "metrics_port": "PORT",
+}  # fmt: skip
+_CONFIG = click.Option(
+    ["--config"], type=FILE_PATH, metavar="FILE", help="TOML file with settings: device, memory, workers, threads …"
+)
 _DRAIN = click.Option(
     ["--drain-s"],
     type=click.IntRange(0, 86_400),
@@ -81,7 +88,7 @@ _METRICS_PORT = click.Option(
     ["--metrics-port"],
     help="port for the first worker's Prometheus metrics, the next for the second's, … [default: any free ports]",
 )
-_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _METRICS_PORT, _DRAIN]
+_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _CONFIG, _METRICS_PORT, _DRAIN]
 
 
 @click.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
@@ -101,17 +108,27 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
     serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
 
 
-def run_options() -> list[click.Option]:
-    """Options of every `millrace run WORKLOAD`, besides the workload's parameters."""
-    return [
-        *_setting_options(*Settings.model_fields),
-        click.Option(["--preview"], type=FILE_PATH, help="also write a small PNG of the result to this path"),
-        click.Option(["--checksum"], is_flag=True, help="put the input's SHA-256 in the receipt, even if it is large"),
-        click.Option(["--resume"], is_flag=True, help="continue an interrupted run of the same job"),
-        click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
-        click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
-        click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
-    ]
+def run_options() -> dict[str, list[click.Option]]:
+    """Options of every `millrace run WORKLOAD`, besides the workload's parameters, by their heading in the help."""
+    return {
+        "Running": [
+            *_setting_options("device", "memory", "workers", "scheduler"),
+            click.Option(["--resume"], is_flag=True, help="continue an interrupted run of the same job"),
+            click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
+        ],
+        "Output": [
+            click.Option(["--preview"], type=FILE_PATH, metavar="FILE", help="also write a small PNG of the result"),
+            click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
+            click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
+        ],
+        "Advanced": [
+            *_setting_options("chunk_bytes", "threads", "overlap", "metrics_port"),
+            _CONFIG,
+            click.Option(
+                ["--checksum"], is_flag=True, help="put the input's SHA-256 in the receipt, even if it is large"
+            ),
+        ],
+    }
 
 
 def run(
@@ -159,6 +176,8 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
+        if warning := job.job.summary.remarks.get("warning"):
+            click.echo(f"millrace: warning: {printable(warning)}", err=True)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -190,7 +209,8 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
             on_recut=bar.recut,
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
-                f"{count} of {counted(chunks, 'chunk')} kept: go on with --resume"
+                (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
+                + " kept: go on with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)
@@ -227,6 +247,7 @@ _VERIFY_OPTIONS = [
     ),
     click.Option(["--input", "moved_input"], type=FILE_PATH, help="where the input is now, if it has moved"),
     *_setting_options("device", "memory", "chunk_bytes", "threads"),
+    _CONFIG,
     click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
     click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
 ]

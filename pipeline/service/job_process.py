@@ -143,7 +143,7 @@ class _Process:
 
     def __init__(self, limit_bytes: int) -> None:
         self.check: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         context: Any = multiprocessing.get_context(METHOD)
         self._connection, other = context.Pipe()
         self._process = context.Process(target=serve, args=(other, limit_bytes), name="millrace-job", daemon=True)
@@ -184,10 +184,11 @@ class _Process:
             return False
 
     def end(self) -> None:
-        """Harmless a second time."""
+        """Harmless a second time, and while another thread does it or waits for an answer."""
         self._process.kill()
         self._process.join()
-        self._connection.close()
+        with self._lock:  # its descriptor may soon be another file's
+            self._connection.close()
 
 
 class _Remote:

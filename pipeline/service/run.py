@@ -48,7 +48,7 @@ from pipeline.service.jobs import (
 )
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
-from pipeline.service.store import Facts, StoredJob
+from pipeline.service.store import Facts, StoredJob, Used
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 
 LOG = logging.getLogger("millrace.service")
@@ -126,6 +126,17 @@ class Run:
         stages, unfinished = record.now(), list(record.under_way.values())
         written = self._written + sum(told["write"][2] for told in unfinished)
         return UnderWay(seconds=time.monotonic() - self._began, stages=stages, chunks_done=written)
+
+    def used(self, seconds: float) -> Used:
+        """What the run used in its `seconds`: they count for every device that it could use, also if others did too."""
+        described = self.executor.device.describe()
+        names = [str(each["name"]) for each in described.get("workers", [described])][: self.limits.gpus]
+        stages = self._record.now() if self._record is not None else {}
+        read, written = (stages[name].nbytes if name in stages else 0 for name in ("read", "write"))
+        gpus = sum(name.startswith("cuda") for name in names)
+        return Used(
+            device_seconds=seconds * len(names), gpu_seconds=seconds * gpus, read_bytes=read, written_bytes=written
+        )
 
     def outcome(self) -> tuple[Event, Facts]:
         """Runs the job and returns how it ended; raises only if the store fails."""
@@ -232,7 +243,9 @@ class Run:
             on_recut=self._begin_anew,
             on_computed=self._finish,
             on_memory=self._note_memory,
-            on_kept=lambda kept, chunks: self.log(f"{kept} of {counted(chunks, 'chunk')} kept"),
+            on_kept=lambda kept, chunks: self.log(
+                f"{kept} of {counted(chunks, 'chunk')} kept" if kept else "the last iterate kept"
+            ),
             check=self._check,
         )
         return run_job(planned, options, events=events, stream=self.executor.stream)

@@ -347,12 +347,13 @@ class Runner:
         began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = run.outcome()
+            seconds = time.monotonic() - began
             if isinstance(event, Failed) and event.transient:
                 self._backoff.failed()
             elif isinstance(event, Published):
                 self._backoff.succeeded()
             self._tell_until_stored(
-                run.claimed.job, run.stopping, event, replace(facts, device_seconds=time.monotonic() - began)
+                run.claimed.job, run.stopping, event, replace(facts, used=run.used(seconds), run_seconds=seconds)
             )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")

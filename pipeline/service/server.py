@@ -76,7 +76,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
         secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
-        store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url)
+        store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url, quota_days=settings.quota_days)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))

@@ -205,6 +205,7 @@ class ServiceSettings(BaseModel):
     )
     proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
     proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
+    quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")

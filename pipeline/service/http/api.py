@@ -35,12 +35,13 @@ from pipeline.api_models import (
 )
 from pipeline.config import brief
 from pipeline.errors import OutputError, ParameterError
+from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
-from pipeline.service.jobs import ACTIVE, CancelRequested
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
@@ -139,8 +140,7 @@ def estimate(service: ThisService, user: Submitter, job: str) -> Estimate:
 def cancel(service: ThisService, user: Submitter, job: str) -> JobView:
     """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
     own_job(service, user, job)
-    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
-    service.runner.act(job, actions)
+    cancel_job(service, job, by=user.name)
     return job_view(service.store.job(job))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +21,25 @@ from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.records import NO_FACTS, Delivery, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
+from pipeline.service.store.limits import UNFINISHED, Cap, HoldKind, Rules, Subject, called
+from pipeline.service.store.records import (
+    NO_FACTS,
+    Delivery,
+    Facts,
+    JobFilter,
+    NewJob,
+    StoredEvent,
+    StoredJob,
+    Usage,
+    Used,
+    stored,
+)
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
 
 __all__ = [
     "HALF_LIFE_S",
+    "Cap",
     "Delivery",
     "DependencyForgotten",
     "Facts",
@@ -36,6 +50,8 @@ __all__ = [
     "Store",
     "StoredEvent",
     "StoredJob",
+    "Usage",
+    "Used",
 ]
 
 ANY = JobFilter()
@@ -53,15 +69,17 @@ class DependencyForgotten(ParameterError):
 class Store:
     """The jobs of one state folder. Thread-safe."""
 
-    def __init__(self, path: Path, *, webhook: str | None = None) -> None:
+    def __init__(self, path: Path, *, quota_days: int = 30, webhook: str | None = None) -> None:
         """Opens or creates the database, and brings it to the newest version.
 
-        webhook : a URL that is told of every job that ends, besides the job's own
+        quota_days : the period of quotas
+        webhook    : a URL that is told of every job that ends, besides the job's own
 
         Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
         self.path = path
         self._webhook = webhook
+        self._quota_days = quota_days
         self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
         try:
@@ -110,8 +128,9 @@ class Store:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
                     return list(json.loads(found["jobs"]))
             self._check_room()
-            if most_of_an_owner is not None:
-                _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
+            rules = self._rules(transaction, now)
+            rules.refuse_over_quota(owner, new[0].group)
+            _refuse_too_many(transaction, rules, new, most_of_an_owner)
             befores = frozenset().union(*(each.after | each.after_any for each in new))
             states = {before: transaction.job(before, groups).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
@@ -128,11 +147,14 @@ class Store:
         Raises NoSuchJob, and IllegalTransition if the event cannot happen.
         """
         with self._write(now) as transaction:
-            if facts.device_seconds > 0:  # even if the event is ignored
-                values = {"id": job, "seconds": facts.device_seconds}
-                owner = transaction.execute("add_device_seconds", **values).fetchone()
-                if owner is not None:
-                    transaction.execute("add_share", **values, owner=owner["owner"], at=now)
+            if facts.used is not None:  # even if the event is ignored
+                values = {"seconds": facts.used.device_seconds}
+                ran = {"id": job, "run_seconds": facts.run_seconds}
+                whose = transaction.execute("add_device_seconds", **values, **ran).fetchone()
+                if whose is not None:
+                    owner, group = whose["owner"], whose["owner_group"]
+                    transaction.execute("add_share", **values, owner=owner, at=now)
+                    transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
             if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
                 taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
                 transaction.execute("note_memory", id=job, **taken)
@@ -166,10 +188,10 @@ class Store:
     def claim(self, runner: str, *, now: float, lease_s: float, owner_cap: int) -> StoredJob | None:
         """Claims the next job for this runner until its lease ends; None if there is none.
 
-        owner_cap : maximum number of one owner's active jobs
+        owner_cap : maximum number of one owner's active jobs, unless an operator has set another
         """
         with self._write(now) as transaction:
-            found = transaction.execute("claimable", cap=owner_cap, now=now).fetchone()
+            found = self._claimable(transaction, now, owner_cap)
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -181,8 +203,18 @@ class Store:
     def most_urgent(self, *, now: float, owner_cap: int) -> int | None:
         """The priority of the job that `claim` would give; None if there is none."""
         with self._read() as reading:
-            found = reading.execute("claimable", cap=owner_cap, now=now).fetchone()
+            found = self._claimable(reading, now, owner_cap)
             return None if found is None else int(found["priority"])
+
+    def _claimable(self, reading: Reading, now: float, owner_cap: int) -> sqlite3.Row | None:
+        blocked = self._rules(reading, now).blocked(owner_cap)
+        if blocked is None:
+            return None
+        owners, groups = json.dumps(blocked.owners), json.dumps(blocked.groups)
+        found: sqlite3.Row | None = reading.execute(
+            "claimable", blocked_owners=owners, blocked_groups=groups, now=now
+        ).fetchone()
+        return found
 
     def note_estimate(self, job: str, estimate: Mapping[str, Any], work: int, *, now: float) -> None:
         """Notes what the job will take by its plan."""
@@ -259,6 +291,68 @@ class Store:
             transaction.execute("forget_requests", before=now - min(keep_s, REQUEST_KEPT_S))
             rows = transaction.execute("prune_jobs", before=now - keep_s, most=most).fetchall()
             return [row["id"] for row in rows]
+
+    # What operators do
+
+    def hold(self, kind: HoldKind, name: str, *, by: str, now: float) -> None:
+        """Lets the queued jobs of an owner, a group or everybody ("all", "") wait until `release`."""
+        with self._write(now) as transaction:
+            transaction.execute("hold", kind=kind, name=name, held_by=by, at=now)
+
+    def release(self, kind: HoldKind, name: str, *, now: float) -> None:
+        """Ends a hold; harmless without one."""
+        with self._write(now) as transaction:
+            transaction.execute("release", kind=kind, name=name)
+
+    def hold_jobs(self, jobs: Sequence[str], held: bool, *, by: str, now: float) -> None:
+        """Holds jobs, or releases them. One that runs goes on. Raises NoSuchJob, and then changes none."""
+        with self._write(now) as transaction:
+            for job in jobs:
+                transaction.job(job)
+                if transaction.execute("hold_job", id=job, held=held).rowcount:
+                    transaction.note(job, "log", f"{'held' if held else 'released'} by {by}")
+
+    def unfinished(self, *, owner: str | None = None, group: str | None = None, limit: int) -> list[str]:
+        """Unfinished jobs of an owner, a group or everybody that are not being cancelled, the newest first."""
+        with self._read() as reading:
+            return [row["id"] for row in reading.execute("unfinished", owner=owner, group=group, limit=limit)]
+
+    def set_cap(self, cap: Cap, *, now: float) -> None:
+        """Sets a limit, in force from the next submission and claim on."""
+        with self._write(now) as transaction:
+            transaction.execute("set_cap", **vars(cap))
+
+    def remove_cap(self, kind: Subject, name: str, what: str, *, now: float) -> None:
+        """Removes a limit; harmless without one."""
+        with self._write(now) as transaction:
+            transaction.execute("remove_cap", kind=kind, name=name, what=what)
+
+    def rules(self, *, now: float) -> Rules:
+        """The holds and caps."""
+        with self._read() as reading:
+            return self._rules(reading, now)
+
+    def _rules(self, reading: Reading, now: float) -> Rules:
+        return Rules(reading, now=now, days=self._quota_days)
+
+    def usage(
+        self, *, first: int, until: int | None = None, groups: Sequence[str] | None = None, daily: bool = False
+    ) -> list[Usage]:
+        """The accounts from day `first` to before day `until`, by owner and group.
+
+        groups : only of these; None: all
+        daily  : each day by itself
+        """
+        with self._read() as reading:
+            rows = [dict(row) for row in reading.execute("usage_days", first=first, until=until)]
+        found: dict[tuple[int, str, str], Usage] = {}
+        for row in rows:
+            entry = Usage(group=row.pop("owner_group"), **row)
+            if groups is None or entry.group in groups:
+                key = entry.day or 0 if daily else 0, entry.owner, entry.group
+                entry = entry if daily else replace(entry, day=None)
+                found[key] = found[key] + entry if key in found else entry
+        return [found[key] for key in sorted(found)]
 
     # Sessions of browsers: the token's digest and the expiry, by the cookie's digest
 
@@ -363,19 +457,30 @@ class Store:
             yield transaction
         for each in transaction.ended:
             each.count()
+        for usage in transaction.used:
+            usage.count()
         self.job_events.notify(transaction.changed)
 
 
-def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:
-    if count > most:  # waiting would not help
-        raise ParameterError(
-            f"array: {count:,} jobs are more than the {most:,} that an owner may have unfinished; submit smaller arrays"
-        )
-    waiting = int(transaction.execute("active_of_owner", owner=owner).fetchone()[0])
-    if waiting + count > most:
-        raise ParameterError(
-            f"{owner} has {counted(waiting, 'unfinished job')}, of {most:,} allowed: wait for some, or cancel some"
-        )
+def _refuse_too_many(transaction: Transaction, rules: Rules, new: Sequence[NewJob], most: int | None) -> None:
+    """`most`: how many unfinished jobs an owner may have if no cap says otherwise."""
+    owner, group, count = new[0].owner, new[0].group, len(new)
+    limits: tuple[tuple[Subject, str, float | None], ...] = (("owner", owner, most), ("group", group, None))
+    for kind, name, default in limits:
+        cap = rules.cap(kind, name, UNFINISHED) or default
+        if cap is None:
+            continue
+        if count > cap:  # waiting would not help
+            raise ParameterError(
+                f"array: {count:,} jobs are more than the {cap:,.0f} that {'an' if kind == 'owner' else 'a'} {kind} "
+                "may have unfinished; submit smaller arrays"
+            )
+        waiting = int(transaction.execute(f"active_of_{kind}", name=name).fetchone()[0])
+        if waiting + count > cap:
+            raise ParameterError(
+                f"{called(kind, name)} has {counted(waiting, 'unfinished job')}, of {cap:,.0f} allowed: wait for some, "
+                "or cancel some"
+            )
 
 
 def _identity(path: Path) -> tuple[int, int]:

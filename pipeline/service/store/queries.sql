@@ -44,8 +44,8 @@ UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :
 WHERE id = :id AND epoch = :read_epoch;
 
 -- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :seconds
-WHERE id = :id RETURNING owner;
+UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :run_seconds
+WHERE id = :id RETURNING owner, owner_group;
 
 -- name: note_memory
 UPDATE jobs SET memory_bytes = MAX(COALESCE(memory_bytes, 0), COALESCE(:memory_bytes, memory_bytes)),
@@ -76,7 +76,7 @@ WHERE state IN ('planning', 'running', 'publishing') AND (lease_until < :now OR 
 SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND runner != :runner ORDER BY number;
 
 -- name: claimable
--- By priority, then the owner's device use, least first, then order of submission; owners at their cap wait.
+-- By priority, then the owner's device use, least first, then order of submission; blocked owners and groups wait.
 -- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
   SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0
@@ -85,18 +85,16 @@ WITH RECURSIVE owners (owner) AS (
     SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND owner > owners.owner
   )
   FROM owners WHERE owner IS NOT NULL
-), busy AS (
-  SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
 ), {full_arrays}, heads (number) AS (
   SELECT (
     SELECT number FROM jobs INDEXED BY jobs_by_turn
     WHERE state = 'queued' AND held = 0 AND owner = owners.owner
+      AND owner_group NOT IN (SELECT value FROM json_each(:blocked_groups))
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
       AND (throttle IS NULL OR array_id NOT IN full_arrays)
     ORDER BY priority DESC, number LIMIT 1
   )
-  FROM owners LEFT JOIN busy ON busy.owner = owners.owner
-  WHERE COALESCE(busy.jobs, 0) < :cap
+  FROM owners WHERE owner NOT IN (SELECT value FROM json_each(:blocked_owners))
 )
 SELECT jobs.id, jobs.epoch, jobs.changed_at, jobs.priority
 FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.owner = jobs.owner
@@ -111,8 +109,11 @@ full_arrays AS (
   GROUP BY array_id HAVING COUNT(*) >= MIN(throttle)
 )
 
+-- name: active_of_group
+SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
 -- name: active_of_owner
-SELECT COUNT(*) FROM jobs WHERE owner = :owner AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT COUNT(*) FROM jobs WHERE owner = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
 
 -- name: add_share
 INSERT INTO shares (owner, device_seconds, at) VALUES (:owner, :seconds, :at)
@@ -270,3 +271,54 @@ DELETE FROM sessions WHERE expires_at <= :now OR digest IN (
 
 -- name: sessions
 SELECT digest, token, expires_at FROM sessions WHERE expires_at > :now;
+
+-- name: active_by_owner
+SELECT owner, owner_group, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing')
+GROUP BY owner, owner_group;
+
+-- name: holds
+SELECT kind, name, held_by, at FROM holds ORDER BY kind, name;
+
+-- name: hold
+INSERT INTO holds (kind, name, held_by, at) VALUES (:kind, :name, :held_by, :at) ON CONFLICT DO NOTHING;
+
+-- name: release
+DELETE FROM holds WHERE kind = :kind AND name = :name;
+
+-- name: hold_job
+UPDATE jobs SET held = :held WHERE id = :id AND held != :held AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: unfinished
+SELECT id FROM jobs
+WHERE state NOT IN ('succeeded', 'failed', 'cancelled') AND NOT cancelling
+  AND (:owner IS NULL OR owner = :owner) AND (:group IS NULL OR owner_group = :group)
+ORDER BY number DESC LIMIT :limit;
+
+-- name: caps
+SELECT kind, name, what, value FROM caps ORDER BY kind, name, what;
+
+-- name: set_cap
+INSERT INTO caps (kind, name, what, value) VALUES (:kind, :name, :what, :value)
+ON CONFLICT (kind, name, what) DO UPDATE SET value = :value;
+
+-- name: remove_cap
+DELETE FROM caps WHERE kind = :kind AND name = :name AND what = :what;
+
+-- name: add_usage
+INSERT INTO usage (day, owner, owner_group, device_seconds, gpu_seconds, read_bytes, written_bytes, runs, succeeded, failed,
+                   cancelled)
+VALUES (:day, :owner, :group, :device_seconds, :gpu_seconds, :read_bytes, :written_bytes, :runs, :succeeded, :failed,
+        :cancelled)
+ON CONFLICT (day, owner, owner_group) DO UPDATE SET
+  device_seconds = device_seconds + :device_seconds, gpu_seconds = gpu_seconds + :gpu_seconds,
+  read_bytes = read_bytes + :read_bytes, written_bytes = written_bytes + :written_bytes, runs = runs + :runs,
+  succeeded = succeeded + :succeeded, failed = failed + :failed, cancelled = cancelled + :cancelled;
+
+-- name: usage_days
+SELECT * FROM usage WHERE day >= :first AND (:until IS NULL OR day < :until) ORDER BY day, owner, owner_group;
+
+-- name: usage_sums
+SELECT owner, owner_group, SUM(device_seconds) AS device_seconds, SUM(gpu_seconds) AS gpu_seconds,
+    SUM(read_bytes) AS read_bytes, SUM(written_bytes) AS written_bytes, SUM(succeeded) AS succeeded, SUM(failed) AS failed,
+    SUM(cancelled) AS cancelled
+FROM usage WHERE day >= :first GROUP BY owner, owner_group;

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import NO_LIMITS, Estimate, JobLimits, State, Used
+from pipeline.api_models import NO_LIMITS, TERMINAL, Estimate, JobLimits, JobUse, State
 from pipeline.service.jobs import Job
+
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class StoredJob:
     lease_until: float | None
     receipt: Mapping[str, Any] | None
     estimate: Estimate | None
-    used: Used
+    used: JobUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +90,22 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Used:
+    """What a run that has ended used: its time on each device that it could use, and bytes of samples."""
+
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0  # of those, on GPUs
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """Data stored with an event.
 
     runner, lease_until : of a claim
     receipt             : of the result
-    device_seconds      : of the run that has ended
+    used, run_seconds   : of the run that has ended
     estimate, work      : of the plan, without its seconds; its work in the workload's unit
     memory_bytes, gpu_memory_bytes : the most that the run took
     """
@@ -101,7 +113,8 @@ class Facts:
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
-    device_seconds: float = 0.0
+    used: Used | None = None
+    run_seconds: float = 0.0
     estimate: Mapping[str, Any] | None = None
     work: int = 0
     memory_bytes: int | None = None
@@ -123,6 +136,37 @@ class Delivery:
     at: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """An entry of the accounts, or a sum of some. day: days since 1970-01-01, UTC; None: of several."""
+
+    day: int | None
+    owner: str
+    group: str
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    runs: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sum, of this owner, group and day."""
+        amounts = {name: value for name, value in vars(self).items() if name not in ("day", "owner", "group")}
+        return replace(self, **{name: value + getattr(other, name) for name, value in amounts.items()})
+
+    def count(self) -> None:
+        """For the metrics."""
+        metrics.usage_device_seconds.labels(self.group).inc(self.device_seconds)
+        metrics.usage_gpu_seconds.labels(self.group).inc(self.gpu_seconds)
+        metrics.usage_bytes.labels(self.group, "read").inc(self.read_bytes)
+        metrics.usage_bytes.labels(self.group, "written").inc(self.written_bytes)
+        for outcome in TERMINAL:
+            metrics.usage_jobs.labels(self.group, outcome).inc(getattr(self, outcome))
+
+
 @dataclass(frozen=True)
 class Ended:
     """A finished job, for the metrics; `lasted_s`: since its first claim, None if it was never claimed."""
@@ -135,6 +179,11 @@ class Ended:
         metrics.jobs_finished.labels(self.workload, self.state).inc()
         if self.lasted_s is not None:
             metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
+
+
+def day_of(at: float) -> int:
+    """Days since 1970-01-01, UTC."""
+    return int(at // DAY_S)
 
 
 def storable(text: str) -> str:
@@ -168,7 +217,9 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: froze
     )
     receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
     estimate = Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None
-    used = Used(seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"])
+    used = JobUse(
+        seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"]
+    )
     return StoredJob(
         asked=asked, job=job, held=bool(row["held"]), receipt=receipt, estimate=estimate, used=used,
         **{name: row[name] for name in facts},

@@ -147,7 +147,7 @@ CREATE TABLE holds (
 CREATE TABLE caps (
   kind  TEXT NOT NULL,
   name  TEXT NOT NULL,
-  what  TEXT NOT NULL,                               -- running, unfinished; in a period: device_seconds, bytes, jobs
+  what  TEXT NOT NULL,                               -- running, unfinished, or a quota: gpu_hours, bytes, jobs ...
   value REAL NOT NULL,
   PRIMARY KEY (kind, name, what)
 ) WITHOUT ROWID;

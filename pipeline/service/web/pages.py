@@ -109,8 +109,11 @@ def queue(
         kept = {name: value for name, value in {**wanted, **changes}.items() if value}
         return f"?{urlencode(kept)}" if kept else ""
 
+    holds = {(each.kind, each.name) for each in service.store.rules(now=time.time()).holds}
+    held = holds & {("all", ""), ("owner", viewer.name), *(("group", group) for group in viewer.groups)}
     return _page(
-        "queue.html", jobs=found[:A_PAGE], counts=service.store.counts(viewer.visible_groups), query=query,
+        "queue.html", held=bool(held), jobs=found[:A_PAGE], counts=service.store.counts(viewer.visible_groups),
+        query=query,
         wanted={**wanted, "before": before or ""}, workloads=list(workloads()), viewer=viewer, here="/",
         older=found[A_PAGE - 1].number if len(found) > A_PAGE else None,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline.api_models import JobLimits, StageView, State, Used, WorkerView
+from pipeline.api_models import JobLimits, JobUse, StageView, State, WorkerView
 from pipeline.config import format_bytes, format_seconds, spellings
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
@@ -123,7 +123,7 @@ def amounts(stored: StoredJob) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _amounts(values: JobLimits | Used) -> str:
+def _amounts(values: JobLimits | JobUse) -> str:
     said = []
     if (seconds := getattr(values, "time_s", None) or getattr(values, "seconds", None)) is not None:
         said.append(format_seconds(seconds))

@@ -58,6 +58,7 @@ class CoulombParameters(Parameters):
     )
     cutoff: float | None = Field(
         None,
+        json_schema_extra={"unit": "Å"},
         ge=LEAST_CUTOFF_ANGSTROM,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
@@ -78,6 +79,7 @@ class CoulombParameters(Parameters):
     )
     smear: float | None = Field(
         None,
+        json_schema_extra={"unit": "1/Å"},
         ge=1e-3,
         le=1e3,
         allow_inf_nan=False,
@@ -87,6 +89,7 @@ class CoulombParameters(Parameters):
     dielectric: str = Field("1", description="relative permittivity: 4, or 4r for 4 times the distance in angstrom")
     exclude_radius: float = Field(
         0.0,
+        json_schema_extra={"unit": "Å"},
         ge=0,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
@@ -99,24 +102,28 @@ class CoulombParameters(Parameters):
     )
     spacing: tuple[float, ...] | None = Field(
         None,
+        json_schema_extra={"unit": "Å"},
         description="angstrom between grid points, for all axes or for each: 1 or 1,1,2 "
         f"[default: {DEFAULT_SPACING_ANGSTROM:g}]",
     )
     padding: float | None = Field(
         None,
+        json_schema_extra={"unit": "Å"},
         ge=0,
         lt=FARTHEST_ANGSTROM,
         allow_inf_nan=False,
         description=f"angstrom of grid beyond the atoms of all frames [default: {DEFAULT_PADDING_ANGSTROM:g}]",
     )
     origin: tuple[float, ...] | None = Field(
-        None, description="the first grid point, X,Y,Z in angstrom; requires --shape, replaces --padding"
+        None,
+        json_schema_extra={"unit": "Å"},
+        description="the first grid point, X,Y,Z in angstrom; requires --shape, replaces --padding",
     )
     shape: tuple[int, ...] | None = Field(
         None, description="grid points along x, y and z, as NX,NY,NZ; requires --origin"
     )
     profile: Literal["x", "y", "z"] | None = Field(
-        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv"
+        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv and .png"
     )
     at: AbsolutePath | None = Field(
         None,
@@ -126,6 +133,7 @@ class CoulombParameters(Parameters):
     units: Units = Field("kT/e", description="of the map's values; e/A is charge over distance without a constant")
     temperature: float | None = Field(
         None,
+        json_schema_extra={"unit": "K"},
         ge=1e-3,
         le=1e9,
         allow_inf_nan=False,

@@ -108,6 +108,7 @@ class MriParameters(Parameters):
     )
     dwell: float | None = Field(
         None,
+        json_schema_extra={"unit": "µs"},
         gt=0,
         le=1e6,
         allow_inf_nan=False,

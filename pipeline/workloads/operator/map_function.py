@@ -51,6 +51,10 @@ class MapFunction:
     name = "map"
     summary = "Run a Python function of your own on blocks of an image, on this machine."
     unit = "pixels"
+    examples = (
+        "in.tif out.tif --function mine:sharper --halo 3",
+        "in.zarr out.zarr --function mine:edges --param width=5",
+    )
     Parameters = MapParameters
 
     def check_output(self, path: Path) -> None:

@@ -33,6 +33,10 @@ class Smoothing:
     name = "smooth"
     summary = "Smooth an image or a volume with a box or a Gaussian."
     unit = "pixels"
+    examples = (
+        "cells.tif smooth.tif --size 9",
+        "stack.zarr smooth.zarr --filter gaussian --sigma 2 --preview smooth.png",
+    )
     Parameters = SmoothingParameters
 
     def check_output(self, path: Path) -> None:

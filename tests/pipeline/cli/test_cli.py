@@ -480,6 +480,45 @@ def test_version_and_help(millrace):
     assert "--sigma" in out
 
 
+@pytest.mark.parametrize(
+    ("workload", "unit"), [("smooth", "--size N,…"), ("coulomb", "--cutoff Å"), ("mri", "--dwell µs")]
+)
+def test_help_has_headings_units_and_two_examples(millrace, workload, unit):
+    code, out, _ = millrace("run", workload, "--help")
+    assert code == 0
+    headings = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Parameters", "Running", "Output", "Advanced", "Examples"]
+    assert unit in out
+    assert out.partition("Examples:\n")[2].count(f"  millrace run {workload} ") == 2
+    listed = re.findall(r"^  (--[\w-]+)", out, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+
+
+def test_the_examples_of_the_help_are_valid(millrace):
+    """They fail because their files are missing, and for no other reason."""
+    for workload in ("smooth", "coulomb", "mri", "median"):
+        _, out, _ = millrace("run", workload, "--help")
+        for line in out.partition("Examples:\n")[2].splitlines():
+            arguments = [each for each in line.split()[1:] if each not in ("--device", "cuda")]
+            code, _, err = millrace(*arguments)
+            assert code == 2
+            assert "no such file" in err, (line, err)
+
+
+def test_a_workload_in_place_of_a_command_is_shown_where_it_belongs(millrace):
+    assert millrace("smooth", "in.tif", "out.tif", "--size", "3") == (
+        2, "", "millrace: smooth is a workload: millrace run smooth in.tif out.tif --size 3 (see millrace --help)\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_an_unknown_workload_lists_those_there_are(millrace, command):
+    code, out, err = millrace(command, "smoothe", "in.tif", "out.tif")
+    assert (code, out) == (2, "")
+    assert err.startswith("millrace: there is no workload 'smoothe'; there are coulomb, ")
+    assert "smooth" in err.partition(";")[2]
+
+
 WINDOWS = [("--size", "3"), ("--filter", "gaussian", "--sigma", "1", "--radius", "20")]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -341,6 +343,28 @@ def test_a_job_that_ends_three_servers_is_not_begun_again(tmp_path, store, start
     found = store.job(job).job
     assert found.state is State.FAILED
     assert found.error.startswith("the server died 3 times")
+
+
+def test_two_threads_may_end_a_process_while_a_third_waits_for_its_answer(monkeypatch):
+    start_fork_server()
+    process = job_process._Process(LIMIT_BYTES)
+    connection, closing = process._connection, threading.Lock()
+
+    def close():
+        assert closing.acquire(blocking=False), "by two at once"
+        time.sleep(0.05)
+        type(connection).close(connection)
+        closing.release()
+
+    monkeypatch.setattr(connection, "close", close)
+    os.kill(process._process.pid, signal.SIGSTOP)  # it does not answer
+    with ThreadPoolExecutor(3) as pool:
+        asked = pool.submit(process.ask, "is_fresh")
+        for each in [pool.submit(process.end) for _ in range(2)]:
+            each.result(WAIT_S)
+        with pytest.raises(ProcessDied):
+            asked.result(WAIT_S)
+    assert connection.closed
 
 
 def test_a_process_that_has_grown_is_not_fresh():

@@ -40,6 +40,7 @@ from pipeline.service.store import (
     NoSuchJob,
     OutputTaken,
     Store,
+    Used,
 )
 
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
@@ -310,7 +311,8 @@ class Jobs(RuleBasedStateMachine):
             "preempted": Preempted(job.epoch),
             "lease lost": LeaseLost(job.epoch),
         }.get(how) or Failed(job.epoch, how, transient=how != "failed")
-        _, actions = self.store.apply(job.id, event, now=self.now, facts=Facts(device_seconds=float(seconds)))
+        facts = Facts(used=Used(device_seconds=float(seconds)), run_seconds=seconds / 2)
+        _, actions = self.store.apply(job.id, event, now=self.now, facts=facts)
         if seconds:
             job.device_seconds += seconds
             self.shares[job.new.owner] = (self.usage(job.new.owner) + seconds, self.now)
@@ -328,7 +330,7 @@ class Jobs(RuleBasedStateMachine):
         self.tick()
         job = self.one(which)
         epoch = job.epoch - (job.state in ACTIVE)
-        facts = Facts(receipt={"late": True}, device_seconds=1.0)
+        facts = Facts(receipt={"late": True}, used=Used(device_seconds=1.0))
         assert self.store.apply(job.id, replace(event, epoch=epoch), now=self.now, facts=facts)[1] == ()
         job.device_seconds += 1
         self.shares[job.new.owner] = (self.usage(job.new.owner) + 1.0, self.now)

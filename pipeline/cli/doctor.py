@@ -1,0 +1,155 @@
+"""`millrace doctor`: what this machine has, what hinders jobs here, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pipeline.cli.stdout import say
+from pipeline.config import format_bytes, load_settings
+from pipeline.errors import MillraceError, UserError, printable
+
+_LITTLE_SPACE_BYTES = 10 << 30
+_LITTLE_MEMORY_BYTES = 2 << 30
+# NCCL's ranks and Dask's workers exchange data through shared memory.
+_LITTLE_SHARED_BYTES = 256 << 20
+# A run opens hundreds of Zarr chunks at once.
+_FEW_FILES = 1024
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one thing. `mend`: what to do about it; `stops_jobs`: without that, no job can run."""
+
+    thing: str
+    found: str
+    mend: str | None = None
+    stops_jobs: bool = False
+
+    def line(self) -> str:
+        mark = "ok" if self.mend is None else "MEND" if self.stops_jobs else "note"
+        return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.mend}' if self.mend else ''}"
+
+
+def findings() -> Iterator[Finding]:
+    """Everything there is to tell, one after the other."""
+    yield _program()
+    yield from _devices()
+    yield _memory()
+    yield _shared_memory()
+    yield _space("working folder", Path.cwd())
+    yield from _caches()
+    yield _open_files()
+    yield from _settings()
+    yield from _workloads()
+
+
+def _program() -> Finding:
+    from importlib.metadata import version
+
+    names = ("numpy", "numba", "dask", "zarr", "tifffile")
+    found = ", ".join(f"{name} {version(name)}" for name in names)
+    return Finding("Millrace", f"{version('millrace')} on Python {platform.python_version()}, {found}")
+
+
+def _devices() -> Iterator[Finding]:
+    from pipeline.engine.devices.discovery import discover, fault_in_computing
+
+    for report in discover():
+        obstacle = report.obstacle
+        if obstacle is None and report.name.startswith("cuda"):
+            obstacle = fault_in_computing(int(report.name.partition(":")[2]))
+        yield Finding(report.name, report.description, obstacle)
+
+
+def _memory() -> Finding:
+    words = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free, total = (int(words[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    limit = _number(_CGROUP / "memory.max")
+    if limit is not None and limit < total:
+        total, free = limit, min(free, limit - (_number(_CGROUP / "memory.current") or 0))
+    mend = "jobs may not fit: pass a small --memory, or end other programs" if free < _LITTLE_MEMORY_BYTES else None
+    return Finding("memory", f"{format_bytes(free)} of {format_bytes(total)} free", mend)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+
+
+def _shared_memory() -> Finding:
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError as error:
+        return Finding(
+            "shared memory", f"/dev/shm: {error.strerror}", "jobs on several GPUs need it: mount a tmpfs there"
+        )
+    mend = "jobs on several GPUs need more: start the container with --shm-size=1g"
+    return Finding("shared memory", f"/dev/shm of {format_bytes(size)}", mend if size < _LITTLE_SHARED_BYTES else None)
+
+
+def _space(thing: str, folder: Path) -> Finding:
+    disk = shutil.disk_usage(folder)
+    found = f"{folder}: {format_bytes(disk.free)} free"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(thing, found, "this user may not write here; give outputs another folder")
+    return Finding(thing, found, "large results do not fit here" if disk.free < _LITTLE_SPACE_BYTES else None)
+
+
+def _caches() -> Iterator[Finding]:
+    from kernels.runtime.binaries import cache_folder
+
+    folder = cache_folder("numba").parent
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    mend = "this user may not write there, so every run compiles its kernels: set MILLRACE_CACHE_DIR to another folder"
+    yield Finding("kernel cache", str(folder), None if writable else mend)
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < _FEW_FILES
+    found = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,} at once"
+    return Finding("open files", found, f"raise it: ulimit -n {min(max(hard, soft), 65_536)}" if few else None)
+
+
+def _settings() -> Iterator[Finding]:
+    source = os.environ.get("MILLRACE_CONFIG")
+    try:
+        load_settings({})
+    except MillraceError as error:
+        yield Finding("settings", source or "MILLRACE_… variables", str(error), stops_jobs=True)
+    else:
+        if source:
+            yield Finding("settings", source)
+
+
+def _workloads() -> Iterator[Finding]:
+    from pipeline.workloads import LOCAL_ONLY, unusable, workloads
+
+    yield Finding("workloads", ", ".join(sorted([*workloads(), *LOCAL_ONLY])))
+    for line in unusable():
+        yield Finding("workloads", "one cannot be used", line)
+
+
+@click.command("doctor")
+def check_machine() -> None:
+    """Check this machine (GPUs, driver, memory, disks, settings, packages) and say what to mend.
+
+    Exit code 2 if jobs cannot run.
+    """
+    found = list(findings())
+    for each in found:
+        say(printable(each.line()))
+    if any(each.stops_jobs for each in found):
+        raise SystemExit(UserError.exit_code)

@@ -1,0 +1,191 @@
+"""`millrace run WORKLOAD` and `millrace submit WORKLOAD`: one command for each workload, with an option for each
+parameter."""
+
+from __future__ import annotations
+
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+
+import click
+
+from pipeline.cli import client as client_commands
+from pipeline.cli import local as local_commands
+from pipeline.errors import printable
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+Sections = Mapping[str, Sequence[click.Option]]
+# Of workloads that name none of their own.
+_EXAMPLES = ("in.tif out.tif", "in.zarr out.zarr --device cuda --preview out.png")
+_METAVARS = {int: "N", float: "X", Path: "FILE"}
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists the options under headings, and ends with examples."""
+
+    def __init__(self, name: str, *, arguments: list[click.Parameter], sections: Sections, **more: Any) -> None:
+        self.sections = sections
+        options = [option for section in sections.values() for option in section]
+        super().__init__(name, params=[*arguments, *options], **more)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown: dict[str, Sequence[click.Parameter]] = dict(self.sections)
+        if (own := self.get_help_option(ctx)) is not None:
+            *_, last = shown
+            shown[last] = [*shown[last], own]
+        for title, options in shown.items():
+            records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.epilog:
+            with formatter.section("Examples"):
+                for line in self.epilog.splitlines():
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class WorkloadGroup(click.Group, ABC):
+    """One subcommand for each workload."""
+
+    path: Any  # the type of input and output
+
+    @abstractmethod
+    def further_options(self) -> Sections:
+        """Options that every subcommand takes, by the heading of the help under which they are listed."""
+
+    @abstractmethod
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        """Runs the subcommand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from pipeline.workloads import unusable, workloads
+
+        for line in unusable():
+            click.echo(f"millrace: {printable(line)}", err=True)
+        return list(workloads())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from pipeline.config import spellings
+        from pipeline.workloads import workload_named
+        from pipeline.workloads.common.storage import StorageParameters
+
+        try:
+            workload = workload_named(cmd_name)
+        except KeyError:
+            return None
+        fields = {spellings(field, info)[0]: info for field, info in workload.Parameters.model_fields.items()}
+        options = {name: _parameter_option(name, info) for name, info in fields.items()}
+        stored = [options.pop(name) for name in StorageParameters.model_fields if name in options]
+        further = self.further_options()
+        sections = {"Parameters": [*options.values()], **further, "Output": [*stored, *further.get("Output", ())]}
+
+        def callback(**given: Any) -> None:
+            parameters = {name: given.pop(name) for name in list(given) if name in fields}
+            asked = {name: value for name, value in parameters.items() if value is not None}
+            self.carry_out(cmd_name, asked, **given)
+
+        return SectionedCommand(
+            cmd_name,
+            arguments=[click.Argument(["input"], type=self.path), click.Argument(["output"], type=self.path)],
+            sections=sections,
+            help=workload.summary,
+            callback=callback,
+            epilog="\n".join(
+                f"{ctx.command_path} {cmd_name} {each}" for each in getattr(workload, "examples", _EXAMPLES)
+            ),
+        )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"there is no workload {args[0]!r}; there are {', '.join(self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class RunGroup(WorkloadGroup):
+    path = local_commands.FILE_PATH
+
+    def further_options(self) -> Sections:
+        return local_commands.run_options()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from pipeline.workloads import LOCAL_ONLY
+
+        return sorted([*super().list_commands(ctx), *LOCAL_ONLY])
+
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        local_commands.run(workload, parameters, **options)
+
+
+class SubmitGroup(WorkloadGroup):
+    path = str  # on the service's machine
+
+    def further_options(self) -> Sections:
+        return {"Submitting": client_commands.submit_options()}
+
+    def carry_out(self, workload: str, parameters: dict[str, Any], **options: Any) -> None:
+        client_commands.submit(workload, parameters, **options)
+
+
+@click.group(name="run", cls=RunGroup)
+def run_group() -> None:
+    """Run a job on this machine, without a service: millrace run WORKLOAD INPUT OUTPUT."""
+
+
+@click.group(name="submit", cls=SubmitGroup)
+def submit_group() -> None:
+    """Submit a job to a service: millrace submit WORKLOAD INPUT OUTPUT. Paths are on the service's machine.
+
+    Set MILLRACE_URL to the service's address and MILLRACE_TOKEN to your token.
+    """
+
+
+def _parameter_option(name: str, info: FieldInfo) -> click.Option:
+    """A workload parameter as an option; pydantic checks the value, as in the API."""
+    from pipeline.config import spellings
+
+    declared = [*(f"--{each.replace('_', '-')}" for each in spellings(name, info)), name]
+    if info.annotation is bool:
+        return click.Option(declared, is_flag=True, default=None, help=info.description)
+    choices = [each for each in _alternatives(info.annotation) if isinstance(each, str)]
+    text = info.description or ""
+    several = get_origin(info.annotation) is dict
+    if info.is_required():
+        text += " [required]"
+    elif info.default is not None and not several:
+        text += f" [default: {','.join(map(str, info.default)) if isinstance(info.default, tuple) else info.default}]"
+    return click.Option(
+        declared,
+        multiple=several,
+        type=click.Choice(choices) if choices else str,
+        metavar=None if choices else "NAME=VALUE" if several else _metavar(info),
+        help=text,
+    )
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The values of a Literal, and the types that a union allows."""
+    kind = get_origin(annotation)
+    if kind is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if kind in (Union, types.UnionType):
+        return [each for part in get_args(annotation) for each in _alternatives(part)]
+    return list(get_args(annotation)) if str(kind) == "typing.Literal" else [annotation]
+
+
+def _metavar(info: FieldInfo) -> str:
+    """What a value is: its unit, if the field has one (`json_schema_extra={"unit": "Å"}`), or its type."""
+    extra = info.json_schema_extra
+    unit = str(extra["unit"]) if isinstance(extra, dict) and "unit" in extra else None
+    kinds = [each for each in _alternatives(info.annotation) if each is not type(None)]
+    several = len(kinds) == 1 and get_origin(kinds[0]) is tuple
+    kind = _alternatives(get_args(kinds[0])[0])[0] if several else kinds[0] if len(kinds) == 1 else str
+    one = unit or _METAVARS.get(kind, "TEXT")
+    return f"{one},…" if several else one
