@@ -103,10 +103,11 @@ def submit(
             jobs = [client.submit(workload, input, output, **asked)]
         else:
             jobs = client.submit_array(workload, input, output, array, **asked)
+        if not wait:
+            _show(jobs, as_json, lambda job: job.id, listed=array is not None)
         if sys.stderr.isatty() and not quiet:
             _show_estimate(jobs)
         if not wait:
-            _show(jobs, as_json, lambda job: job.id, listed=array is not None)
             return
         _wait(jobs, timeout, quiet, as_json, listed=array is not None)
 

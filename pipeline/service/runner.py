@@ -257,6 +257,8 @@ class Runner:
 
     def _preempt(self, now: float) -> None:
         """If a job of an operator waits since all places are taken, has a less urgent job give up its place."""
+        if not self._backoff.is_over or not self._has_workers():
+            return
         with self._lock:
             runs = list(self._runs.values())
         if len(runs) < self._limits.jobs_at_once or any(

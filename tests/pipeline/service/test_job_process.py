@@ -307,11 +307,11 @@ class Deadly(JobProcesses):
         lease = super().lease(check)
         open_job = lease.open
 
-        def open_or_die(spec):
+        def open_or_die(spec, **how):
             if spec.output.name == "poison.npy":
                 self.leases += 1
                 os.kill(pid(lease), signal.SIGKILL)
-            return open_job(spec)
+            return open_job(spec, **how)
 
         lease.open = open_or_die
         return lease

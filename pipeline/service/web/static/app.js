@@ -189,12 +189,12 @@ if (job && "drawing" in job.dataset) {
 // Forms
 
 // Null without a text; NaN, which the service refuses, if it is neither a time nor an amount.
-function seconds(text) {
+function parsedSeconds(text) {
   const found = /^([0-9.]+) *(s|m|min|h|d)?$/.exec(text);
   return text ? Number(found?.[1]) * { s: 1, m: 60, min: 60, h: 3600, d: 86400 }[found?.[2] ?? "s"] : null;
 }
 
-function bytes(text) {
+function parsedBytes(text) {
   const found = /^([0-9.]+) *([kmgt]?)(i?)b?$/i.exec(text);
   if (!text) return null;
   return Math.round(Number(found?.[1]) * (found?.[3] ? 1024 : 1000) ** " kmgt".indexOf(found?.[2].toLowerCase() || " "));
@@ -225,9 +225,9 @@ if (submit) {
       after_any: value("after_any").split(/[\s,]+/).filter(Boolean),
       array: value("array") || null,
       limits: {
-        time_s: seconds(value("time")),
-        memory_bytes: bytes(value("memory")),
-        gpu_memory_bytes: bytes(value("gpu_memory")),
+        time_s: parsedSeconds(value("time")),
+        memory_bytes: parsedBytes(value("memory")),
+        gpu_memory_bytes: parsedBytes(value("gpu_memory")),
         gpus: value("gpus") ? Number(value("gpus")) : null,
       },
       parameters,
