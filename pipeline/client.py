@@ -141,7 +141,7 @@ class Client:
         after      : jobs that have to succeed first
         after_any  : jobs that have to end first, however they do
         limits     : what it may take: time ("2h" or seconds), memory and gpu_memory ("16GiB" or bytes), gpus
-        webhook    : an address that is told when the job ends, at one of the hosts that the service allows
+        webhook    : an address to notify when the job ends, at one of the hosts that the service allows
         group      : one of your groups, whose users see the job; default: your first
         key        : an idempotency key; by default a new one, which covers only this call's own repetitions
         parameters : of the workload

@@ -73,7 +73,7 @@ def submit_options() -> list[click.Option]:
         click.Option(["--memory"], help="limit on host memory, such as 16GiB"),
         click.Option(["--gpu-memory"], help="limit on the memory of each GPU, such as 20GiB"),
         click.Option(["--gpus"], type=click.IntRange(1), help="number of GPUs to run on [default: all]"),
-        click.Option(["--webhook"], metavar="URL", help="address that is told when the job ends"),
+        click.Option(["--webhook"], metavar="URL", help="address to notify when the job ends"),
         click.Option(["--group"], help="one of your groups, whose users see the job [default: your first]"),
         click.Option(["--key"], help="idempotency key: repeating the command with it adds no job"),
         click.Option(["--wait"], is_flag=True, help="wait until the job is over; Ctrl-C leaves it running"),
@@ -247,7 +247,9 @@ def _show_estimate(found: list[Any]) -> None:
 
 def _estimated(estimate: dict[str, Any]) -> str:
     seconds = estimate["seconds"]
-    lasts = "no earlier job tells how long" if seconds is None else f"about {format_seconds(seconds)} on this service"
+    lasts = (
+        "time unknown without an earlier job" if seconds is None else f"about {format_seconds(seconds)} on this service"
+    )
     return (
         f"reads {format_bytes(estimate['read_bytes'])}, writes {format_bytes(estimate['written_bytes'])}, "
         f"{format_bytes(estimate['memory_bytes'])} of buffers, {lasts}"

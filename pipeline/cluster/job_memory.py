@@ -124,7 +124,7 @@ class MemoryWatch:
         on_memory: Callable[[int | None, int | None], None],
     ) -> None:
         """identities : what the scheduler knows of each worker, by address
-        report_of  : Millrace's report in what is known of a worker; empty if there is none
+        report_of  : extracts Millrace's report from what the scheduler knows of a worker; empty without one
         job        : its name on the workers
         """
         self._identities = identities

@@ -84,7 +84,7 @@ class Job:
 
     @property
     def preemptible(self) -> bool:
-        """Whether a more urgent job may take its place: its chunks are kept, and its turns are not taken for ever."""
+        """Whether a more urgent job may take its place."""
         return self.state is State.RUNNING and not self.cancelling and self.preemptions < MOST_PREEMPTIONS
 
 

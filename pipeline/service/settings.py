@@ -55,14 +55,18 @@ def checked_url(url: str) -> str:
     return url
 
 
-def _by_group(value: Any) -> Any:
-    """Splits GROUP=FOLDER:FOLDER,GROUP=FOLDER."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part]
-    if not all(equals for _, equals, _ in pairs):
-        raise ValueError(f"{value!r} is not GROUP=FOLDER:FOLDER,…")
-    return {group.strip(): folders for group, _, folders in pairs}
+def _table(form: str) -> Callable[[Any], Any]:
+    """Splits NAME=VALUE,NAME=VALUE; `form` for messages."""
+
+    def split(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError(f"{value!r} is not {form}")
+        return {name.strip(): text for name, _, text in pairs}
+
+    return split
 
 
 def _networks(value: Any) -> Any:
@@ -102,16 +106,6 @@ _Count = Annotated[int, BeforeValidator(whole)]
 _Seconds = Annotated[float | None, BeforeValidator(parse_seconds)]
 _Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
 _Devices = Annotated[int | None, BeforeValidator(whole)]
-
-
-def _pairs(value: Any) -> Any:
-    """NAME=VALUE,… as a table."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part]
-    if not all(separator for _, separator, _ in pairs):
-        raise ValueError(f"{value!r}: write it like time=2h,memory_cap=16GiB")
-    return {name.strip(): text for name, _, text in pairs}
 
 
 class LimitSettings(BaseModel):
@@ -167,7 +161,7 @@ class ServiceSettings(BaseModel):
         description="folders whose files jobs may read and write, separated by colons"
     )
     group_roots: Annotated[
-        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_by_group)
+        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_table("GROUP=FOLDER:FOLDER,…"))
     ] = Field(
         {}, description="folders that take the place of the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…"
     )
@@ -210,20 +204,18 @@ class ServiceSettings(BaseModel):
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
     keep_days: _Count = Field(90, ge=1, le=36_500, description="days to keep records of finished jobs; outputs stay")
-    limits: Annotated[LimitSettings, BeforeValidator(_pairs)] = Field(
+    limits: Annotated[LimitSettings, BeforeValidator(_table("time=2h,memory_cap=16GiB,…"))] = Field(
         NO_DEFAULTS,
         description="limits of each job: defaults, and caps on what it may ask for, such as "
         "time=12h,time_cap=2d,memory=8GiB,gpu_memory=20GiB,gpus_cap=4 [default: none]",
     )
     webhook_url: Annotated[str, AfterValidator(checked_url)] | None = Field(
-        None, description="address that is told of every job that ends"
+        None, description="address to notify of every job that ends"
     )
     webhook_hosts: Annotated[list[str], BeforeValidator(_listed_by_commas)] = Field(
-        [], description="HOST or HOST:PORT, separated by commas, where jobs may have their ends told [default: none]"
+        [], description="HOST or HOST:PORT, separated by commas, that jobs may have notified [default: none]"
     )
-    webhook_secret_file: _Folder | None = Field(
-        None, description="file with the secret that signs what webhooks are told"
-    )
+    webhook_secret_file: _Folder | None = Field(None, description="file with the secret that signs notifications")
     drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds for running jobs to stop after SIGTERM")
 
     @property

@@ -1,4 +1,4 @@
-"""Tells other services that jobs have ended: signed requests, kept on disk until they are answered.
+"""Notifies other services of ended jobs: signed requests, kept on disk until they are answered.
 
 Format and signature are those of Standard Webhooks (https://www.standardwebhooks.com): the headers `webhook-id`, the
 same at every try, `webhook-timestamp` and `webhook-signature`, an HMAC-SHA256 of id, timestamp and body. A receiver may
@@ -55,7 +55,7 @@ def check_webhook(url: str, hosts: Sequence[str]) -> None:
     allowed = {each.lower() for each in hosts}
     if f"{host}:{port}" not in allowed and (host not in allowed or port != _PORTS[parts.scheme]):
         known = ", ".join(hosts) or "none"
-        raise ParameterError(f"webhook: {host}:{port} is not a host that the service may tell; there are: {known}")
+        raise ParameterError(f"webhook: {host}:{port} is not a host that the service may notify; there are: {known}")
 
 
 def read_secret(path: Path) -> bytes:
@@ -93,7 +93,7 @@ class Webhooks:
         is_allowed: Callable[[str], bool],
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """is_allowed : whether an address may still be told: settings may have changed since its job was submitted
+        """is_allowed : whether an address may still be notified: settings may have changed since its job was submitted
         transport  : of the requests; None: the network
         """
         self._store = store
@@ -140,7 +140,7 @@ class Webhooks:
             LOG.error("webhook at %s for job %s: given up: %s", host, delivery.job, fault)
             self._store.forget_delivery(delivery.id)
             with suppress(MillraceError):
-                self._store.log(delivery.job, f"the webhook at {host} was not told: {fault}", now=now)
+                self._store.log(delivery.job, f"the webhook at {host} was not notified: {fault}", now=now)
         else:
             pause_s = min(FIRST_PAUSE_S * 2.0**delivery.tries, MOST_PAUSE_S)
             LOG.warning("webhook at %s for job %s: %s; again in %.0f s", host, delivery.job, fault, pause_s)

@@ -438,7 +438,7 @@ def test_limits_and_the_rest_of_a_submission(service, gate):
             with pytest.raises(ServiceRefused, match=said):
                 client.submit("smooth", "in.npy", "d.npy", limits=wrong)
     refused = run("submit", "smooth", "in.npy", "d.npy", "--webhook", "http://127.0.0.1/").exception
-    assert str(refused) == "webhook: 127.0.0.1:80 is not a host that the service may tell; there are: none"
+    assert str(refused) == "webhook: 127.0.0.1:80 is not a host that the service may notify; there are: none"
     said = dict(line.split(None, 1) for line in run("status", again.id).output.splitlines())
     assert said["limits"] == "90 min, 2.0 GiB of memory"
     assert re.fullmatch(r"[\d.]+ s", said["used"])

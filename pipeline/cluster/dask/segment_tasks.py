@@ -84,7 +84,7 @@ class SegmentTasks:
 
     def _submit(self, segment: Segment) -> None:
         self._attempts[segment] += 1
-        # Others may take it if all of these die; else it would wait for ever.
+        # If all of these die, others may take it: otherwise it would wait forever.
         addresses = self._addresses() if self._addresses is not None else []
         bound = {"workers": addresses, "allow_other_workers": True} if addresses else {}
         future = submit(

@@ -85,7 +85,7 @@ class Submission(BaseModel):
     limits: AskedLimits = NOTHING_ASKED
     webhook: str | None = Field(
         None, max_length=1000, examples=["https://hooks.example.org/millrace"],
-        description="an address that is told when the job ends, at one of the hosts that the service allows",
+        description="an address to notify when the job ends, at one of the hosts that the service allows",
     )  # fmt: skip
     group: str | None = Field(
         None,

@@ -73,7 +73,7 @@ class Store:
         """Opens or creates the database, and brings it to the newest version.
 
         quota_days : the period of quotas
-        webhook    : a URL that is told of every job that ends, besides the job's own
+        webhook    : a URL to notify of every job that ends, besides the job's own
 
         Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
@@ -268,7 +268,7 @@ class Store:
             transaction.note(job, "log", message)
 
     def due_deliveries(self, *, now: float, most: int) -> list[Delivery]:
-        """What URLs are to be told now, the longest due first."""
+        """Notifications to send now, the longest due first."""
         with self._read() as reading:
             return [Delivery(**dict(row)) for row in reading.execute("due_deliveries", now=now, most=most)]
 

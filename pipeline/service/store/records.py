@@ -23,7 +23,7 @@ class NewJob:
     after     : ids of jobs that have to succeed first
     after_any : ids of jobs that have to end first, however they do
     throttle  : how many jobs of its array may run at the same time; None: any number
-    webhook   : a URL that is told when it ends
+    webhook   : a URL to notify when it ends
     written   : the output's resolved path, which identifies the file; None: `output`
     """
 
@@ -126,7 +126,7 @@ NO_FACTS = Facts()
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """An ended job that a URL is to be told of. `tries`: those that failed; `at`: when the job ended."""
+    """A notification of an ended job. `tries`: those that failed; `at`: when the job ended."""
 
     id: str
     job: str

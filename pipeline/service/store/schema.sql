@@ -193,7 +193,7 @@ CREATE INDEX jobs_by_active_array ON jobs (array_id)
 -- Whether any ending of `after` will do: its state is then 'succeeded' too.
 ALTER TABLE dependencies ADD COLUMN any_end INTEGER NOT NULL DEFAULT 0;
 
--- Who is to be told of jobs that have ended.
+-- Notifications of jobs that have ended.
 ALTER TABLE jobs ADD COLUMN webhook TEXT;
 CREATE TABLE deliveries (
   id    TEXT PRIMARY KEY,                                              -- the same at every try

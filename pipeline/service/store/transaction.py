@@ -74,7 +74,7 @@ class Transaction(Reading):
     """Changes made together; `changed` and `ended` are for those to notify once they are on disk."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, now: float, webhook: str | None) -> None:
-        """webhook : a URL that is told of every job that ends"""
+        """webhook : a URL to notify of every job that ends"""
         super().__init__(connection)
         self._webhook = webhook
         self._path = path

@@ -121,7 +121,7 @@ def test_a_receiver_that_stays_away_is_given_up(store, now, caplog):
     with caplog.at_level(logging.CRITICAL):
         deliver(store, receiver)
     assert store.due_deliveries(now=now[0] + 1e9, most=9) == []
-    said = "the webhook at hooks.example.org was not told: the answer was 500"
+    said = "the webhook at hooks.example.org was not notified: the answer was 500"
     assert store.events(job)[-1].message == said
 
 

@@ -59,7 +59,11 @@ def test_defaults_and_caps_of_the_operator(tmp_path, monkeypatch):
     assert load_service_settings({}, file=tmp_path / "millrace.toml").settings.limits == LimitSettings(
         time=1800, gpus_cap=4
     )
-    for wrong, said in (("time", "write it like time=2h"), ("cores=2", "no such"), ("memory=1KiB", "greater than")):
+    for wrong, said in (
+        ("time", "'time' is not time=2h,memory_cap=16GiB"),
+        ("cores=2", "no such"),
+        ("memory=1KiB", "greater than"),
+    ):
         with pytest.raises(ParameterError, match=said):
             load_service_settings({"limits": wrong}, file=tmp_path / "millrace.toml")
 
@@ -136,7 +140,7 @@ def test_webhooks_only_at_the_operators_hosts(world, tmp_path):
     assert world.store.job(job).asked.webhook == "https://hooks.example.org/a"
     assert "hooks" not in client.get(f"/v1/jobs/{job}").text, "the address may hold a secret"
     refused = submit(client, output="b.npy", webhook="http://169.254.169.254/latest")
-    assert_problem(refused, 422, "webhook: 169.254.169.254:80 is not a host that the service may tell")
+    assert_problem(refused, 422, "webhook: 169.254.169.254:80 is not a host that the service may notify")
     flags = {"data_roots": str(tmp_path), "webhook_hosts": "a.org,b.org:8443"}
     with pytest.raises(ParameterError, match="webhook_secret_file: is not set"):
         load_service_settings(flags)
