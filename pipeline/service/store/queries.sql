@@ -2,10 +2,10 @@
 
 -- name: add_job
 INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
-                  throttle, limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story,
+                  throttle, parked, limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story,
                   submitted_at, changed_at)
 VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index,
-        :throttle, :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
+        :throttle, :parked, :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
 INSERT INTO dependencies (job, after, state, any_end) VALUES (:job, :after, :state, :any_end);
@@ -79,19 +79,18 @@ SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') 
 -- By priority, then the owner's device use, least first, then order of submission; blocked owners and groups wait.
 -- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
-  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0
+  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND parked = 0
   UNION ALL
   SELECT (
-    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND owner > owners.owner
+    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND parked = 0 AND owner > owners.owner
   )
   FROM owners WHERE owner IS NOT NULL
-), {full_arrays}, heads (number) AS (
+), heads (number) AS (
   SELECT (
     SELECT number FROM jobs INDEXED BY jobs_by_turn
-    WHERE state = 'queued' AND held = 0 AND owner = owners.owner
+    WHERE state = 'queued' AND held = 0 AND parked = 0 AND owner = owners.owner
       AND owner_group NOT IN (SELECT value FROM json_each(:blocked_groups))
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
-      AND (throttle IS NULL OR array_id NOT IN full_arrays)
     ORDER BY priority DESC, number LIMIT 1
   )
   FROM owners WHERE owner NOT IN (SELECT value FROM json_each(:blocked_owners))
@@ -101,13 +100,21 @@ FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.ow
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
 
--- name: full_arrays
--- Arrays of which as many jobs run as may at the same time.
-full_arrays AS (
-  SELECT array_id FROM jobs INDEXED BY jobs_by_active_array
-  WHERE throttle IS NOT NULL AND state IN ('planning', 'running', 'publishing')
-  GROUP BY array_id HAVING COUNT(*) >= MIN(throttle)
-)
+-- name: turns_taken
+-- Of an array, up to :most.
+SELECT COUNT(*) FROM (
+  SELECT 1 FROM jobs
+  WHERE array_id = :array_id AND id != :id AND parked = 0 AND state NOT IN ('succeeded', 'failed', 'cancelled')
+  LIMIT :most
+);
+
+-- name: park
+UPDATE jobs SET parked = :parked WHERE id = :id AND parked != :parked RETURNING id;
+
+-- name: unpark_next
+UPDATE jobs SET parked = 0, changed_at = :at
+WHERE number = (SELECT MIN(number) FROM jobs INDEXED BY jobs_by_parked_array WHERE array_id = :array_id AND parked = 1)
+RETURNING id;
 
 -- name: active_of_group
 SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
@@ -220,11 +227,9 @@ SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
 SELECT state, COUNT(*) AS jobs FROM jobs WHERE owner_group IN (SELECT value FROM json_each(:groups)) GROUP BY state;
 
 -- name: oldest_queued
-WITH {full_arrays}
 SELECT MIN(changed_at) FROM (
   SELECT changed_at FROM jobs INDEXED BY jobs_by_wait
-  WHERE state = 'queued' AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
-    AND (throttle IS NULL OR array_id NOT IN full_arrays)
+  WHERE state = 'queued' AND parked = 0 AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
   ORDER BY changed_at LIMIT 1
 );
 

@@ -188,8 +188,13 @@ CREATE TABLE rates (
 
 ALTER TABLE jobs ADD COLUMN preemptions INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN throttle INTEGER;                          -- how many of its array may run at once
-CREATE INDEX jobs_by_active_array ON jobs (array_id)
-  WHERE throttle IS NOT NULL AND state IN ('planning', 'running', 'publishing');
+-- So many unfinished jobs of an array are not parked; as one ends, the next one is no longer. Claims see no parked jobs.
+ALTER TABLE jobs ADD COLUMN parked INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX jobs_by_parked_array ON jobs (array_id, number) WHERE parked = 1;
+DROP INDEX jobs_by_turn;
+CREATE INDEX jobs_by_turn ON jobs (owner, priority DESC, number) WHERE state = 'queued' AND held = 0 AND parked = 0;
+DROP INDEX jobs_by_wait;
+CREATE INDEX jobs_by_wait ON jobs (changed_at, id) WHERE state = 'queued' AND parked = 0;
 -- Whether any ending of `after` will do: its state is then 'succeeded' too.
 ALTER TABLE dependencies ADD COLUMN any_end INTEGER NOT NULL DEFAULT 0;
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -80,6 +80,7 @@ class Transaction(Reading):
         self._path = path
         self._now = now
         self.changed: set[str] = set()  # ids of jobs
+        self._turns: Counter[str | None] = Counter()  # taken by added jobs, by array
         self.ended: list[Ended] = []
         self.used: list[Usage] = []
 
@@ -96,6 +97,7 @@ class Transaction(Reading):
             "output": new.output, "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False),
             "priority": new.priority, "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now, "throttle": new.throttle,
+            "parked": self._is_parked(new),
             "limits": new.limits.model_dump_json(), "webhook": new.webhook,
         }  # fmt: skip
         self.execute("add_job", **values)
@@ -168,11 +170,31 @@ class Transaction(Reading):
             self.execute("note_estimate", id=job.id, work=facts.work, estimate=json.dumps(facts.estimate))
         if job.state is State.SUCCEEDED:
             self.execute("add_rate", id=job.id)
+        if before.asked.throttle is not None:
+            self._pass_turns(before, job)
         if job.state in TERMINAL:
             self._tell_webhooks(before.asked, job.id)
             lasted = None if started is None else max(now - started, 0.0)
             self.ended.append(Ended(before.asked.workload, job.state, lasted))
             self.account(Usage(day=None, owner=before.asked.owner, group=before.asked.group, **{job.state.value: 1}))
+
+    def _is_parked(self, new: NewJob) -> bool:
+        """Whether the new job has to wait until others of its array have ended."""
+        if new.throttle is None or self._turns[new.array_id] == new.throttle:
+            return new.throttle is not None
+        self._turns[new.array_id] += 1
+        return False
+
+    def _pass_turns(self, before: StoredJob, job: Job) -> None:
+        """A job of a throttled array has changed: if it has ended, the next one may run; if it is queued again, it
+        needs a turn."""
+        array_id, throttle = before.asked.array_id, before.asked.throttle
+        if job.state in TERMINAL and before.job.state not in TERMINAL:
+            if self.execute("park", id=job.id, parked=0).fetchone() is None:  # it had a turn
+                self.changed |= {row["id"] for row in self.execute("unpark_next", array_id=array_id, at=self._now)}
+        elif before.job.state in TERMINAL and job.state not in TERMINAL:
+            taken = self.execute("turns_taken", array_id=array_id, id=job.id, most=throttle).fetchone()[0]
+            self.execute("park", id=job.id, parked=int(taken >= throttle))
 
     def account(self, usage: Usage) -> None:
         """Adds to today's account of an owner and a group."""

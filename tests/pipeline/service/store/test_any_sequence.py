@@ -46,7 +46,7 @@ from pipeline.service.store import (
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0
 WHICH = st.integers(0, 11)  # of the jobs there are
-UNSEEN = ("new", "messages", "planned", "unmet")
+UNSEEN = ("new", "messages", "planned", "unmet", "parked")
 ENDS = ("failed", "a worker died", "stopped", "preempted", "lease lost")
 
 
@@ -74,6 +74,7 @@ class Known:
     receipt: dict | None = None
     messages: list[str] = field(default_factory=lambda: ["queued"])
     unmet: set[str] = field(default_factory=set)  # jobs that have to end first
+    parked: bool = False  # until another of its array has ended
     planned: int = 0  # the moment of its last claim
 
     def seen(self):
@@ -118,14 +119,13 @@ class Jobs(RuleBasedStateMachine):
         return job.new.after - self.succeeded
 
     def ready(self, job):
-        return job.state is QUEUED and not self.waiting_for(job) and not job.unmet and self.has_turn(job)
+        return job.state is QUEUED and not self.waiting_for(job) and not job.unmet and not job.parked
 
-    def has_turn(self, job):
-        """Whether fewer jobs of its array run than may."""
-        running = [
-            each for each in self.jobs.values() if each.state in ACTIVE and each.new.array_id == job.new.array_id
-        ]
-        return job.new.throttle is None or len(running) < job.new.throttle
+    def array_of(self, job):
+        """The other unfinished jobs of its array."""
+        array = job.new.array_id
+        others = [each for each in self.jobs.values() if each.new.array_id == array and each is not job]
+        return [each for each in others if each.state not in TERMINAL]
 
     def writers(self, job):
         return [each for each in self.jobs.values() if each.new.output == job.new.output and each.state not in TERMINAL]
@@ -145,6 +145,12 @@ class Jobs(RuleBasedStateMachine):
         if state not in ACTIVE:
             job.runner = job.lease_until = None
         job.messages.append(f"{state}: {job.error}" if job.error else str(state))
+        if state in TERMINAL and job.new.throttle is not None:
+            parked = [each for each in self.array_of(job) if each.parked]
+            if parked and not job.parked:
+                parked[0].parked = False
+                self.change(parked[0])
+            job.parked = False
         if state in TERMINAL:
             for each in self.jobs.values():
                 if job.id in each.unmet:
@@ -209,6 +215,8 @@ class Jobs(RuleBasedStateMachine):
             self.accepted = max(self.accepted, self.store.job(job).number - 1) + 1
             unmet = {each for each in set(any_befores) - set(befores) if self.jobs[each].state not in TERMINAL}
             self.jobs[job] = Known(job, self.accepted, each, self.now, unmet=unmet)
+            turns = [each for each in self.array_of(self.jobs[job]) if not each.parked]
+            self.jobs[job].parked = new[0].throttle is not None and len(turns) >= new[0].throttle
             self.changed.add(job)
             if bad:
                 self.doom(self.jobs[job], bad[0])
@@ -252,6 +260,8 @@ class Jobs(RuleBasedStateMachine):
         after, actions = self.store.retry(job.id, now=self.now)
         bad = [self.jobs[each] for each in sorted(self.waiting_for(job)) if self.jobs[each].state in TERMINAL]
         self.change(job, QUEUED, attempts=0, preemptions=0, error=None)
+        turns = [each for each in self.array_of(job) if not each.parked]
+        job.parked = job.new.throttle is not None and len(turns) >= job.new.throttle
         if bad:
             self.doom(job, bad[0])
         assert (after.state, actions) == (job.state, ())
@@ -416,6 +426,12 @@ class Jobs(RuleBasedStateMachine):
         text, _ = self.store.list_json(JobFilter(state=state, owner="ada"), limit=99)
         expected = [job for job in self.jobs.values() if job.state is state and job.new.owner == "ada"]
         assert [found["id"] for found in json.loads(text)] == [job.id for job in reversed(expected)]
+
+    @invariant()
+    def of_an_array_so_many_run(self):
+        for job in self.jobs.values():
+            if job.state in ACTIVE and job.new.throttle is not None:
+                assert 1 + sum(each.state in ACTIVE for each in self.array_of(job)) <= job.new.throttle
 
     @invariant()
     def one_job_writes_an_output(self):
