@@ -11,6 +11,7 @@ MillraceError                 not the user's mistake: exit code 1
 │       └── Aborted           another rank or the service gave up
 ├── OperatorError             somebody's own function failed, or killed its workers
 ├── LimitExceeded             a service's job took more than it may
+├── Crowded                   a job makes room for another on its workers, and goes on later
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
 ├── ResultError               a published result is not what its job computes: exit code 6

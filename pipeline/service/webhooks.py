@@ -34,7 +34,7 @@ FIRST_PAUSE_S, MOST_PAUSE_S, GIVE_UP_S = 5.0, 6 * 3600.0, 7 * 86_400.0
 # Deliveries under way at the same time, so that one slow receiver does not hold up the others.
 AT_ONCE = 8
 # How often the store is looked at without being woken.
-POLL_S = 5.0
+POLL_S = 1.0
 LEAST_SECRET_BYTES = 24
 _PORTS = {"http": 80, "https": 443}
 
