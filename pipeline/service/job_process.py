@@ -275,8 +275,9 @@ class _Server:
     def open(self, spec: JobSpec, most_bytes: int | None) -> Members:
         self._input = spec.input
         self._most_bytes = min(most_bytes or self._limit_bytes, self._limit_bytes)
-        most = self._base_bytes + self._most_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (most, self._base_bytes + self._limit_bytes))
+        hard = self._base_bytes + self._limit_bytes
+        # An earlier job may have left some memory behind.
+        resource.setrlimit(resource.RLIMIT_DATA, (min(_allocated_bytes() + self._most_bytes, hard), hard))
         self._objects = [self._within_limit(lambda: workload_named(spec.workload).open(spec))]
         return _members(self._objects[0])
 

@@ -33,10 +33,10 @@ from pipeline.errors import (
 )
 from pipeline.service import cleanup, run
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut
+from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
-from pipeline.service.store import NewJob, Store
+from pipeline.service.store import Facts, NewJob, Store, Used
 from tests.images import names_in, read_image, version, write_image
 
 WAIT_S = 60.0
@@ -294,26 +294,41 @@ def ledger_has_chunks(data):
 
 
 def test_a_job_beyond_its_time_fails_and_the_next_one_goes_on(service, streams, data, monkeypatch):
-    """Runs of one job count together. Another job is not touched."""
+    later = [0.0]
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later[0]))
 
     def hold(chunk):
         if chunk.index == 8:
             ledger_has_chunks(data)
-            time.sleep(0.1)
+            later[0] = 3 * 3600.0
 
     streams.on_chunk = hold
-    job = service.submit(limits=JobLimits(time_s=0.1))
+    job = service.submit(limits=JobLimits(time_s=7200.0))
     service.runner()
     done = service.wait(job)
     assert (done.job.state, done.job.attempts) == (State.FAILED, 1)
     assert re.fullmatch(
-        r"ran for 0\.\d+ s, and may run for 0\.1 s: submit it again with a larger --time, or retry it; "
+        r"ran for 3(\.\d+)? h, and may run for 2 h: submit it again with a larger --time, or retry it; "
         "its finished chunks are kept", done.job.error,
     )  # fmt: skip
-    assert done.used.seconds > 0.1
-    later = service.wait(service.submit(limits=JobLimits(time_s=WAIT_S)))
-    assert (later.job.state, later.receipt["resumed_chunks"] > 0) == (State.SUCCEEDED, True)
+    assert done.used.seconds > 0
+    streams.on_chunk = lambda chunk: None
+    later[0] = 0.0
+    again = service.wait(service.submit(limits=JobLimits(time_s=7200.0)))
+    assert (again.job.state, again.receipt["resumed_chunks"] > 0) == (State.SUCCEEDED, True)
     np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+
+
+def test_the_time_of_earlier_runs_counts_too(service, streams, monkeypatch):
+    job = service.submit(limits=JobLimits(time_s=100.0))
+    store = service.store
+    claimed = store.claim("killed", now=time.time(), lease_s=1.0, owner_cap=9)
+    store.apply(job, Stopped(claimed.job.epoch), now=time.time(), facts=Facts(used=Used(), run_seconds=101.0))
+    service.runner()
+    assert service.wait(job).job.error.startswith("ran for 101 s, and may run for 100 s")
+    streams.before = lambda: None
+    service.store.retry(job, now=time.time())
+    assert store.job(job).used.seconds < 60, "a retry has all of its time"
 
 
 def test_what_is_taken_is_held_against_what_was_estimated(service, streams, data, monkeypatch):
@@ -333,6 +348,7 @@ def test_what_is_taken_is_held_against_what_was_estimated(service, streams, data
     assert done.estimate.written_bytes == done.receipt["written_bytes"]
     assert done.estimate.read_bytes == done.receipt["read_bytes"]
     assert done.estimate.memory_bytes == done.receipt["ring_bytes"]
+    later[0] = 0.0
     again = service.wait(service.submit("b.npy"))
     assert again.estimate.seconds == pytest.approx(done.used.seconds, rel=1e-6)
     # A waiting job is planned for its estimate, once.
