@@ -11,7 +11,7 @@ import click
 
 from pipeline.cli.stdout import say
 from pipeline.config import Settings
-from pipeline.errors import counted, printable
+from pipeline.errors import UserError, counted, printable
 from pipeline.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def run_many(
             run = ManyFilesRun(asked, executor.device, executor.stream, ManyEvents(on_files=advance))
             try:
                 receipt = run.run(wanted)
+            except UserError:
+                raise
             except (Exception, Stopped):
                 kept.append(f"{run.published:,} of {counted(len(wanted), 'file')} published: go on with --resume")
                 raise

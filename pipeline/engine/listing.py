@@ -96,9 +96,7 @@ def named(inputs: Sequence[Path], folder: Path, template: str, workload: Workloa
         own = {os.path.realpath(path): path for path in inputs}
         for name in taken:
             if str(real / name) in own:
-                raise OutputError(
-                    f"{folder / name} is an input itself: name the results with --output, or another folder"
-                )
+                raise OutputError(f"{folder / name} is an input itself: give --output, or another folder")
     return [Wanted(path, folder / name) for name, path in taken.items()]
 
 
@@ -115,9 +113,7 @@ def _name(template: str, path: Path, index: int) -> str:
 
     name = _PLACEHOLDER.sub(value, template)
     if "/" in name or name in ("", ".", "..") or "\0" in name:
-        raise ParameterError(
-            f"--output {template}: names a file in the folder OUTPUT; it makes {name!r} of {path.name}"
-        )
+        raise ParameterError(f"--output {template}: must name a file in OUTPUT; it makes {name!r} of {path.name}")
     return name
 
 

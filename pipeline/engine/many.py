@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,6 +142,7 @@ class ManyFilesRun:
                 self._run_alone(file)
             outcome.failed.update(scan.failed)
             if outcome.refusals and not outcome.published:
+                self._leave_nothing()
                 raise outcome.refusals[0]
             receipt = self._receipt(wanted, began)
             self._write_table(receipt)
@@ -271,6 +272,12 @@ class ManyFilesRun:
             yield
         finally:
             os.close(lock)
+
+    def _leave_nothing(self) -> None:
+        """No file was begun."""
+        shutil.rmtree(self._state)
+        with suppress(OSError):  # it holds other files
+            self._asked.folder.rmdir()
 
     def _begin(self) -> None:
         """Writes what the run is; refuses to resume another."""
