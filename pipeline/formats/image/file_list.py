@@ -233,7 +233,7 @@ class FileListWriter(ImageWriter):
         self._staged = path.with_name(path.name + ".staged")
         text = self._list.encoded()
         self._partial = PartialFile(path, len(text), opening)
-        self._owned = opening is not Opening.JOIN
+        self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         if opening is Opening.NEW:
             try:
                 self._partial.write_at(0, text)
@@ -293,6 +293,7 @@ class FileListWriter(ImageWriter):
         with writing(folder / self._list.files[0].output):
             sync_folder(folder)
         self._partial.publish(on_sealed)
+        self._live = False
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def _put(self, staged: Path, final: Path) -> None:
@@ -308,10 +309,12 @@ class FileListWriter(ImageWriter):
                     raise
 
     def keep(self) -> None:
+        self._live = False
         self._partial.keep()
 
     def discard(self) -> None:
-        if self._owned and self._partial.path.exists():
+        if self._live:
+            self._live = False
             shutil.rmtree(self._staged, ignore_errors=True)
         self._partial.discard()
 
