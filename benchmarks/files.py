@@ -6,7 +6,8 @@ tensorstore  a copy of the Zarr by TensorStore, without smoothing
 dask         dask.array.map_overlap with OpenCV on all cores, Zarr to Zarr, as a command
 
 Rows: zarr-none, zarr-lz4, zarr-zstd (to the same), tiff-deflate (to Zarr LZ4), tiff (uncompressed, to the same);
-`libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs.
+`libraries`: reading and writing Zarr alone, in this process, by Millrace, TensorStore, zarr-python and zarrs;
+`overhead`: microseconds of one core for each tile or chunk, of 16² samples, so that the codecs' own time hardly counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,12 +32,12 @@ from numpy.typing import NDArray
 
 from benchmarks.options import Options
 from benchmarks.rounds import Rival, band, measure
-from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output
+from pipeline.formats.image import ImageHeader, Region, Storage, format_for_output, open_image
 
 CHUNK = 1024
 SIGMA = 2
 ROWS = ("zarr-none", "zarr-lz4", "zarr-zstd", "tiff-deflate", "tiff")
-LIBRARIES = "libraries"
+LIBRARIES, OVERHEAD = "libraries", "overhead"
 DASK = """
 import sys
 import cv2, dask.array as da, numpy as np, zarr
@@ -156,8 +158,6 @@ def libraries(image: NDArray[np.uint16], folder: Path, repeats: int) -> None:
     """Prints GB/s of reading and of writing the image in chunks of 2 MiB, for each library and compression."""
     import zarr
 
-    from pipeline.formats.image import open_image
-
     def read_ours(source: Path) -> None:
         with open_image(source) as reader:
             out = np.empty(image.shape, image.dtype)
@@ -197,9 +197,43 @@ def libraries(image: NDArray[np.uint16], folder: Path, repeats: int) -> None:
             print(f"{compression:5} {what:5} GB/s: {', '.join(rates)}", flush=True)
 
 
+def overhead(folder: Path, repeats: int) -> None:
+    """Prints the CPU time of reading and of writing one small block, the codec's and the system's included."""
+    side, block, rows = 1024, 16, 256
+    image = np.tile(noisy_cells(block), (side // block, side // block))
+    header = ImageHeader(shape=image.shape, axes="YX", dtype=image.dtype)
+    regions = [Region((row, 0), (row + rows, side)) for row in range(0, side, rows)]
+    out = np.empty_like(image)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # on several, waiting for each other would count
+
+    def cost_us(each: Callable[[Region, NDArray[np.uint16]], None], array: NDArray[np.uint16]) -> float:
+        began = time.process_time()
+        for region in regions:
+            each(region, array[region.slices])
+        return (time.process_time() - began) / (side // block) ** 2 * 1e6
+
+    kinds = [(".zarr", compression, None) for compression in ("none", "lz4", "zstd")]
+    kinds += [(".zarr", "lz4", (8 * block,)), *((".tif", compression, None) for compression in ("deflate", "zstd"))]
+    for suffix, compression, shards in kinds:
+        path, costs = folder / f"small{suffix}", []
+        storage = Storage(chunks=(block,), shards=shards, compression=compression)
+        for _ in range(repeats):
+            writer = format_for_output(path, storage).create(path, header)
+            written = cost_us(writer.write, image)
+            writer.publish()
+            with open_image(path) as reader:
+                costs.append((cost_us(reader.read, out), written))
+            assert np.array_equal(out, image)
+        read, written = np.min(costs, axis=0)
+        kind = f"{suffix} {compression}{', sharded' * bool(shards)}"
+        print(f"{kind:19} µs of a core for each block: read {read:5.1f}, write {written:5.1f}", flush=True)
+    os.sched_setaffinity(0, cores)
+
+
 def main() -> None:
     parser = Options("files", __doc__)
-    parser.add_parts((*ROWS, LIBRARIES), ROWS)
+    parser.add_parts((*ROWS, LIBRARIES, OVERHEAD), ROWS)
     parser.add_rounds(repeats=3)
     parser.add_argument("--side", type=int, default=12288, help="rows and columns of the u16 image [default: 12288]")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where files are [default: /dev/shm]")
@@ -214,8 +248,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         for row in asked.parts:
             folder = Path(name)
-            if row == LIBRARIES:
-                libraries(image, folder, asked.repeats)
+            if row in (LIBRARIES, OVERHEAD):
+                libraries(image, folder, asked.repeats) if row == LIBRARIES else overhead(folder, asked.repeats)
                 continue
             suffix, storage = storage_of(row)
             is_zarr = suffix == ".zarr"

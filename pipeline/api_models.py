@@ -5,6 +5,7 @@ A client ignores unknown fields, so that a newer service can add some.
 
 from __future__ import annotations
 
+from datetime import date
 from enum import StrEnum
 from typing import Any
 
@@ -33,6 +34,7 @@ class JobView(BaseModel):
     id: str
     number: int
     owner: str
+    group: str
     workload: str
     input: str
     output: str
@@ -50,6 +52,7 @@ class JobView(BaseModel):
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool
 
 
 class StageView(BaseModel):
@@ -92,6 +95,55 @@ class EventView(BaseModel):
     at: float
     kind: str
     message: str
+
+
+class HoldView(BaseModel):
+    """Queued jobs of an owner, a group or everybody (`all`) wait until an operator releases them."""
+
+    kind: str
+    name: str
+    held_by: str
+    at: float
+
+
+class QueueView(BaseModel):
+    """The queue for operators: who waits by a hold, and how many jobs run and are queued."""
+
+    holds: list[HoldView]
+    running: int
+    queued: int
+
+
+class CancelledView(BaseModel):
+    """Jobs that were cancelled. `more`: whether there are others of the same kind."""
+
+    jobs: list[str]
+    more: bool
+
+
+class CapView(BaseModel):
+    """A limit. kind: owner or group; the name "" stands for each one without a limit of its own."""
+
+    kind: str
+    name: str
+    what: str
+    value: float
+
+
+class UsageView(BaseModel):
+    """What an owner used in a group. A run counts its seconds for every device that it could use."""
+
+    day: date | None
+    owner: str
+    group: str
+    device_seconds: float
+    gpu_seconds: float
+    read_bytes: int
+    written_bytes: int
+    runs: int
+    succeeded: int
+    failed: int
+    cancelled: int
 
 
 class WorkerView(BaseModel):

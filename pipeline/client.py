@@ -95,7 +95,7 @@ class Client:
         self._address = without_password(self.url)
         token = token or os.environ.get("MILLRACE_TOKEN")
         if token is not None and not re.fullmatch("[!-~]*", token):
-            raise ServiceRefused("MILLRACE_TOKEN: is not a token; `millrace token NAME` creates one")
+            raise ServiceRefused("MILLRACE_TOKEN: is not a token; `millrace token create NAME` makes one")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             if not re.fullmatch(r"(?i:https?)://[^\s/?#]+(/[^\s?#]*)?", self.url):
@@ -127,18 +127,20 @@ class Client:
         *,
         priority: int = 0,
         after: Sequence[Job | str] = (),
+        group: str | None = None,
         key: str | None = None,
         **parameters: Any,
     ) -> Job:
         """Submit a job: it is on the service's disk when this returns.
 
         after      : jobs that have to succeed first
+        group      : one of your groups, whose users see the job; default: your first
         key        : an idempotency key; by default a new one, which covers only this call's own repetitions
         parameters : of the workload
 
         Raises ServiceRefused if the service refuses the job, ServiceError if it does not answer.
         """
-        return self._submit(workload, input, output, priority, after, key, parameters, None)[0]
+        return self._submit(workload, input, output, priority, after, group, key, parameters, None)[0]
 
     def submit_array(
         self,
@@ -149,22 +151,23 @@ class Client:
         *,
         priority: int = 0,
         after: Sequence[Job | str] = (),
+        group: str | None = None,
         key: str | None = None,
         **parameters: Any,
     ) -> list[Job]:
         """Submit one job for each number of the range `array`, such as "0-99"; {index} in paths is replaced by it."""
-        return self._submit(workload, input, output, priority, after, key, parameters, array)
+        return self._submit(workload, input, output, priority, after, group, key, parameters, array)
 
     def _submit(
-        self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], key: str | None,
-        parameters: Mapping[str, Any], array: str | None,
+        self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], group: str | None,
+        key: str | None, parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise ServiceRefused(f"key {key!r}: an idempotency key needs one or more characters, all printable ASCII")
         body = {
             "workload": workload, "input": os.fspath(source), "output": os.fspath(output),
             "parameters": as_json(parameters), "priority": priority,
-            "after": [getattr(each, "id", each) for each in after], "array": array,
+            "after": [getattr(each, "id", each) for each in after], "array": array, "group": group,
         }  # fmt: skip
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         answer = expected(Accepted, self.request("POST", "/v1/jobs", json=body, headers=headers))
@@ -179,7 +182,7 @@ class Client:
         return Job(self, self.request("GET", f"/v1/jobs/{job}"))
 
     def jobs(self, *, limit: int | None = None, **filters: Any) -> Iterator[Job]:
-        """Jobs, the newest first. filters: state, owner, workload, array."""
+        """Jobs, the newest first. filters: state, owner, group, workload, array."""
         asked = {name: value for name, value in filters.items() if value is not None}
         left, before = limit, None
         while left is None or left > 0:

@@ -79,6 +79,9 @@ _FORMS = {
     "input": "must be the name of a file or folder",
     "output": "must be the name of a file or folder",
     "array": "must be FROM-TO, such as 0-99",
+    "group": "must be the name of a group",
+    "owner": "must be the name of a user",
+    "name": "must be the name of a user or a group",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
 # Pydantic's wording and ours.

@@ -9,9 +9,9 @@ over 0 … 1 is one:
     L̂(k) = 4π/k² φ̂(k rc),    φ̂(κ) = ∫ φ(ρ) cos(κρ) dρ over 0 … 1
 
 Of all polynomials of its degree, φ holds the largest share of its energy in the mesh's band. Without a limit of the
-degree that is the prolate spheroidal function of Liang, Jiang, Barnett and Greengard ("ESP", arXiv 2505.09727). At an
-accuracy of 1e-4 the spacing may be 0.20 cutoffs; a Gaussian needs 0.17 for it. The far part is that of the rounded
-coefficients themselves, so their number limits the decay of L̂ but adds no error of its own.
+degree that is the prolate spheroidal function of Liang, Jiang, Barnett and Greengard ("ESP", arXiv 2505.09727). With
+six taps an accuracy of 1e-4 allows a spacing of 0.20 cutoffs, and a Gaussian one of 0.17. The far part is that of the
+rounded coefficients themselves, so their number limits the decay of L̂ but adds no error of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Level:
 
 
 LEVELS = (
-    Level(accuracy=1e-4, spacing=0.20, taps=6, shape=2.4),
+    Level(accuracy=1e-4, spacing=0.22, taps=7, shape=2.35),
     Level(accuracy=1e-5, spacing=0.175, taps=8, shape=2.25),
     Level(accuracy=1e-6, spacing=0.14, taps=10, shape=2.3),
 )

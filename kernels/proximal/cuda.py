@@ -133,6 +133,14 @@ class FistaVectors:
         self._parts = cupy.empty(6 * self._blocks, cupy.float64)
         self._ticket = cupy.zeros((), cupy.uint32)
 
+    def state(self) -> Mapping[str, Any]:
+        vectors = {"image": self.image, "before": self._before}
+        return {**vectors, "normal": self._normal, "normal_before": self._normal_before, "numbers": self._state}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        for name, array in self.state().items():
+            array.set(saved[name])
+
     def gradient(self) -> tuple[Any, Any]:
         """The point after a gradient step, whose memory is used again, and the threshold for it."""
         with on_stream(self.image) as stream:

@@ -6,7 +6,7 @@ Scalars stay on the device, and residuals are read back while later iterations r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from kernels.proximal import inner
 from kernels.sense.arrays import namespace
 from kernels.sense.iterate import Captured, iterate
+from kernels.sense.resumption import Resumption, put
 
 _SMALLEST = np.finfo(np.float32).tiny
 
@@ -47,6 +48,7 @@ class CapturedCg:
         iterations: int,
         tolerance: float = 0.0,
         on_iteration: Callable[[int, float], None] | None = None,
+        resumption: Resumption | None = None,
     ) -> tuple[Any, Any]:
         """x, and the relative residuals after 0, 1, 2 … iterations, float64, on the host.
 
@@ -63,9 +65,16 @@ class CapturedCg:
             self._tolerance[...] = tolerance
             self.status.fill(np.inf)
             follow = None if on_iteration is None else lambda number, row: on_iteration(number, float(row[0]))
-            rows = iterate(self, iterations, tolerance=tolerance, on_iteration=follow)
+            rows = iterate(self, iterations, tolerance=tolerance, on_iteration=follow, resumption=resumption)
             first = float(self._whole > 0)
             return self._solution * scale, np.concatenate([[first], rows[:, 0]])
+
+    def state(self) -> Mapping[str, Any]:
+        vectors = {"solution": self._solution, "residual": self._residual, "direction": self._direction}
+        return {**vectors, "now": self._now, "status": self.status}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        put(self.state(), saved)
 
     def step(self) -> None:
         xp, real = namespace(self._now), self._real

@@ -7,7 +7,7 @@ Source: Hestenes, Stiefel, "Methods of conjugate gradients for solving linear sy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import inner_product, inner_products, namespace
+from kernels.sense.resumption import Resumption
 
 
 def unchanged(value: Any) -> Any:
@@ -37,6 +38,17 @@ class Progress:
     now: Any
     squares: Any
     number: int = 0
+
+    def state(self) -> Mapping[str, Any]:
+        """What `restore` takes, by name."""
+        arrays = {name: value for name, value in vars(self).items() if name != "number"}
+        return {**arrays, "number": np.array(self.number)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from arrays of `state` on the host."""
+        xp = namespace(self.residual)
+        for name in vars(self):
+            setattr(self, name, int(saved[name]) if name == "number" else xp.asarray(saved[name]).copy())
 
 
 def initial_progress(right: Any, iterations: int, *, separate: bool = False) -> Progress:
@@ -69,6 +81,7 @@ def conjugate_gradient(
     separate: bool = False,
     progress: Progress | None = None,
     agreed: Callable[[float], float] = unchanged,
+    resumption: Resumption | None = None,
 ) -> tuple[Any, Any]:
     """Solve (normal + damping · 1) x = right, from x = 0.
 
@@ -82,11 +95,14 @@ def conjugate_gradient(
                  a 0-d array
     progress   : state to continue from, changed in place; from `initial_progress` with the same number of iterations
     agreed     : maps this process's relative residual to the one that all processes solving the problem use
+    resumption   : continue from a saved state that fits, and save later ones
 
     Returns x, and the relative residuals ‖right − (normal + damping) x‖ / ‖right‖ after 0, 1, 2 … iterations by the
     recurrence, float64, on the device of `right`.
     """
     at = initial_progress(right, iterations, separate=separate) if progress is None else progress
+    if resumption is not None and resumption.saved and at.number == 0 and resumption.fits(at.state()):
+        at.restore(resumption.saved)
     xp, real = namespace(at.residual), at.residual.real.dtype
     # Few operations: on a GPU each is a launch, which for a small image takes longer than the arithmetic.
     smallest = np.finfo(real).tiny
@@ -97,7 +113,7 @@ def conjugate_gradient(
     def share(square: Any) -> float:
         return agreed(math.sqrt(float(square) / least))
 
-    if progress is not None and tolerance > 0 and share(at.squares[at.number]) <= tolerance:
+    if (progress is not None or at.number) and tolerance > 0 and share(at.squares[at.number]) <= tolerance:
         iterations = at.number
     while at.number < iterations:
         check_wanted()
@@ -117,4 +133,6 @@ def conjugate_gradient(
             on_iteration(at.number, xp.sqrt(total / xp.maximum(whole, smallest)) if reached is None else reached)
         if reached is not None and reached <= tolerance:
             break
+        if resumption is not None and at.number < iterations and resumption.due():
+            resumption.save(at.state())
     return at.solution * at.scale, xp.sqrt(at.squares[: at.number + 1] / xp.maximum(whole, smallest))

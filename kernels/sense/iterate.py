@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
 from kernels.sense.conjugate_gradient import unchanged
+from kernels.sense.resumption import Resumption
 
 # Iterations that a GPU runs ahead of the status that is looked at, so that it never waits.
 LAG = 3
@@ -20,6 +21,8 @@ LAG = 3
 class Solver(Protocol):
     """step: one iteration, in place. status: float64 of the device; the last number is what the tolerance applies to.
 
+    state    : the arrays that the next iterations depend on, by name
+    restore  : continue from arrays of these names and shapes, which lie on the host
     captured : the steps may be captured in a CUDA graph, by `Captured`; None: they may not
     rests    : once the status has reached the tolerance, further steps change nothing, so the host may look later
     """
@@ -30,6 +33,10 @@ class Solver(Protocol):
 
     def step(self) -> None: ...
 
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None: ...
+
 
 def iterate(
     solver: Solver,
@@ -38,19 +45,23 @@ def iterate(
     tolerance: float = 0.0,
     on_iteration: Callable[[int, NDArray[np.float64]], None] | None = None,
     agreed: Callable[[float], float] = unchanged,
+    resumption: Resumption | None = None,
 ) -> NDArray[np.float64]:
     """The status after each iteration, (n, numbers of a status).
 
     tolerance    : stop once the status' last number falls to this
     on_iteration : called with the iteration's number and status
     agreed       : maps this process's last number to the one that all processes solving the problem use
+    resumption   : continue from a saved state that fits, and save later ones
     """
     xp = namespace(solver.status)
     lag = LAG if xp is not np and solver.rests else 0
     step = solver.step if xp is np or solver.captured is None else solver.captured
     rows = _rows(xp, iterations, len(solver.status))
     coming: deque[tuple[int, Any]] = deque()
-    done = 0
+    first = done = _restored(solver, rows, resumption)
+    if done and tolerance > 0 and agreed(float(rows[done - 1, -1])) <= tolerance:
+        return np.array(rows[:done])
 
     def look() -> bool:
         nonlocal done
@@ -62,7 +73,7 @@ def iterate(
             on_iteration(done, rows[number])
         return tolerance > 0 and agreed(float(rows[number, -1])) <= tolerance
 
-    for number in range(iterations):
+    for number in range(first, iterations):
         check_wanted()
         step()
         event = None
@@ -73,14 +84,30 @@ def iterate(
             solver.status.get(out=rows[number], stream=stream, blocking=False)
             event = stream.record(xp.cuda.Event(disable_timing=True))
         coming.append((number, event))
-        if len(coming) > lag and look():
+        save = resumption is not None and number + 1 < iterations and resumption.due()
+        if any(look() for _ in range(len(coming) if save else len(coming) - lag)):
             break
+        if save and resumption is not None:
+            resumption.save({**solver.state(), "status_rows": rows[:done]})
     else:
         while coming and not look():
             pass
     if coming:  # the host must not reuse what is still written
         coming[-1][1].synchronize()
     return np.array(rows[:done])
+
+
+def _restored(solver: Solver, rows: NDArray[np.float64], resumption: Resumption | None) -> int:
+    """The number of iterations that the saved state has seen, 0 without one; fills their rows."""
+    if resumption is None or not resumption.fits(solver.state()):
+        return 0
+    assert resumption.saved is not None, "it fits"
+    found = resumption.saved.get("status_rows")
+    if found is None or found.ndim != 2 or found.shape[1] != rows.shape[1] or not 0 < len(found) <= len(rows):
+        return 0
+    solver.restore(resumption.saved)
+    rows[: len(found)] = found
+    return len(found)
 
 
 def _rows(xp: Any, count: int, length: int) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from pipeline import __version__
+from pipeline.cli import admin as admin_commands
 from pipeline.cli import client as client_commands
 from pipeline.cli import local as local_commands
 from pipeline.cli import service as service_commands
@@ -38,7 +39,7 @@ def cli() -> None:
 
 
 _COMMANDS = (run_group, submit_group, check_machine, *local_commands.COMMANDS, kernels_group)
-for _command in (*_COMMANDS, *service_commands.COMMANDS, *client_commands.COMMANDS):
+for _command in (*_COMMANDS, *service_commands.COMMANDS, *client_commands.COMMANDS, *admin_commands.COMMANDS):
     cli.add_command(_command)
 
 

@@ -34,9 +34,12 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
+SECONDS = _Seconds(0)
+
+
 def wait_options() -> list[click.Option]:
     return [
-        click.Option(["--timeout"], type=_Seconds(0), help="maximum seconds to wait, then exit with code 5"),
+        click.Option(["--timeout"], type=SECONDS, help="maximum seconds to wait, then exit with code 5"),
         click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
     ]
 
@@ -55,6 +58,7 @@ def submit_options() -> list[click.Option]:
             ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"
         ),
         click.Option(["--array"], metavar="FROM-TO", help="one job for each number; {index} in paths becomes it"),
+        click.Option(["--group"], help="one of your groups, whose users see the job [default: your first]"),
         click.Option(["--key"], help="idempotency key: repeating the command with it adds no job"),
         click.Option(["--wait"], is_flag=True, help="wait until the job is over; Ctrl-C leaves it running"),
         *wait_options(),
@@ -64,7 +68,8 @@ def submit_options() -> list[click.Option]:
 
 def submit(
     workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
-    array: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool, as_json: bool,
+    array: str | None, group: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a job to the service."""
     from pipeline.client import Client
@@ -72,7 +77,7 @@ def submit(
     if timeout is not None and not wait:
         raise ParameterError("--timeout limits --wait: pass both, or neither")
     with Client() as client:
-        asked = {"priority": priority, "after": after, "key": key, **parameters}
+        asked = {"priority": priority, "after": after, "group": group, "key": key, **parameters}
         if array is None:
             jobs = [client.submit(workload, input, output, **asked)]
         else:
@@ -86,6 +91,7 @@ def submit(
 @click.command()
 @click.option("--state", type=click.Choice(_STATES), help="only jobs in this state")
 @click.option("--owner", help="only jobs of this owner")
+@click.option("--group", help="only jobs of this group")
 @click.option("--workload", help="only jobs of this workload")
 @click.option("--array", help="only jobs of this array")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="maximum number of jobs")
@@ -131,7 +137,7 @@ def logs(job: str, follow: bool, as_json: bool) -> None:
         found = client.job(job)
         events = (each.data for each in found.events() if each.kind != "progress") if follow else iter(found.log())
         for event in events:
-            say(json.dumps(event) if as_json else f"{_time(event['at'])}  {printable(event['message'])}")
+            say(json.dumps(event) if as_json else f"{iso_time(event['at'])}  {printable(event['message'])}")
 
 
 JOBS = click.argument("job_ids", nargs=-1, required=True, metavar="JOB…")
@@ -261,16 +267,19 @@ def _line(job: Any) -> str:
 
 def _details(job: Any) -> list[str]:
     view = job.view
+    aside = " (stopping)" if view["cancelling"] else " (held)" if view["held"] else ""
     rows = {
-        "job": view["id"], "state": view["state"] + (" (stopping)" if view["cancelling"] else ""),
-        "owner": view["owner"], "workload": view["workload"], "input": view["input"], "output": view["output"],
+        "job": view["id"], "state": view["state"] + aside,
+        "owner": view["owner"] + (f" ({view['group']})" if view["group"] else ""), "workload": view["workload"],
+        "input": view["input"], "output": view["output"],
         "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
         "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
-        "attempts": view["attempts"], "submitted": _time(view["submitted_at"]), "started": _time(view["started_at"]),
-        "finished": _time(view["finished_at"]), "error": view["error"] or "–",
+        "attempts": view["attempts"], "submitted": iso_time(view["submitted_at"]),
+        "started": iso_time(view["started_at"]), "finished": iso_time(view["finished_at"]),
+        "error": view["error"] or "–",
     }  # fmt: skip
     return [printable(f"{name:11} {value}") for name, value in rows.items()]
 
 
-def _time(at: float | None) -> str:
+def iso_time(at: float | None) -> str:
     return "–" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")

@@ -61,25 +61,13 @@ def _program() -> Finding:
 
 
 def _devices() -> Iterator[Finding]:
-    from pipeline.engine.devices.discovery import discover
+    from pipeline.engine.devices.discovery import discover, fault_in_computing
 
     for report in discover():
         obstacle = report.obstacle
         if obstacle is None and report.name.startswith("cuda"):
-            obstacle = _fault_in_computing(int(report.name.partition(":")[2]))
+            obstacle = fault_in_computing(int(report.name.partition(":")[2]))
         yield Finding(report.name, report.description, obstacle)
-
-
-def _fault_in_computing(ordinal: int) -> str | None:
-    """What goes wrong when a GPU compiles a kernel and runs it."""
-    import cupy
-
-    try:
-        with cupy.cuda.Device(ordinal):
-            total = int(cupy.ElementwiseKernel("int32 x", "int32 y", "y = 2 * x", "doctor")(cupy.arange(1000)).sum())
-    except Exception as error:  # drivers and compilers raise anything
-        return f"a kernel cannot be run ({' '.join(str(error).split())}); check the driver with nvidia-smi"
-    return None if total == 999_000 else f"a kernel computed {total:,} instead of 999,000; this GPU may be damaged"
 
 
 def _memory() -> Finding:

@@ -193,6 +193,8 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
+        if warning := job.job.summary.remarks.get("warning"):
+            click.echo(f"millrace: warning: {printable(warning)}", err=True)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -224,7 +226,8 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
             on_recut=bar.recut,
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
-                f"{count} of {counted(chunks, 'chunk')} kept: go on with --resume"
+                (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")
+                + " kept: go on with --resume"
             ),
         )
         return run_job(job, options, events=events, stream=stream)

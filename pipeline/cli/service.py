@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from pipeline.cli.client import JSON, iso_time
 from pipeline.cli.local import FILE_PATH
 from pipeline.cli.stdout import say
 from pipeline.errors import UserError, printable
+from pipeline.service.http.tokens import Role
 from pipeline.service.settings import ServiceSettings, load_service_settings
 
 
@@ -58,22 +62,86 @@ def check(config: Path | None, **flags: Any) -> None:
         raise SystemExit(UserError.exit_code)
 
 
-@click.command()
+class _TokenGroup(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`millrace token NAME …` is short for `millrace token create NAME …`."""
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_TokenGroup)
+def token() -> None:
+    """Create, list and revoke the tokens of a service's users."""
+
+
+def _tokens_file(required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--file", "-f", type=FILE_PATH, envvar="MILLRACE_TOKENS_FILE" if required else None, required=required,
+        help="the service's tokens_file" + (" [default: MILLRACE_TOKENS_FILE]" if required else ", to add the line to"),
+    )  # fmt: skip
+
+
+@token.command()
 @click.argument("name")
 @click.option(
-    "--role",
-    type=click.Choice(["user", "operator"]),
-    default="user",
-    show_default=True,
-    help="operators may raise priorities",
-)
-def token(name: str, role: str) -> None:
-    """Create a token for NAME: prints the line for the tokens_file on stdout and the token, once, on stderr."""
-    from pipeline.service.http.tokens import new_token, token_line
+    "--role", type=click.Choice(get_args(Role)), default="user", show_default=True,
+    help="viewers only look; operators see, change and limit everything",
+)  # fmt: skip
+@click.option("--group", "groups", multiple=True, metavar="GROUP", help="see only this group's jobs; may be repeated")
+@click.option("--expires", metavar="WHEN", help="an age such as 12h, 90d or 4w, or a date such as 2027-01-31 (UTC)")
+@_tokens_file(required=False)
+def create(name: str, role: Role, groups: tuple[str, ...], expires: str | None, file: Path | None) -> None:
+    """Create a token for NAME: prints the line for the tokens_file on stdout, or adds it to --file. Prints the token,
+    once, on stderr."""
+    from pipeline.service.http.tokens import add_line, expiry, new_token, token_line
 
     made = new_token()
-    say(token_line(name, made, role))
+    line = token_line(name, made, role, groups, None if expires is None else expiry(expires, time.time()))
+    if file is None:
+        say(line)
+    else:
+        add_line(file, line)
     click.echo(f"token of {name}, not shown again: {made}", err=True)
+
+
+@token.command("list")
+@_tokens_file(required=True)
+@JSON
+def list_tokens(file: Path, as_json: bool) -> None:
+    """List the tokens of a file: id, name, role, groups and expiry; the tokens themselves are not in it."""
+    from pipeline.service.http.tokens import Tokens
+
+    views = [
+        {
+            "id": each.id, "name": each.user.name, "role": each.user.role, "groups": [*filter(None, each.user.groups)],
+            "expires_at": each.expires_at, "expired": not each.is_valid(time.time()),
+        }
+        for each in Tokens(file, none_allowed=True)
+    ]  # fmt: skip
+    if as_json:
+        say(json.dumps(views, indent=2))
+    elif views:
+        say("\n".join(_token_line(view) for view in views))
+
+
+def _token_line(view: dict[str, Any]) -> str:
+    said = [view["id"], view["name"], view["role"], ",".join(view["groups"]) or "–"]
+    if view["expires_at"] is not None:
+        said.append(f"{'expired' if view['expired'] else 'expires'} {iso_time(view['expires_at'])}")
+    return "  ".join(said)
+
+
+@token.command()
+@click.argument("who", metavar="NAME|ID")
+@_tokens_file(required=True)
+def revoke(who: str, file: Path) -> None:
+    """Remove all tokens of NAME, or the one with this id, from a file. The service shuts them out at once, and ends the
+    sessions that were begun with them."""
+    from pipeline.service.http.tokens import revoke as revoke_in
+
+    for each in revoke_in(file, who):
+        say(f"revoked {each.id} of {each.user.name}")
 
 
 COMMANDS = (serve, config, token)

@@ -24,6 +24,7 @@ from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.device import Device
 from pipeline.engine.devices.numa import near_cores, stay_on
 from pipeline.engine.identity import input_version
+from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.run import open_device, watch
@@ -32,7 +33,7 @@ from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.many_files import open_job
-from pipeline.workloads.protocol import HoldsInput
+from pipeline.workloads.protocol import HoldsInput, KeepsIterates
 
 # Enough that work stealing balances the load, few enough that their overhead is negligible.
 SEGMENTS_A_WORKER = 8
@@ -145,11 +146,18 @@ def run_segment(
     with (
         _noted(job, left[0]) as running,
         _using(job, running) as opened,
-        Checkpoints(ledger, opened.output, opened.device.name, joined=True) as checkpoints,
+        _checkpoints(ledger, opened) as checkpoints,
     ):
         opened.pipeline.stream([opened.chunks[index] for index in left], written, record=record)
     notes += tuple(entry.notes for entry in checkpoints.saved)
     return SegmentReceipt(segment=segment, notes=notes, stages=record.counts())
+
+
+def _checkpoints(ledger: Ledger, opened: _OpenJob) -> Checkpoints:
+    iterating = opened.output.job if isinstance(opened.output.job, KeepsIterates) else None
+    if iterating is not None:
+        iterating.keep_iterates(Iterates(ledger, joined=True))
+    return Checkpoints(ledger, opened.output, opened.device.name, joined=True, has_iterates=iterating is not None)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.bounded import decode, decode_into, encoded_limit
+from pipeline.codecs.scratch import scratch
 
 _CHECKSUM_BYTES = 4
+_BLOSC_OVERHEAD_BYTES = 16  # of its header: data that do not shrink are stored as they are
 STAGES = ("blosc", "crc32c", "gzip", "lz4", "zlib", "zstd")
 
 
@@ -64,27 +66,48 @@ class ChunkCodec:
             found.append(found[-1] + _CHECKSUM_BYTES if stage.name == "crc32c" else encoded_limit(found[-1]))
         return tuple(found)
 
-    def decode(self, data: NDArray[np.uint8]) -> NDArray[Any]:
-        """The chunk, in native byte order. Raises an exception of any type if the data are damaged or too large."""
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether the decoded bytes are the chunk as it is."""
+        return self.dtype.isnative and self.order == tuple(range(len(self.shape)))
+
+    def decode(self, data: NDArray[np.uint8], memory: NDArray[np.uint8] | None = None) -> NDArray[Any]:
+        """The chunk, in native byte order. Raises an exception of any type if the data are damaged or too large.
+
+        memory : of `nbytes`, where the chunk is made if it need not be moved; None: new memory
+        """
         found: Any = data
-        for number, stage in reversed(list(enumerate(self.stages))):
-            if stage.name == "crc32c":
+        for number in range(len(self.stages) - 1, -1, -1):
+            name = self.stages[number].name
+            if name == "crc32c":
                 found = _checked(found)
             elif number == 0:
-                memory = np.empty(self.nbytes, np.uint8)
-                decode_into(stage.name, found, memory)
-                found = memory
+                room = np.empty(self.nbytes, np.uint8) if memory is None or not self._is_plain else memory
+                decode_into(name, found, room)
+                found = room
             else:
-                found = np.frombuffer(decode(stage.name, found, self.limits[number]), np.uint8)
+                found = np.frombuffer(decode(name, found, self.limits[number]), np.uint8)
         if len(found) != self.nbytes:
             raise ValueError(f"it decodes to {len(found):,} bytes instead of {self.nbytes:,}")
+        if self._is_plain:
+            if np.may_share_memory(found, data):  # data's memory may be used again
+                found = found.copy()
+            plain: NDArray[Any] = found.view(self.dtype).reshape(self.shape)
+            return plain
         stored: NDArray[Any] = found.view(self.dtype).reshape([self.shape[axis] for axis in self.order])
-        return stored.transpose(np.argsort(self.order)).astype(self.dtype.newbyteorder("="), copy=False)
+        return stored.transpose(np.argsort(self.order)).astype(self.dtype.newbyteorder("="))
 
-    def encode(self, chunk: NDArray[Any]) -> Any:
-        """The bytes (as a buffer) of a chunk of this shape, of any strides, in native byte order."""
-        stored = np.ascontiguousarray(chunk.transpose(self.order), self.dtype)
-        found: Any = stored.reshape(-1).view(np.uint8)
+    def encode(self, chunk: NDArray[Any]) -> NDArray[np.uint8]:
+        """The bytes of a chunk of this shape, of any strides, in native byte order.
+
+        They are valid until this thread's next call, or as long as the chunk.
+        """
+        stored = chunk.transpose(self.order)
+        if not stored.flags.c_contiguous or stored.dtype != self.dtype:
+            samples = scratch("samples", self.nbytes).view(self.dtype).reshape(stored.shape)
+            samples[...] = stored
+            stored = samples
+        found: NDArray[np.uint8] = stored.reshape(-1).view(np.uint8)
         for stage in self.stages:
             found = _encoded(stage, found)
         return found
@@ -103,15 +126,18 @@ def _checked(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return data[:-_CHECKSUM_BYTES]
 
 
-def _encoded(stage: Stage, data: Any) -> Any:
+def _encoded(stage: Stage, data: Any) -> NDArray[np.uint8]:
     import imagecodecs
 
     options = stage.options
     if stage.name == "crc32c":
-        return bytes(data) + checksum(data)
+        return np.frombuffer(data.tobytes() + checksum(data), np.uint8)
     if stage.name == "blosc":
-        return imagecodecs.blosc_encode(
+        room: Any = scratch("encoded", len(data) + _BLOSC_OVERHEAD_BYTES)
+        found: Any = imagecodecs.blosc_encode(
             data, options["clevel"], compressor=options["cname"], shuffle=options["shuffle"],
-            typesize=options["typesize"], numthreads=1,
+            typesize=options["typesize"], numthreads=1, out=room,
         )  # fmt: skip
-    return getattr(imagecodecs, f"{stage.name}_encode")(data, options["level"])
+        encoded: NDArray[np.uint8] = room[: len(found)]
+        return encoded
+    return np.frombuffer(getattr(imagecodecs, f"{stage.name}_encode")(data, options["level"]), np.uint8)

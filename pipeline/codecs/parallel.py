@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _MOST_THREADS = 32
 _AT_ONCE_BYTES = 64 << 20
-# By process: threads do not survive a fork.
-_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+class _Work:
+    """The items of one call. Those who help take the next item until none is left, or one has failed."""
+
+    def __init__(self, work: Callable[[Any], object], items: Sequence[Any]) -> None:
+        self._work = work
+        self._left: Iterator[Any] = iter(items)  # of a list or range it is safe in several threads
+        self._lock = threading.Lock()
+        self._helping = 0
+        self._is_over = False  # no further helper comes in
+        self._last_left = threading.Lock()
+        self._last_left.acquire()
+        self.errors: list[BaseException] = []
+
+    def drain(self) -> None:
+        for item in self._left:
+            if self.errors:
+                return
+            try:
+                self._work(item)
+            except BaseException as error:
+                self.errors.append(error)
+
+    def help(self) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._helping += 1
+        self.drain()
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._helping -= 1
+            if self._is_over and not self._helping:
+                self._last_left.release()
+
+    def wait(self) -> None:
+        """Waits for the helpers that are at work."""
+        with self._lock:
+            self._is_over = True
+            if not self._helping:
+                return
+        self._last_left.acquire()
+
+
+# Waiting for calls to help with. By process: threads do not survive a fork.
+_queues: dict[int, SimpleQueue[_Work]] = {}
 
 
 def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0) -> None:
@@ -25,32 +73,30 @@ def for_each(work: Callable[[T], object], items: Sequence[T], nbytes: int = 0) -
     """
     threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     wanted = min(threads, len(items), max(_AT_ONCE_BYTES // max(nbytes, 1), 1))
-    left = iter(items)
-    errors: list[BaseException] = []
-
-    def drain() -> None:
-        for item in left:  # the iterator of a list or range is safe in several threads
-            if errors:
-                return
-            try:
-                work(item)
-            except BaseException as error:
-                errors.append(error)
-
-    helpers: list[Future[None]] = []
-    if wanted > 1:
-        helpers = [_pool(threads).submit(drain) for _ in range(wanted - 1)]
-    drain()
-    for helper in helpers:
-        if not helper.cancel():
-            helper.result()
-    if errors:
-        raise errors[0]
+    if wanted < 2:
+        for item in items:
+            work(item)
+        return
+    call, queue = _Work(work, items), _queue(threads)
+    for _ in range(wanted - 1):
+        queue.put(call)
+    call.drain()
+    call.wait()
+    if call.errors:
+        raise call.errors[0]
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _queue(threads: int) -> SimpleQueue[_Work]:
+    """The queue of the pool, whose threads are started with it."""
     process = os.getpid()
-    if process not in _pools:
-        # Of two threads that come here at once, one pool is dropped; its threads end when they are idle.
-        _pools.setdefault(process, ThreadPoolExecutor(threads, thread_name_prefix="codec"))
-    return _pools[process]
+    if process not in _queues:
+        made: SimpleQueue[_Work] = SimpleQueue()
+        if _queues.setdefault(process, made) is made:  # else another thread was first
+            for number in range(threads):
+                threading.Thread(target=_serve, args=(made,), name=f"codec-{number}", daemon=True).start()
+    return _queues[process]
+
+
+def _serve(queue: SimpleQueue[_Work]) -> None:
+    while True:
+        queue.get().help()

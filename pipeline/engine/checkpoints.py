@@ -28,9 +28,11 @@ class Checkpoints:
         interval_seconds: float | None = None,
         *,
         joined: bool = False,
+        has_iterates: bool = False,
     ) -> None:
         """joined : the ledger belongs to another process, which relies on it: it is never created here, and all written
         chunks are entered at the end, however short the run; an error of that is raised.
+        has_iterates : chunks may have saved their iterates, which an entry replaces
         """
         self._ledger = ledger
         self._output = output
@@ -41,7 +43,7 @@ class Checkpoints:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._save_regularly, name="checkpoints", daemon=True)
         self._began = 0.0
-        self._joined = joined
+        self._joined, self._has_iterates = joined, has_iterates
         self._unsaved: list[Entry] = []
         self.saved: list[Entry] = []
         self._failure: BaseException | None = None
@@ -89,7 +91,9 @@ class Checkpoints:
             with self._lock:  # every writer waits for it
                 self._written = [chunk for chunk in self._written if chunk not in entered]
         while self._unsaved:
-            if not self._joined and not self._ledger.exists:
-                self._ledger.create()
+            if not self._joined:
+                self._ledger.create_once()
             self._ledger.add(self._unsaved[0])
+            if self._has_iterates:
+                self._ledger.drop_iterates(self._unsaved[0].chunks)
             self.saved.append(self._unsaved.pop(0))

@@ -4,6 +4,9 @@
 the audit. An entry is a file of its own, written under another name and renamed, so that processes on several hosts can
 add entries without a lock, and a killed process leaves either a whole entry or none.
 
+An iterate is the state of a chunk's iterations, so that a long chunk need not start again. It belongs to the job, not
+to a run: it holds no part of the output.
+
 Every run has a name, which is part of its entries' names: a worker cut off from a killed run may still add entries, and
 they count only if the partial output is still the one that it wrote to. `receipt.json` is written last, just before
 the output is published, with the output file's identity: if the file of the final name has it, publishing succeeded.
@@ -19,10 +22,14 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline import __version__
 from pipeline.engine.identity import input_version
@@ -35,11 +42,12 @@ from pipeline.workloads.protocol import Budget, JobSpec, Plan
 
 _JOB = "job.json"
 _RECEIPT = "receipt.json"
+_ITERATE = "iterate-{chunk:08d}.npz"
 _ENTRY = "chunks-{first:08d}-{run}.json"
 _ENTRY_NAME = re.compile(r"chunks-\d+-([0-9a-f]+)\.json")
 _ABSENT = object()
 # All names in a ledger's folder, including temporary ones.
-_OURS = re.compile(r"\.?(job|receipt|chunks-\d+(-[0-9a-f]+)?)\.json(\.\d+)?")
+_OURS = re.compile(r"\.?((job|receipt|chunks-\d+(-[0-9a-f]+)?)\.json|iterate-\d+\.npz)(\.\d+)?")
 _REMOVALS = 20
 
 
@@ -76,6 +84,7 @@ class Ledger:
         self._output = resolved(output)
         self.folder = ledger_path(self._output)
         self.identity = identity
+        self._creating = threading.Lock()
 
     @staticmethod
     def recorded_budget(output: Path, spec: JobSpec | None = None) -> Budget | None:
@@ -137,9 +146,19 @@ class Ledger:
             sync_folder(here.parent)
         self._begin_run([])
 
+    def create_once(self) -> None:
+        """Create the folder, unless it exists; from any thread."""
+        with self._creating:
+            if not self.exists:
+                self.create()
+
     def go_on(self) -> None:
         """Begin another run that adds entries. It must own the output."""
         self._begin_run(self._runs)
+
+    def go_on_with_iterates(self) -> None:
+        """Begin a run on a new output: earlier runs' iterates are kept, and their entries do not count."""
+        self._begin_run([])
 
     def _begin_run(self, earlier: Sequence[str]) -> None:
         self.identity = {**self.identity, "runs": [*earlier, secrets.token_hex(6)]}
@@ -178,6 +197,46 @@ class Ledger:
                 found.append(entry)
                 seen.update(entry.chunks)
         return sorted(found, key=lambda entry: entry.chunks[0])
+
+    def save_iterate(self, chunk: int, state: Mapping[str, Any]) -> None:
+        """Write a chunk's state, arrays of the host or the device, atomically and durably.
+
+        StorageError if the disk fails, OutputError if the ledger was removed.
+        """
+
+        def write(file: IO[bytes]) -> None:
+            with zipfile.ZipFile(file, "w") as archive:  # one array at a time is copied from the device
+                for name, array in state.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array.get() if hasattr(array, "get") else np.asarray(array))
+
+        with writing(self.folder):
+            try:
+                _write_file(self.folder / _ITERATE.format(chunk=chunk), write)
+            except FileNotFoundError as error:
+                raise OutputError(f"{self.folder}: was removed while the job ran; run the job again") from error
+
+    def iterate(self, chunk: int) -> Mapping[str, NDArray[Any]] | None:
+        """A chunk's state; None if there is none, or it is damaged."""
+        try:
+            with (
+                open(self.folder / _ITERATE.format(chunk=chunk), "rb", opener=open_beneath) as file,
+                np.load(file, allow_pickle=False) as saved,
+            ):
+                return dict(saved)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+
+    @property
+    def has_iterates(self) -> bool:
+        return any(self.folder.glob("iterate-*.npz"))
+
+    def drop_iterates(self, chunks: Iterable[int]) -> None:
+        """Remove those of finished chunks; harmless without."""
+        with writing(self.folder):
+            for chunk in chunks:
+                with in_its_folder(self.folder / _ITERATE.format(chunk=chunk)) as here:
+                    here.unlink(missing_ok=True)
 
     def within(self, chunks: Sequence[int]) -> list[Entry]:
         """This run's entries that hold only these chunks."""
@@ -284,11 +343,15 @@ def _entry(path: Path, chunk_count: int) -> Entry | None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
+    _write_file(path, lambda file: file.write(json.dumps(content).encode()))
+
+
+def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write atomically and durably: first the content, then the name in the folder."""
     with in_its_folder(path) as here:
         temporary = here.with_name(f".{path.name}.{threading.get_native_id()}")
-        with open(temporary, "w", encoding="utf-8", opener=open_new) as file:
-            json.dump(content, file)
+        with open(temporary, "wb", opener=open_new) as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(here)

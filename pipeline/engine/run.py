@@ -20,6 +20,7 @@ from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.device import CpuDevice, CudaDevice, Device
 from pipeline.engine.devices.discovery import discover, unavailable
 from pipeline.engine.identity import InputIdentity, input_version
+from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedDevice, PlannedJob
@@ -39,7 +40,7 @@ from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
-from pipeline.workloads.protocol import Audit, HoldsInput, Previews
+from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, Previews
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class RunEvents:
     # Called regularly while chunks are streamed; an exception stops the job.
     check: Callable[[], None] = lambda: None
     # The job failed or was stopped; the first number of chunks, of the second, is kept for a resumed run.
+    # None of them: only the state of a chunk's iterations.
     on_kept: Callable[[int, int], None] = lambda kept, chunks: None
 
 
@@ -214,7 +216,7 @@ def run_job(
 def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterator[tuple[Ledger, list[Entry]]]:
     """Opens the output and the job's ledger, and yields the ledger with the entries of an interrupted run.
 
-    After a failure, the ledger's chunks are kept, unless the next run would fail in the same way.
+    After a failure, the ledger's chunks and iterates are kept, unless the next run would fail in the same way.
     """
     new = Ledger(job.spec.output, job.identity)
     found = _resumed(job, new, options) if options.resume and new.begun else None
@@ -222,11 +224,17 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
         job.output.open(Opening.NEW)
     ledger, entries = found or (new, [])
     try:
-        ledger.go_on() if entries else ledger.remove()  # now that the output is locked
+        # Now that the output is locked:
+        if entries:
+            ledger.go_on()
+        elif found is not None and ledger.has_iterates:
+            ledger.go_on_with_iterates()
+        else:
+            ledger.remove()
         yield ledger, entries
     except BaseException as error:
         kept = sum(len(entry.chunks) for entry in ledger.entries())
-        if kept and not isinstance(error, UserError | AuditError):
+        if (kept or ledger.has_iterates) and not isinstance(error, UserError | AuditError):
             job.output.keep()
             events.on_kept(kept, ledger.identity["chunks"])  # current: chunks may have been halved
         else:
@@ -315,7 +323,10 @@ def stream_on_device(job: PlannedJob, plan: Plan, ledger: Ledger, events: RunEve
         events.on_written(chunk)
         events.check()
 
-    with Checkpoints(ledger, job.output, device.name) as checkpoints:
+    iterating = job.output.job if isinstance(job.output.job, KeepsIterates) else None
+    if iterating is not None:
+        iterating.keep_iterates(Iterates(ledger))
+    with Checkpoints(ledger, job.output, device.name, has_iterates=iterating is not None) as checkpoints:
         slots = min(device.ring_depth, len(plan.chunks))
         with DevicePipeline(device, job.output, slot_bytes(plan.chunks), slots=slots) as pipeline:
             record = StageRecord()

@@ -35,6 +35,10 @@ __all__ = [
     "solver_objective",
     "solver_residual",
     "stages",
+    "usage_bytes",
+    "usage_device_seconds",
+    "usage_gpu_seconds",
+    "usage_jobs",
     "work_of",
     "worker_restarts",
 ]
@@ -51,6 +55,10 @@ solver_iterations = counter("millrace_solver_iterations_total")
 solver_residual = gauge("millrace_solver_residual_ratio")
 solver_objective = gauge("millrace_solver_objective")
 worker_restarts = counter("millrace_worker_restarts_total")
+usage_device_seconds = counter("millrace_usage_device_seconds_total")
+usage_gpu_seconds = counter("millrace_usage_gpu_seconds_total")
+usage_bytes = counter("millrace_usage_bytes_total")
+usage_jobs = counter("millrace_usage_jobs_total")
 _errors = counter("millrace_errors_total")
 _INTERNAL = "internal"
 

@@ -1,7 +1,7 @@
 """The table of all metrics: name, type, unit, labels, help and who serves each.
 
-Units are base units (seconds, bytes, watts, degrees Celsius, ratios from 0 to 1). No label contains a job or a user, so
-that the number of series stays bounded.
+Units are base units (seconds, bytes, watts, degrees Celsius, ratios from 0 to 1). No label contains a job or a
+user, so that the number of series stays bounded.
 """
 
 from __future__ import annotations
@@ -53,6 +53,23 @@ TABLE = (
         "millrace_queue_oldest_age_seconds", "gauge", "seconds", (),
         "How long the job has waited that has waited longest of those that could be run; 0 where none waits.",
         "service",
+    ),
+    Metric(
+        "millrace_usage_device_seconds_total", "counter", "seconds", ("group",),
+        "Seconds of runs that ended, times the devices that each could use; of users without a group under ''. "
+        "`millrace usage` has them by user.",
+        "service",
+    ),
+    Metric(
+        "millrace_usage_gpu_seconds_total", "counter", "seconds", ("group",), "Of those, on GPUs.", "service"
+    ),
+    Metric(
+        "millrace_usage_bytes_total", "counter", "bytes", ("group", "direction"),
+        "Bytes of samples that runs read and wrote (read, written).", "service",
+    ),
+    Metric(
+        "millrace_usage_jobs_total", "counter", "jobs", ("group", "outcome"),
+        "Jobs that ended: succeeded, failed or cancelled.", "service",
     ),
     Metric(
         "millrace_errors_total", "counter", "errors", ("kind",),

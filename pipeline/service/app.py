@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from pipeline import __version__
 from pipeline.service.http.access import Gate
+from pipeline.service.http.admin import accounts, admin
 from pipeline.service.http.api import probes, v1
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.problems import MEDIA_TYPE, Problem, install
@@ -27,9 +28,11 @@ def make_app(service: Service) -> FastAPI:
     )  # fmt: skip
     install(app)
     app.add_middleware(RecentAnswers)  # within the gate
-    app.add_middleware(Gate, loopback_alone=service.settings.on_loopback and service.settings.tokens_file is None)
+    app.add_middleware(Gate, loopback_alone=service.settings.is_open_to_all, proxies=service.proxies)
     app.state.service = service
     app.include_router(v1)
+    app.include_router(accounts)
+    app.include_router(admin)
     app.include_router(probes)
-    add_pages(app, service)
+    add_pages(app)
     return app

@@ -21,7 +21,8 @@ class Cleanup:
 
     def remove(self, job: str) -> None:
         """Removes those of a cancelled job, unless a retry or another job continues them, or may."""
-        output = self._roots.writable(self._store.job(job).asked.output)
+        asked = self._store.job(job).asked
+        output = self._roots.of(asked.group).writable(asked.output)
         with self._removed:
             self._removed.wait_for(lambda: output not in self._being_removed)
             self._being_removed.add(output)

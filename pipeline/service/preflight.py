@@ -16,7 +16,8 @@ from pipeline.service.settings import ServiceSettings
 
 def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
     """One line for each that cannot be used, with the reason."""
-    checks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in settings.data_roots]
+    folders = [*settings.data_roots, *(root for roots in settings.group_roots.values() for root in roots)]
+    checks: list[Callable[[], Any]] = [partial(DataRoots, [root]) for root in folders]
     if not checks:
         checks.append(partial(DataRoots, []))
     if settings.tokens_file is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError, ParameterError
@@ -14,12 +14,22 @@ from pipeline.storage.positional import reading
 
 
 class DataRoots:
-    """The folders whose files jobs may read and write."""
+    """The folders whose files jobs may read and write: those of groups without roots of their own, and by `of` of any
+    group."""
 
-    def __init__(self, roots: Sequence[Path], *, but: Path | None = None) -> None:
-        """`but`: the service's state folder: jobs may not use its files even if it lies under a root.
+    def __init__(
+        self,
+        roots: Sequence[Path],
+        *,
+        but: Path | None = None,
+        groups: Mapping[str, Sequence[Path]] | None = None,
+        working_folder: Path | None = None,
+    ) -> None:
+        """but            : the service's state folder: jobs may not use its files even if it lies under a root
+        groups         : roots that take the place of these, for the jobs of some groups
+        working_folder : where the workloads find relative paths; default: the first root
 
-        Raises ParameterError without a root, or if one cannot be used as a folder.
+        Raises ParameterError without a root, if one cannot be used as a folder, or if others could use a group's.
         """
         if not roots:
             raise ParameterError("data_roots: name at least one folder whose files jobs may read and write")
@@ -38,6 +48,22 @@ class DataRoots:
                 )
         names = (*(root.absolute() for root in roots), *self.roots)
         self._confinement = Confinement(tuple(dict.fromkeys(names)), but and but.absolute())
+        self._working_folder = working_folder or self.roots[0]
+        self._groups = {
+            group: DataRoots(own, but=but, working_folder=self._working_folder) for group, own in (groups or {}).items()
+        }
+        for group, own in self._groups.items():
+            for root in own.roots:
+                shared = next((each for each in self.roots if each in root.parents), None)
+                if shared is not None:
+                    raise ParameterError(
+                        f"group_roots: {root} of {group} lies under the data root {shared}, which groups without roots "
+                        "of their own use; name data roots beside it"
+                    )
+
+    def of(self, group: str) -> DataRoots:
+        """Those of a group's jobs."""
+        return self._groups.get(group, self)
 
     def confine(self) -> Confinement:
         """For jobs to carry: from now on, this process opens no path under the roots that leads out of them.
@@ -46,6 +72,8 @@ class DataRoots:
         when a file is opened.
         """
         confine(self._confinement)
+        for own in self._groups.values():
+            own.confine()
         return self._confinement
 
     def within(self, name: str) -> Path:
@@ -83,6 +111,8 @@ class DataRoots:
         only names under the roots are checked again when they are opened."""
         for path in files:
             resolved = self.within(str(path))
+            if self._working_folder != self.roots[0] and not path.is_absolute():
+                raise InputError(f"{path}: among parameters, name a file by its whole path, {resolved}")
             if self._confinement.place_of(str(self.roots[0] / path)) is None:
                 raise InputError(f"{path}: leads into the service's data roots from outside; name it {resolved}")
             self._check_parts(self.roots[0] / path)  # unresolved: the other file of a pair lies beside this name

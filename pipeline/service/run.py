@@ -32,7 +32,7 @@ from pipeline.service.jobs import (
 )
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
-from pipeline.service.store import Facts, StoredJob
+from pipeline.service.store import Facts, StoredJob, Used
 from pipeline.workloads import Chunk, JobSpec, OpenJob, Plan
 
 LOG = logging.getLogger("millrace.service")
@@ -88,6 +88,17 @@ class Run:
         written = self._written + sum(told["write"][2] for told in unfinished)
         return UnderWay(seconds=time.monotonic() - self._began, stages=stages, chunks_done=written)
 
+    def used(self, seconds: float) -> Used:
+        """What the run used in its `seconds`: they count for every device that it could use, also if others did too."""
+        described = self.executor.device.describe()
+        names = [str(each["name"]) for each in described.get("workers", [described])]
+        stages = self._record.now() if self._record is not None else {}
+        read, written = (stages[name].nbytes if name in stages else 0 for name in ("read", "write"))
+        gpus = sum(name.startswith("cuda") for name in names)
+        return Used(
+            device_seconds=seconds * len(names), gpu_seconds=seconds * gpus, read_bytes=read, written_bytes=written
+        )
+
     def outcome(self) -> tuple[Event, Facts]:
         """Runs the job and returns how it ended; raises only if the store fails."""
         epoch = self.epoch
@@ -140,7 +151,9 @@ class Run:
             on_begun=self._begin,
             on_recut=self._begin_anew,
             on_computed=lambda: self._go_on_after(Computed(self.epoch)),
-            on_kept=lambda kept, chunks: self.log(f"{kept} of {counted(chunks, 'chunk')} kept"),
+            on_kept=lambda kept, chunks: self.log(
+                f"{kept} of {counted(chunks, 'chunk')} kept" if kept else "the last iterate kept"
+            ),
             check=self._check,
         )
         return run_job(planned, options, events=events, stream=self.executor.stream)

@@ -150,7 +150,7 @@ class Runner:
         receipt, found = None, self._store.job(job)
         if found.job.state is State.PUBLISHING:
             with suppress(MillraceError):
-                receipt = finished_before(self._roots.writable(found.asked.output), job)
+                receipt = finished_before(self._roots.of(found.asked.group).writable(found.asked.output), job)
         if receipt is not None:  # the result is published, which is too late for a cancellation
             self._tell(job, Published(epoch), Facts(receipt=receipt))
         else:
@@ -258,7 +258,7 @@ class Runner:
         run = Run(
             claimed=claimed,
             executor=self._executor,
-            roots=self._roots,
+            roots=self._roots.of(claimed.asked.group),
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
             processes=self._processes,
@@ -299,7 +299,7 @@ class Runner:
             elif isinstance(event, Published):
                 self._backoff.succeeded()
             self._tell_until_stored(
-                run.claimed.job, run.stopping, event, replace(facts, device_seconds=time.monotonic() - began)
+                run.claimed.job, run.stopping, event, replace(facts, used=run.used(time.monotonic() - began))
             )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")

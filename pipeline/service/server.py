@@ -63,7 +63,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     Raises ParameterError for invalid settings, DeviceUnavailable for a missing device, StorageError if the disk of the
     state folder fails.
     """
-    roots = DataRoots(settings.data_roots, but=settings.state_dir)
+    roots = DataRoots(settings.data_roots, but=settings.state_dir, groups=settings.group_roots)
     roots.confine()
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
     _allow_files()
@@ -73,7 +73,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stack.enter_context(_sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / JOBS)
+        store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
@@ -102,7 +102,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         # Without the unused lifespan: a second signal would log its traceback.
         server = _Server(
             uvicorn.Config(
-                make_app(service), http=BoundedRequests, log_level="warning", lifespan="off",
+                make_app(service), http=BoundedRequests, log_level="warning", lifespan="off", proxy_headers=False,
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip

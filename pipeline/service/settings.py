@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,27 @@ def _listed(value: Any) -> Any:
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
+def _by_group(value: Any) -> Any:
+    """Splits GROUP=FOLDER:FOLDER,GROUP=FOLDER."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(f"{value!r} is not GROUP=FOLDER:FOLDER,…")
+    return {group.strip(): folders for group, _, folders in pairs}
+
+
+def _networks(value: Any) -> Any:
+    """Splits addresses and networks at commas."""
+    parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    for part in parts:
+        try:
+            ip_network(part)
+        except ValueError as error:
+            raise ValueError(f"{part!r} is neither an address nor a network such as 10.0.0.0/8") from error
+    return parts
+
+
 def _absolute(path: Path) -> Path:
     try:
         return path.expanduser().absolute()
@@ -37,6 +60,13 @@ def _short_enough(state_dir: Path) -> Path:
     return state_dir
 
 
+def _header(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]+", value):
+        raise ValueError(f"{value!r} is no name of an HTTP header")
+    return value.lower()
+
+
+_Header = Annotated[str, AfterValidator(_header)]
 _Folder = Annotated[NamedPath, AfterValidator(_absolute)]
 _Count = Annotated[int, BeforeValidator(whole)]
 
@@ -51,6 +81,11 @@ class ServiceSettings(BaseModel):
     )
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
         description="folders whose files jobs may read and write, separated by colons"
+    )
+    group_roots: Annotated[
+        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_by_group)
+    ] = Field(
+        {}, description="folders that take the place of the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…"
     )
     host: str = Field("127.0.0.1", description="address to listen on; tokens are required unless it is loopback")
     port: _Count = Field(8765, ge=0, le=65535, description="port to listen on; 0: any free port")
@@ -75,6 +110,18 @@ class ServiceSettings(BaseModel):
     tokens_file: _Folder | None = Field(
         None, description="file of the users' tokens: lines that `millrace token` prints"
     )
+    trusted_proxies: Annotated[list[str], BeforeValidator(_networks)] = Field(
+        [], description="addresses or networks of reverse proxies whose headers are believed, separated by commas"
+    )
+    proxy_user_header: _Header | None = Field(
+        None, description="header in which the trusted proxies name the user, such as X-Forwarded-User; by default none"
+    )
+    proxy_groups_header: _Header | None = Field(
+        None, description="header in which they name the user's groups, separated by commas"
+    )
+    proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
+    proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
+    quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
@@ -84,6 +131,11 @@ class ServiceSettings(BaseModel):
     @property
     def on_loopback(self) -> bool:
         return self.host in LOOPBACKS
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether everybody who reaches it is its one user, an operator."""
+        return self.tokens_file is None and self.proxy_user_header is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +159,16 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
     Raises ParameterError, which names the source of a wrong value.
     """
     settings, sources = merged(ServiceSettings, flags, file)
-    if not settings.on_loopback and settings.tokens_file is None:
+    if settings.proxy_user_header is not None and not settings.trusted_proxies:
+        raise ParameterError("proxy_user_header: set trusted_proxies too: only their headers are believed")
+    if not settings.on_loopback and settings.is_open_to_all:
         raise ParameterError(f"host {settings.host} is open to others: set a tokens_file, or listen on 127.0.0.1")
     return InForce(settings=settings, sources=sources)
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value in (None, [], {}):
         return "–"
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_shown(each)}" for name, each in value.items())
     return ":".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.errors import MillraceError
 _STATE_FILES = ("lock", "previews")
 _STATE_PREFIX = "jobs.sqlite"
 _FOLDER = os.O_PATH | os.O_DIRECTORY
+_KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
 
 
@@ -159,7 +161,36 @@ def open_within(folder: int, name: str, flags: int, *, make_folders: bool = Fals
         return os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=here)
 
 
-def put_within(folder: int, name: str, buffers: Sequence[Any], unfinished: str) -> None:
+class Subfolders:
+    """Folders below an open one, created if missing; no link is followed. Each thread keeps its latest ones open."""
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+        self._of_threads: dict[int, dict[str, int]] = {}
+
+    def at(self, name: str) -> int:
+        """A descriptor of the folder `name`, which may have several parts; "" is the open one. OSError (ELOOP or
+        ENOTDIR) if a part is a link."""
+        if not name:
+            return self._folder
+        mine = self._of_threads.setdefault(threading.get_ident(), {})
+        found = mine.pop(name, None)
+        if found is None:
+            if len(mine) == _KEPT_OPEN:
+                os.close(mine.pop(next(iter(mine))))
+            with _last_folder(self._folder, f"{name}/_", make=True) as (here, _):
+                found = os.dup(here)
+        mine[name] = found
+        return found
+
+    def close(self) -> None:
+        """Called when no thread uses the descriptors; harmless a second time."""
+        while self._of_threads:
+            for descriptor in self._of_threads.popitem()[1].values():
+                os.close(descriptor)
+
+
+def put_within(folders: Subfolders, name: str, buffers: Sequence[Any], unfinished: str) -> None:
     """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
 
     Missing folders on the way are created. The file is either old or new, never partial, even if the process is killed.
@@ -168,16 +199,19 @@ def put_within(folder: int, name: str, buffers: Sequence[Any], unfinished: str) 
 
     OSError as from `open_within`.
     """
-    descriptor = open_within(folder, unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, make_folders=True)
+    there, _, temporary = unfinished.rpartition("/")
+    parent, _, last = name.rpartition("/")
+    if last in ("", "..", "."):
+        raise _leads_out(name)
+    begun, ended = folders.at(there), folders.at(parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(temporary, flags, 0o666, dir_fd=begun)
     try:
         for first in range(0, len(buffers), _WRITTEN_AT_ONCE):
             _write_all(descriptor, [memoryview(each).cast("B") for each in buffers[first : first + _WRITTEN_AT_ONCE]])
     finally:
         os.close(descriptor)
-    with _last_folder(folder, unfinished, make=False) as (there, temporary), _last_folder(folder, name, make=True) as (
-        here, last,
-    ):  # fmt: skip
-        os.replace(temporary, last, src_dir_fd=there, dst_dir_fd=here)
+    os.replace(temporary, last, src_dir_fd=begun, dst_dir_fd=ended)
 
 
 def remove_files_within(folder: int, name: str) -> None:

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import OutputError, counted
-from pipeline.storage.confinement import in_its_folder, open_within, put_within, remove_files_within, resolved
+from pipeline.storage.confinement import (
+    Subfolders,
+    in_its_folder,
+    open_within,
+    put_within,
+    remove_files_within,
+    resolved,
+)
 from pipeline.storage.output_lock import (
     create_locked_file,
     create_locked_folder,
@@ -148,6 +155,7 @@ class PartialFolder(SharedDescriptor):
                 descriptor = open_existing(here, os.O_RDONLY | os.O_DIRECTORY, lock=self._live)
         super().__init__(path, descriptor)
         self._token = os.urandom(6).hex()
+        self._folders = Subfolders(descriptor)
 
     @property
     def inside(self) -> Path:
@@ -176,8 +184,12 @@ class PartialFolder(SharedDescriptor):
 
     def put(self, name: str, buffers: Sequence[Any]) -> None:
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
-        with self._in_use() as descriptor:
-            put_within(descriptor, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
+        with self._in_use():
+            put_within(self._folders, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
+
+    def _release(self) -> None:
+        self._folders.close()
+        super()._release()
 
     def flush(self) -> None:
         """Sync what has been written so far."""

@@ -71,6 +71,19 @@ def memory_of(samples: NDArray[Any]) -> memoryview:
     return samples.reshape(-1).view(np.uint8).data
 
 
+def read_fully(descriptor: int, path: Path, offset: int, into: memoryview) -> None:
+    """Fill `into` (of bytes) from `offset`, by as many calls as it takes. InputError if the file ends before it."""
+    done = 0
+    while done < len(into):
+        got = os.preadv(descriptor, [into[done:]], offset + done)
+        if got == 0:
+            raise InputError(
+                f"{path}: truncated: the file ends at byte {offset + done:,}, "
+                f"{counted(len(into) - done, 'byte')} short; copy or export it again"
+            )
+        done += got
+
+
 class SharedDescriptor:
     """An open file or folder that several threads use at once.
 
@@ -91,7 +104,7 @@ class SharedDescriptor:
             close_now = not self._closing and self._users == 0
             self._closing = True
         if close_now:
-            os.close(self._descriptor)
+            self._release()
 
     @contextmanager
     def _in_use(self) -> Iterator[int]:
@@ -109,7 +122,10 @@ class SharedDescriptor:
             self._users -= 1
             close_now = self._closing and self._users == 0
         if close_now:
-            os.close(self._descriptor)
+            self._release()
+
+    def _release(self) -> None:
+        os.close(self._descriptor)
 
     def __del__(self) -> None:
         # Dropped without close, as by an interrupted caller, it must not leak its descriptor.
@@ -154,15 +170,22 @@ class PositionalFile(SharedDescriptor):
         """`read_at` for many offsets with the overhead of one call."""
         with self._in_use() as descriptor, reading(self.path):
             for offset, into in runs:
-                done = os.preadv(descriptor, [into], offset)
-                while done < len(into):
-                    got = os.preadv(descriptor, [into[done:]], offset + done)
-                    if got == 0:
-                        raise InputError(
-                            f"{self.path}: truncated: the file ends at byte {offset + done:,}, "
-                            f"{counted(len(into) - done, 'byte')} short; copy or export it again"
-                        )
-                    done += got
+                if os.preadv(descriptor, [into], offset) < len(into):
+                    read_fully(descriptor, self.path, offset, into)
+
+    def read_some(self, offset: int, into: memoryview) -> int:
+        """Read into `into` (writable, of bytes) from `offset`; returns the number of bytes, fewer if the file ends."""
+        with self._lock:
+            if self._closing:
+                raise ValueError(f"{self.path}: used after it was closed")
+            self._users += 1
+        try:
+            return os.preadv(self._descriptor, [into], offset)
+        except OSError:
+            with reading(self.path):
+                raise
+        finally:
+            self._leave()
 
     def head(self, nbytes: int, offset: int = 0) -> bytes:
         """Up to `nbytes` from `offset`; fewer if the file ends earlier."""

@@ -4,9 +4,9 @@ A `Workload` stands for one kind of job and opens jobs; an `OpenJob` knows one j
 computed, where it is written, and what the result is compared with. The engine owns everything else: files, threads,
 progress, resuming, auditing, receipts, publishing.
 
-What only some jobs can do is a small protocol of its own (`HoldsInput`, `Notes`, `Previews`, `Prefetches`, `Progress`,
-`ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`). The engine looks for its methods on
-the object; nothing is registered.
+What only some jobs can do is a small protocol of its own (`HoldsInput`, `KeepsIterates`, `Notes`, `Previews`,
+`Prefetches`, `Progress`, `ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`). The engine
+looks for its methods on the object; nothing is registered.
 """
 
 from __future__ import annotations
@@ -304,6 +304,27 @@ class HoldsInput(Protocol):
 
     def hold_at_most(self, budget_bytes: int) -> int:
         """Keep no more host memory than this if possible; returns how much may be kept."""
+
+
+class IterateStore(Protocol):
+    """Where the state of a chunk's iterations survives the process; may be used from several threads."""
+
+    def saved(self, chunk: int) -> Mapping[str, NDArray[Any]] | None:
+        """The state that an interrupted run of the same job saved; None if there is none."""
+
+    def due(self, chunk: int) -> bool:
+        """Whether the chunk's state should be saved now."""
+
+    def save(self, chunk: int, state: Mapping[str, Any]) -> None:
+        """Save arrays of the host or the device by name, in place of earlier ones."""
+
+
+@runtime_checkable
+class KeepsIterates(Protocol):
+    """A job whose chunks iterate for long and can go on from a saved state."""
+
+    def keep_iterates(self, store: IterateStore) -> None:
+        """Called before chunks are computed."""
 
 
 @runtime_checkable

@@ -128,10 +128,10 @@ HTTP = httpx2.Client
 def job_view(**changes):
     """A job that is running, as a service answers."""
     return {
-        "id": "0123456789ab", "number": 1, "owner": "ada", "workload": "smooth", "input": "i", "output": "o",
-        "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running", "cancelling": False,
-        "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0, "started_at": 2.0,
-        "finished_at": None, "device_seconds": 0.0,
+        "id": "0123456789ab", "number": 1, "owner": "ada", "group": "", "workload": "smooth", "input": "i",
+        "output": "o", "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running",
+        "cancelling": False, "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0,
+        "started_at": 2.0, "finished_at": None, "device_seconds": 0.0, "held": False,
     } | changes  # fmt: skip
 
 
@@ -458,7 +458,7 @@ def test_places_that_cannot_be_used_are_told_beside_the_settings(tmp_path, own_s
     )
     wrong = ("--data-roots", f"{tmp_path}/none:{tmp_path}:{tmp_path}/file", "--tokens-file", tmp_path / "none")
     code, out, err = millrace(*usable, *wrong, "--state-dir", tmp_path / "file" / "state")
-    assert (code, len(out.splitlines())) == (2, 15)
+    assert (code, len(out.splitlines())) == (2, len(ServiceSettings.model_fields))
     way_out = "correct that, or choose another"
     assert err.replace(str(tmp_path), "T").splitlines() == [
         f"millrace: data_roots: T/none cannot be used as a folder (No such file or directory); {way_out}",

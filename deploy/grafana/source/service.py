@@ -29,7 +29,8 @@ def service() -> Dashboard:
     board = dashboard_of(
         "millrace-service", "Millrace: Service", "Jobs, the queue, outcomes, waits, and whether anything is wrong."
     )
-    return assembled(board, {"Now": _now(), "Jobs": _jobs(), "Waits": _waits(), "Health": _health()})
+    rows = {"Now": _now(), "Jobs": _jobs(), "Waits": _waits(), "Accounts": _accounts(), "Health": _health()}
+    return assembled(board, rows)
 
 
 def _now() -> list[Panel]:
@@ -107,6 +108,28 @@ def _waits() -> list[Panel]:
 def _quantiles(metric: str) -> list[Query]:
     buckets = f"sum by (le) (rate({metric}_bucket[$__rate_interval]))"
     return [Query(f"histogram_quantile({share}, {buckets})", name) for share, name in _SHARES]
+
+
+def _accounts() -> list[Panel]:
+    by_group = "sum by (group) (rate({metric}[$__rate_interval]))"
+    return [
+        graph(
+            "Device time, by group", "Devices that each group's runs could use, counted when a run ends.", "none",
+            [Query(by_group.format(metric="millrace_usage_device_seconds_total"), "{{group}}")], stacked=True,
+        ),
+        graph(
+            "GPU time, by group", "GPUs among those devices.", "none",
+            [Query(by_group.format(metric="millrace_usage_gpu_seconds_total"), "{{group}}")], stacked=True,
+        ),
+        graph(
+            "Bytes, by group", "Samples read and written, counted when a run ends.", "Bps",
+            [Query(by_group.format(metric="millrace_usage_bytes_total"), "{{group}}")], stacked=True,
+        ),
+        graph(
+            "Jobs that ended, by group", "How many each minute, however they ended.", "suffix: jobs/min",
+            [Query("60 * " + by_group.format(metric="millrace_usage_jobs_total"), "{{group}}")], stacked=True,
+        ),
+    ]  # fmt: skip
 
 
 def _health() -> list[Panel]:

@@ -9,13 +9,15 @@ direction method of multipliers", Found. Trends Mach. Learn. 3 (2011), sections 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from kernels.proximal import inner
 from kernels.sense.arrays import namespace
-from kernels.sense.regularized.problem import Problem, captured_step
+from kernels.sense.regularized.problem import Problem, captured_step, penalty_states
+from kernels.sense.resumption import put
 
 INNER = 3  # conjugate gradients an iteration
 _RATIO, _FACTOR = 5.0, 2.0  # residuals that differ by more than the ratio change ρ by the factor
@@ -39,6 +41,15 @@ class Admm:
         self._rho = xp.full((), max(min(_RHO_OF_STRENGTH * max(strengths, default=0.0), 1.0), 1e-3))
         self.status = xp.zeros(3, np.float64)
         self.captured = captured_step(problem, self.step)
+
+    def state(self) -> Mapping[str, Any]:
+        split = {f"split_{number}": each for number, each in enumerate(self._split)}
+        dual = {f"dual_{number}": each for number, each in enumerate(self._dual)}
+        own = {"image": self.image, "normal": self._normal, "rho": self._rho, "status": self.status}
+        return {**own, **split, **dual, **penalty_states(self._problem)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        put(self.state(), saved)
 
     def _coupled(self, image: Any) -> Any:
         """Σ K^H K x."""

@@ -11,7 +11,7 @@ Candès, "Adaptive restart for accelerated gradient schemes", Found. Comput. Mat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from kernels.proximal import inner
 from kernels.runtime.threads import check_wanted
 from kernels.sense.arrays import namespace
-from kernels.sense.regularized.problem import Problem, captured_step
+from kernels.sense.regularized.problem import Problem, captured_step, penalty_states
+from kernels.sense.resumption import put
 
 # Power iterations end once an estimate grows by less than this, and the bound exceeds it by as much.
 _POWER_SHARE, _POWER_STEPS = 0.01, 12
 _ROUNDING = 1e-6  # a smaller rise of the objective is none
 _SMALLEST = 1e-300
+_VECTORS = ("image", "before", "normal", "normal_before")  # of the state; CUDA's have these names too
 
 
 def largest_eigenvalue(normal: Callable[[Any], Any], like: Any) -> float:
@@ -86,6 +88,13 @@ class Fista:
     def image(self) -> Any:
         return self._vectors.image
 
+    def state(self) -> Mapping[str, Any]:
+        return {**self._vectors.state(), "status": self.status, **penalty_states(self._problem)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self._vectors.restore(saved)
+        put({"status": self.status, **penalty_states(self._problem)}, saved)
+
     def step(self) -> None:
         self._penalty.turn()
         image, size = self._penalty.shrink(*self._vectors.gradient())
@@ -113,6 +122,17 @@ class _Vectors:
         self.image, self._normal = np.zeros_like(right), np.zeros_like(right)
         self._before, self._normal_before = self.image, self._normal
         self._lipschitz, self._momentum, self._beta, self._objective = largest + damping, 1.0, 0.0, math.inf
+
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        numbers = np.array([self._lipschitz, self._momentum, self._beta, self._objective, 0.0])
+        return {**dict(zip(_VECTORS, self._all(), strict=True)), "numbers": numbers}
+
+    def restore(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        self.image, self._before, self._normal, self._normal_before = (saved[name].copy() for name in _VECTORS)
+        self._lipschitz, self._momentum, self._beta, self._objective, _ = map(float, saved["numbers"])
+
+    def _all(self) -> tuple[NDArray[Any], ...]:
+        return self.image, self._before, self._normal, self._normal_before
 
     def _start(self) -> NDArray[Any]:
         return np.asarray(self.image + self._real(self._beta) * (self.image - self._before))

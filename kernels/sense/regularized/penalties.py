@@ -8,7 +8,7 @@ repeat an iteration. Random shifts come from a table on the device: wavelets and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ class Penalty(ABC):
     def turn(self) -> None:  # noqa: B027 - most have none
         """Take the next random shift, if there are any."""
 
+    def state(self) -> Mapping[str, Any]:
+        """The arrays that `turn` changes, by name."""
+        return {}
+
 
 class _Shifted(Penalty):
     """Takes shifts from a table of the device; without a seed there are none."""
@@ -77,6 +81,9 @@ class _Shifted(Penalty):
         if self._table is not None and self.shift is not None:
             self._row += 1
             self.shift[...] = namespace(self._table).take(self._table, self._row % _SHIFTS, axis=0)[0]
+
+    def state(self) -> Mapping[str, Any]:
+        return {} if self.shift is None else {"row": self._row, "shift": self.shift}
 
 
 class L1Wavelet(_Shifted):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,12 @@ class Problem:
             right=self.right / np.float32(scale),
             energy=self.energy / scale**2,
         ), scale
+
+
+def penalty_states(problem: Problem) -> Mapping[str, Any]:
+    """The state of all penalties, for a solver's own."""
+    found = ((number, penalty.state()) for number, penalty in enumerate(problem.penalties))
+    return {f"{name}_{number}": array for number, state in found for name, array in state.items()}
 
 
 def captured_step(problem: Problem, step: Callable[[], None]) -> Captured | None:

@@ -14,6 +14,7 @@ from kernels.sense.iterate import iterate
 from kernels.sense.regularized.admm import Admm
 from kernels.sense.regularized.fista import Fista, largest_eigenvalue
 from kernels.sense.regularized.problem import Problem
+from kernels.sense.resumption import Resumption
 
 _WIPED = 1e-6  # share of a penalty's value at the right-hand side
 
@@ -36,6 +37,7 @@ def regularized_sense(
     largest: float | None = None,
     on_iteration: Callable[[int, NDArray[np.float64]], None] | None = None,
     agreed: Callable[[float], float] = unchanged,
+    resumption: Resumption | None = None,
 ) -> Regularized:
     """Images that fit the samples and the penalties.
 
@@ -43,12 +45,15 @@ def regularized_sense(
     largest      : the largest eigenvalue of `problem.normal`, if it is known; FISTA needs it
     on_iteration : called with an iteration's number and status
     agreed       : maps this process's change to the one that all processes solving the problem use
+    resumption   : continue from a saved state that fits, and save later ones
 
     Raises ValueError if a strength wipes the image out.
     """
     unit, scale = problem.in_units()
     solver: Fista | Admm
     if len(unit.penalties) == 1 and unit.penalties[0].simple:
+        if largest is None and resumption is not None and resumption.saved and "numbers" in resumption.saved:
+            largest = 1.0  # the saved state has a better one
         bound = largest_eigenvalue(unit.normal, unit.right) if largest is None else largest
         solver = Fista(unit, bound, tolerance)
     else:
@@ -59,6 +64,7 @@ def regularized_sense(
         tolerance=tolerance,
         on_iteration=on_iteration,
         agreed=agreed,
+        resumption=resumption,
     )
     _refuse_wiped(unit, solver.image)
     status[:, 0] *= scale**2

@@ -66,6 +66,18 @@ def usable_gpus() -> list[int]:
     return [int(report.name.removeprefix("cuda:")) for report in reports]
 
 
+def fault_in_computing(ordinal: int) -> str | None:
+    """What goes wrong when a GPU compiles a kernel and runs it."""
+    import cupy
+
+    try:
+        with cupy.cuda.Device(ordinal):
+            total = int(cupy.ElementwiseKernel("int32 x", "int32 y", "y = 2 * x", "doctor")(cupy.arange(1000)).sum())
+    except Exception as error:  # drivers and compilers raise anything
+        return f"a kernel cannot be run ({' '.join(str(error).split())}); check the driver with nvidia-smi"
+    return None if total == 999_000 else f"a kernel computed {total:,} instead of 999,000; this GPU may be damaged"
+
+
 def all_gpus() -> list[int]:
     """The GPUs of `--device all`: all usable ones. DeviceUnavailable if there are none."""
     gpus = usable_gpus()

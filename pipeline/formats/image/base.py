@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -44,6 +44,29 @@ class Region:
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, stop) for start, stop in zip(self.start, self.stop, strict=True))
+
+
+# A region's part in one block along one axis: the block's number, the part's place in the region, and in the block.
+Part = tuple[int, slice, slice]
+
+
+def blocks_along(span: tuple[int, int], size: int) -> list[Part]:
+    """The blocks of `size` samples that a span (start, stop) along one axis touches."""
+    start, stop = span
+    found = []
+    for number in range(start // size, -(-stop // size)):
+        corner = number * size
+        first, last = max(start, corner), min(stop, corner + size)
+        found.append((number, slice(first - start, last - start), slice(first - corner, last - corner)))
+    return found
+
+
+def touches(spans: Sequence[tuple[int, int]], size: int, length: int) -> NDArray[np.int64]:
+    """How many of the spans along one axis touch each of its blocks of `size` samples."""
+    counts = np.zeros(-(-length // size), np.int64)
+    for start, stop in spans:
+        counts[start // size : -(-stop // size)] += 1
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +170,12 @@ class ImageReader(Reader):
         """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.
 
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
+        """
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Announce the regions that will be read, each once: every combination of these (start, stop) along the axes.
+
+        Decoded blocks are kept up to their last use, within the limit of `hold_at_most`.
         """
 
     def hold_at_most(self, budget_bytes: int) -> int:

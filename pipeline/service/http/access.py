@@ -1,26 +1,21 @@
-"""Access checks before a request is processed: body size, content type, host, origin and token."""
+"""Access checks before a request is processed: body size, content type, host and origin."""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Request, Security
-from fastapi.security import HTTPBearer
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.errors import printable
-from pipeline.service.http.app_state import Service
 from pipeline.service.http.problems import problem
-from pipeline.service.http.tokens import User
+from pipeline.service.http.proxies import Proxies
 from pipeline.service.settings import LOOPBACKS
 
 LOG = logging.getLogger("millrace.service")
 MOST_BODY_BYTES = 1 << 20
-LOCAL_USER = User("local", is_operator=True)
-COOKIE = "millrace_token"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -32,14 +27,16 @@ class Gate:
     """ASGI middleware: refuses bodies that are too large or not JSON, and requests made by pages of other sites.
     HEAD is answered as GET, without creating or sending the body."""
 
-    def __init__(self, app: ASGIApp, *, loopback_alone: bool) -> None:
+    def __init__(self, app: ASGIApp, *, loopback_alone: bool, proxies: Proxies) -> None:
         self._app = app
+        self._proxies = proxies
         self._loopback_alone = loopback_alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = self._proxies.received(scope)
         refusal = self._refusal(Request(scope))
         if refusal is not None:
             await problem(*refusal)(scope, receive, send)
@@ -105,48 +102,6 @@ _HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _TOO_LARGE = f"a request's body may have {MOST_BODY_BYTES:,} bytes at most"
-
-
-# For the description only: the token may also come in the cookie of the web pages.
-_BEARER = HTTPBearer(
-    bearerFormat="a token that `millrace token` made", auto_error=False, scheme_name="token",
-    description="Required if the service has a tokens_file.",
-)  # fmt: skip
-
-
-async def user_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> User:
-    """Who makes a request; 401 without a valid token. Does not block."""
-    service: Service = request.app.state.service
-    known = service.tokens()
-    if known is None:
-        return LOCAL_USER
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-    found = known.user(token) if token else None
-    if found is None:
-        detail = "the token is not known here" if token else "send Authorization: Bearer TOKEN"
-        raise HTTPException(401, detail, {"WWW-Authenticate": 'Bearer realm="millrace"'})
-    return found
-
-
-CurrentUser = Annotated[User, Depends(user_of)]
-
-
-async def owner_of(user: CurrentUser) -> str:
-    """The name of who makes a request."""
-    return user.name
-
-
-Owner = Annotated[str, Depends(owner_of)]
-
-
-async def is_let_in(request: Request) -> bool:
-    """Whether the token of a request is still valid: a stream may outlive it."""
-    try:
-        await user_of(request)
-    except HTTPException:
-        return False
-    return True
 
 
 def _netloc(origin: str) -> str | None:

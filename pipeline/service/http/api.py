@@ -23,15 +23,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
+from pipeline.config import brief
 from pipeline.errors import OutputError
-from pipeline.service.http.access import CurrentUser, Owner, is_let_in, user_of
+from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.identity import CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
+from pipeline.service.http.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
-from pipeline.service.jobs import ACTIVE, CancelRequested
+from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
-from pipeline.service.store import JobFilter, NewJob, Store, StoredJob
+from pipeline.service.store import JobFilter, NewJob, StoredJob
 from pipeline.storage import archive
 from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
@@ -52,7 +55,7 @@ probes = APIRouter(tags=["probes"])
 @v1.post("/v1/jobs", status_code=201, tags=["jobs"], response_model=Accepted)
 def submit(
     service: ThisService,
-    user: CurrentUser,
+    user: Submitter,
     request: Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
@@ -64,11 +67,15 @@ def submit(
         raise HTTPException(503, "the service is stopping; submit the job again when it is back")
     if request.priority > 0 and not user.is_operator:
         raise HTTPException(403, "priority: only operators may raise it above 0; choose 0 or less")
-    new = [_checked(each, service.roots) for each in request.jobs(user.name, secrets.token_hex(6))]
+    group = user.groups[0] if request.group is None else request.group
+    if not user.sees(group):
+        raise HTTPException(403, f"group: {user.name} does not belong to {brief(group)!r}")
+    roots = service.roots.of(group)
+    new = [_checked(each, roots) for each in request.jobs(user.name, group, secrets.token_hex(6))]
     body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
     ids = service.store.accept(
         new, now=time.time(), key=idempotency_key, body_sha256=body,
-        most_of_an_owner=service.settings.jobs_waiting_of_an_owner,
+        most_of_an_owner=service.settings.jobs_waiting_of_an_owner, groups=user.visible_groups,
     )  # fmt: skip
     service.runner.wake()
     views = [job_view(service.store.job(each)) for each in ids]
@@ -79,38 +86,40 @@ def submit(
 @v1.get("/v1/jobs", tags=["jobs"], response_model=JobPage)
 def list_jobs(
     service: ThisService,
+    user: CurrentUser,
     state: State | None = None,
     owner: Annotated[str | None, Query(max_length=64)] = None,
+    group: Annotated[str | None, Query(max_length=64)] = None,
     workload: Annotated[str | None, Query(max_length=64)] = None,
     array: Annotated[str | None, Query(max_length=64)] = None,
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
 ) -> Response:
     """Matching jobs, the newest first."""
-    wanted = JobFilter(state=state, owner=owner, workload=workload, array_id=array, before=before)
+    groups = user.visible_groups if group is None else (group,) if user.sees(group) else ()
+    wanted = JobFilter(state=state, owner=owner, workload=workload, array_id=array, before=before, groups=groups)
     jobs, following = service.store.list_json(wanted, limit=limit)
     return Response(f'{{"jobs":{jobs},"next":{json.dumps(following)}}}', media_type="application/json")
 
 
 @v1.get("/v1/jobs/{job}", tags=["jobs"])
-def show(service: ThisService, job: str) -> JobView:
+def show(service: ThisService, user: CurrentUser, job: str) -> JobView:
     """One job."""
-    return job_view(service.store.job(job))
+    return job_view(visible_job(service, user, job))
 
 
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
-def cancel(service: ThisService, owner: Owner, job: str) -> JobView:
+def cancel(service: ThisService, user: Submitter, job: str) -> JobView:
     """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
-    _refuse_others(service.store.job(job), owner)
-    _, actions = service.store.apply(job, CancelRequested(), now=time.time())
-    service.runner.act(job, actions)
+    own_job(service, user, job)
+    cancel_job(service, job, by=user.name)
     return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
-def retry(service: ThisService, owner: Owner, job: str) -> JobView:
+def retry(service: ThisService, user: Submitter, job: str) -> JobView:
     """Queue a failed or cancelled job again; finished chunks are kept."""
-    _refuse_others(service.store.job(job), owner)
+    own_job(service, user, job)
     _, actions = service.store.retry(job, now=time.time())
     service.runner.act(job, actions)
     return job_view(service.store.job(job))
@@ -119,12 +128,13 @@ def retry(service: ThisService, owner: Owner, job: str) -> JobView:
 @v1.get("/v1/jobs/{job}/log", tags=["jobs"])
 def log(
     service: ThisService,
+    user: CurrentUser,
     job: str,
     after: Annotated[int, Query(ge=0, le=2**62)] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = MOST_EVENTS,
 ) -> list[EventView]:
     """Events of a job after the one numbered `after`."""
-    service.store.job(job)
+    visible_job(service, user, job)
     return [event_view(each) for each in service.store.events(job, after=after, limit=limit)]
 
 
@@ -133,10 +143,14 @@ def log(
     responses={200: {"content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def events(
-    service: ThisService, job: str, request: Request, last_event_id: Annotated[int, Header(ge=0, le=2**62)] = 0
+    service: ThisService,
+    user: CurrentUser,
+    job: str,
+    request: Request,
+    last_event_id: Annotated[int, Header(ge=0, le=2**62)] = 0,
 ) -> StreamingResponse:
     """Server-sent events until the job is over: `state`, `log` and `progress`, each with JSON as its data."""
-    await run_in_threadpool(service.store.job, job)
+    await run_in_threadpool(visible_job, service, user, job)
     stream = _events(service, job, last_event_id, request)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -157,9 +171,9 @@ def list_workers(service: ThisService) -> list[WorkerView]:
 
 
 @v1.get("/v1/jobs/{job}/receipt", tags=["results"], response_class=JSONResponse)
-def receipt(service: ThisService, job: str) -> Response:
+def receipt(service: ThisService, user: CurrentUser, job: str) -> Response:
     """The receipt: input, parameters, output, performance and audit."""
-    found = json.dumps(_succeeded(service.store, job).receipt)  # in ASCII: a path may not be valid Unicode
+    found = json.dumps(_succeeded(service, user, job).receipt)  # in ASCII: a path may not be valid Unicode
     return Response(found, media_type="application/json")
 
 
@@ -167,9 +181,10 @@ def receipt(service: ThisService, job: str) -> Response:
     "/v1/jobs/{job}/result", tags=["results"], response_class=FileResponse,
     responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
 )  # fmt: skip
-def result(service: ThisService, job: str) -> Response:
+def result(service: ThisService, user: CurrentUser, job: str) -> Response:
     """The output; a folder is sent as a tar archive."""
-    output = service.roots.within(_succeeded(service.store, job).asked.output)
+    asked = _succeeded(service, user, job).asked
+    output = service.roots.of(asked.group).within(asked.output)
     if output.is_dir():
         disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
         return StreamingResponse(
@@ -198,9 +213,9 @@ class _OpenFile(FileResponse):
     "/v1/jobs/{job}/preview", tags=["results"], response_class=FileResponse,
     responses={200: {"content": {"image/png": {}}}},
 )  # fmt: skip
-def preview(service: ThisService, job: str) -> FileResponse:
+def preview(service: ThisService, user: CurrentUser, job: str) -> FileResponse:
     """A small image of the result."""
-    picture = service.previews / f"{_succeeded(service.store, job).job.id}.png"
+    picture = service.previews / f"{_succeeded(service, user, job).job.id}.png"
     if not picture.is_file():
         raise HTTPException(404, f"job {job} has no preview")
     return FileResponse(picture, media_type="image/png")
@@ -238,7 +253,7 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
     stored: StoredJob | None = None
     read_at = quiet
     with store.job_events.of(job) as changed:
-        while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request):
+        while not (service.closing.is_set() or await request.is_disconnected()) and await is_let_in(request, stored):
             if stored is None or changed.is_set() or time.monotonic() - read_at > HEARTBEAT_S:
                 changed.clear()
                 read_at = time.monotonic()
@@ -276,13 +291,8 @@ def _checked(new: NewJob, roots: DataRoots) -> NewJob:
     return replace(new, written=os.fsencode(written).decode(errors="backslashreplace"))
 
 
-def _refuse_others(stored: StoredJob, owner: str) -> None:
-    if stored.asked.owner != owner:
-        raise HTTPException(403, f"job {stored.job.id} is {stored.asked.owner}'s, and you are {owner}")
-
-
-def _succeeded(store: Store, job: str) -> StoredJob:
-    stored = store.job(job)
+def _succeeded(service: Service, user: User, job: str) -> StoredJob:
+    stored = visible_job(service, user, job)
     if stored.job.state is not State.SUCCEEDED:
         raise HTTPException(409, f"job {job} is {stored.job.state}: there is no result")
     return stored

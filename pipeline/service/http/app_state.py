@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from pipeline.service.http.proxies import Proxies
+from pipeline.service.http.sessions import Sessions
 from pipeline.service.http.tokens import Tokens
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Runner
@@ -31,6 +33,12 @@ class Service:
     tokens: Callable[[], Tokens | None] = lambda: None
     stopping: threading.Event = field(default_factory=threading.Event)  # no job is accepted any more
     closing: threading.Event = field(default_factory=threading.Event)  # no job runs any more: streams end
+    sessions: Sessions = field(init=False)
+    proxies: Proxies = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sessions", Sessions(self.store))
+        object.__setattr__(self, "proxies", Proxies(self.settings))
 
 
 async def service_of(request: Request) -> Service:

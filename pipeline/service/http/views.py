@@ -64,6 +64,11 @@ class Submission(BaseModel):
     )
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
     array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
+    group: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._@-]{0,64}$",
+        description="one of your groups, whose users see the job; by default your first",
+    )
 
     @model_validator(mode="after")
     def _fits_an_array(self) -> Self:
@@ -86,19 +91,19 @@ class Submission(BaseModel):
         assert found is not None, "the pattern has been checked"
         return range(int(found[1]), int(found[2]) + 1)
 
-    def jobs(self, owner: str, array_id: str) -> list[NewJob]:
+    def jobs(self, owner: str, group: str, array_id: str) -> list[NewJob]:
         """The jobs to create."""
         numbers = self.numbers()
         if numbers is None:
-            return [self._job(owner, None, None)]
-        return [self._job(owner, array_id, number) for number in numbers]
+            return [self._job(owner, group, None, None)]
+        return [self._job(owner, group, array_id, number) for number in numbers]
 
-    def _job(self, owner: str, array_id: str | None, number: int | None) -> NewJob:
+    def _job(self, owner: str, group: str, array_id: str | None, number: int | None) -> NewJob:
         def filled(value: Any) -> Any:
             return value.replace(INDEX, str(number)) if isinstance(value, str) and number is not None else value
 
         return NewJob(
-            owner=owner, workload=self.workload, input=filled(self.input), output=filled(self.output),
+            owner=owner, group=group, workload=self.workload, input=filled(self.input), output=filled(self.output),
             parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
             after=frozenset(self.after), array_id=array_id, array_index=number,
         )  # fmt: skip
@@ -124,11 +129,12 @@ def no_worker(states: Sequence[Mapping[str, Any]]) -> str | None:
 def job_view(stored: StoredJob) -> JobView:
     asked, job = stored.asked, stored.job
     return JobView(
-        id=job.id, number=stored.number, owner=asked.owner, workload=asked.workload, input=asked.input,
-        output=asked.output, parameters=dict(asked.parameters), priority=asked.priority, array=asked.array_id,
-        index=asked.array_index, state=job.state, cancelling=job.cancelling, attempts=job.attempts,
-        chunks=job.chunks, chunks_done=job.chunks_done, error=job.error, submitted_at=stored.submitted_at,
-        started_at=stored.started_at, finished_at=stored.finished_at, device_seconds=stored.device_seconds,
+        id=job.id, number=stored.number, owner=asked.owner, group=asked.group, workload=asked.workload,
+        input=asked.input, output=asked.output, parameters=dict(asked.parameters), priority=asked.priority,
+        array=asked.array_id, index=asked.array_index, state=job.state, cancelling=job.cancelling,
+        attempts=job.attempts, chunks=job.chunks, chunks_done=job.chunks_done, error=job.error,
+        submitted_at=stored.submitted_at, started_at=stored.started_at, finished_at=stored.finished_at,
+        device_seconds=stored.device_seconds, held=stored.held,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline import metrics
@@ -19,12 +19,24 @@ from pipeline.errors import ParameterError, StorageError, counted
 from pipeline.service.jobs import ACTIVE, Claimed, DependencyFailed, Event, Outcome, RetryRequested
 from pipeline.service.store.database import Database
 from pipeline.service.store.job_events import JobEvents
-from pipeline.service.store.records import NO_FACTS, Facts, JobFilter, NewJob, StoredEvent, StoredJob, stored
+from pipeline.service.store.limits import UNFINISHED, Cap, HoldKind, Rules, Subject, called
+from pipeline.service.store.records import (
+    NO_FACTS,
+    Facts,
+    JobFilter,
+    NewJob,
+    StoredEvent,
+    StoredJob,
+    Usage,
+    Used,
+    stored,
+)
 from pipeline.service.store.statements import migrate, storing
 from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, Transaction
 
 __all__ = [
     "HALF_LIFE_S",
+    "Cap",
     "DependencyForgotten",
     "Facts",
     "JobFilter",
@@ -34,12 +46,15 @@ __all__ = [
     "Store",
     "StoredEvent",
     "StoredJob",
+    "Usage",
+    "Used",
 ]
 
 ANY = JobFilter()
 LEAST_ROOM_BYTES = 1 << 20  # on the disk: with less, no job is accepted
 HALF_LIFE_S = 24 * 3600.0  # of an owner's past use: yesterday's counts half
 PRUNED_AT_ONCE = 200  # keeps transactions short
+SESSIONS_OF_A_TOKEN = 100
 REQUEST_KEPT_S = 7 * 24 * 3600.0  # how long an idempotency key is remembered
 
 
@@ -50,12 +65,15 @@ class DependencyForgotten(ParameterError):
 class Store:
     """The jobs of one state folder. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, quota_days: int = 30) -> None:
         """Opens or creates the database, and brings it to the newest version.
+
+        quota_days : the period of quotas
 
         Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
         self.path = path
+        self._quota_days = quota_days
         self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
         try:
@@ -82,11 +100,13 @@ class Store:
         key: str | None = None,
         body_sha256: str = "",
         most_of_an_owner: int | None = None,
+        groups: Sequence[str] | None = None,
     ) -> list[str]:
         """Puts jobs on disk, all or none, and returns their ids in order.
 
         key              : an idempotency key; the same owner, key and body return the same ids
         most_of_an_owner : limit on the owner's unfinished jobs, these included
+        groups           : the owner's groups: those of jobs that these may come after; None: any
 
         Raises ParameterError if the key came with another body, an `after` is unknown or these are too many,
         OutputTaken if an unfinished job writes the same output, StorageError if the database was moved or the disk is
@@ -102,10 +122,11 @@ class Store:
                         raise ParameterError(f"Idempotency-Key {key}: was used for another job; use a new key")
                     return list(json.loads(found["jobs"]))
             self._check_room()
-            if most_of_an_owner is not None:
-                _refuse_too_many(transaction, owner, len(new), most_of_an_owner)
+            rules = self._rules(transaction, now)
+            rules.refuse_over_quota(owner, new[0].group)
+            _refuse_too_many(transaction, rules, new, most_of_an_owner)
             befores = frozenset().union(*(each.after for each in new))
-            states = {before: transaction.job(before).job.state for before in befores}
+            states = {before: transaction.job(before, groups).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
             if key is not None:
                 jobs = json.dumps(ids)
@@ -120,11 +141,13 @@ class Store:
         Raises NoSuchJob, and IllegalTransition if the event cannot happen.
         """
         with self._write(now) as transaction:
-            if facts.device_seconds > 0:  # even if the event is ignored
-                values = {"id": job, "seconds": facts.device_seconds}
-                owner = transaction.execute("add_device_seconds", **values).fetchone()
-                if owner is not None:
-                    transaction.execute("add_share", **values, owner=owner["owner"], at=now)
+            if facts.used is not None:  # even if the event is ignored
+                values = {"id": job, "seconds": facts.used.device_seconds}
+                whose = transaction.execute("add_device_seconds", **values).fetchone()
+                if whose is not None:
+                    owner, group = whose["owner"], whose["owner_group"]
+                    transaction.execute("add_share", **values, owner=owner, at=now)
+                    transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
             return transaction.apply(job, event, facts)
 
     def retry(self, job: str, *, now: float) -> Outcome:
@@ -137,7 +160,8 @@ class Store:
             asked = transaction.job(job).asked
             using = transaction.writer(asked)
             if using is not None and using["id"] != job:
-                raise OutputTaken(f"{asked.output}: job {using['id']} writes it; wait for it, then retry")
+                writer = f"job {using['id']}" if using["owner_group"] == asked.group else "a job of another group"
+                raise OutputTaken(f"{asked.output}: {writer} writes it; wait for it, then retry")
             waiting = transaction.waiting_for(job)
             result = transaction.apply(job, RetryRequested(waiting))
             for after in sorted(waiting):
@@ -154,10 +178,14 @@ class Store:
     def claim(self, runner: str, *, now: float, lease_s: float, owner_cap: int) -> StoredJob | None:
         """Claims the next job for this runner until its lease ends; None if there is none.
 
-        owner_cap : maximum number of one owner's active jobs
+        owner_cap : maximum number of one owner's active jobs, unless an operator has set another
         """
         with self._write(now) as transaction:
-            found = transaction.execute("claimable", cap=owner_cap, now=now).fetchone()
+            blocked = self._rules(transaction, now).blocked(owner_cap)
+            if blocked is None:
+                return None
+            owners, groups = json.dumps(blocked.owners), json.dumps(blocked.groups)
+            found = transaction.execute("claimable", blocked_owners=owners, blocked_groups=groups, now=now).fetchone()
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -221,6 +249,89 @@ class Store:
             rows = transaction.execute("prune_jobs", before=now - keep_s, most=most).fetchall()
             return [row["id"] for row in rows]
 
+    # What operators do
+
+    def hold(self, kind: HoldKind, name: str, *, by: str, now: float) -> None:
+        """Lets the queued jobs of an owner, a group or everybody ("all", "") wait until `release`."""
+        with self._write(now) as transaction:
+            transaction.execute("hold", kind=kind, name=name, held_by=by, at=now)
+
+    def release(self, kind: HoldKind, name: str, *, now: float) -> None:
+        """Ends a hold; harmless without one."""
+        with self._write(now) as transaction:
+            transaction.execute("release", kind=kind, name=name)
+
+    def hold_jobs(self, jobs: Sequence[str], held: bool, *, by: str, now: float) -> None:
+        """Holds jobs, or releases them. One that runs goes on. Raises NoSuchJob, and then changes none."""
+        with self._write(now) as transaction:
+            for job in jobs:
+                transaction.job(job)
+                if transaction.execute("hold_job", id=job, held=held).rowcount:
+                    transaction.note(job, "log", f"{'held' if held else 'released'} by {by}")
+
+    def unfinished(self, *, owner: str | None = None, group: str | None = None, limit: int) -> list[str]:
+        """Unfinished jobs of an owner, a group or everybody that are not being cancelled, the newest first."""
+        with self._read() as reading:
+            return [row["id"] for row in reading.execute("unfinished", owner=owner, group=group, limit=limit)]
+
+    def set_cap(self, cap: Cap, *, now: float) -> None:
+        """Sets a limit, in force from the next submission and claim on."""
+        with self._write(now) as transaction:
+            transaction.execute("set_cap", **vars(cap))
+
+    def remove_cap(self, kind: Subject, name: str, what: str, *, now: float) -> None:
+        """Removes a limit; harmless without one."""
+        with self._write(now) as transaction:
+            transaction.execute("remove_cap", kind=kind, name=name, what=what)
+
+    def rules(self, *, now: float) -> Rules:
+        """The holds and caps."""
+        with self._read() as reading:
+            return self._rules(reading, now)
+
+    def _rules(self, reading: Reading, now: float) -> Rules:
+        return Rules(reading, now=now, days=self._quota_days)
+
+    def usage(
+        self, *, first: int, until: int | None = None, groups: Sequence[str] | None = None, daily: bool = False
+    ) -> list[Usage]:
+        """The accounts from day `first` to before day `until`, by owner and group.
+
+        groups : only of these; None: all
+        daily  : each day by itself
+        """
+        with self._read() as reading:
+            rows = [dict(row) for row in reading.execute("usage_days", first=first, until=until)]
+        found: dict[tuple[int, str, str], Usage] = {}
+        for row in rows:
+            entry = Usage(group=row.pop("owner_group"), **row)
+            if groups is None or entry.group in groups:
+                key = entry.day or 0 if daily else 0, entry.owner, entry.group
+                entry = entry if daily else replace(entry, day=None)
+                found[key] = found[key] + entry if key in found else entry
+        return [found[key] for key in sorted(found)]
+
+    # Sessions of browsers: the token's digest and the expiry, by the cookie's digest
+
+    def begin_session(self, digest: str, *, token: str, expires_at: float, now: float) -> dict[str, tuple[str, float]]:
+        """Adds a session; those of the same token that are too many end. Returns all."""
+        with self._write(now) as transaction:
+            transaction.execute("add_session", digest=digest, token=token, expires_at=expires_at)
+            transaction.execute("forget_sessions", now=now, token=token, most=SESSIONS_OF_A_TOKEN)
+        return self.sessions(now=now)
+
+    def end_session(self, digest: str, *, now: float) -> dict[str, tuple[str, float]]:
+        """Ends a session, if it is there, and returns the others."""
+        with self._write(now) as transaction:
+            transaction.execute("end_session", digest=digest)
+        return self.sessions(now=now)
+
+    def sessions(self, *, now: float) -> dict[str, tuple[str, float]]:
+        """The sessions that have not expired."""
+        with self._read() as reading:
+            rows = reading.execute("sessions", now=now).fetchall()
+        return {row["digest"]: (row["token"], row["expires_at"]) for row in rows}
+
     # Reading
 
     def job(self, job: str) -> StoredJob:
@@ -231,14 +342,14 @@ class Store:
     def list_jobs(self, wanted: JobFilter = ANY, *, limit: int = 100) -> list[StoredJob]:
         """The newest first."""
         with self._read() as reading:
-            rows = reading.execute("list_jobs", **asdict(wanted), limit=limit).fetchall()
+            rows = reading.execute("list_jobs", **wanted.values(), limit=limit).fetchall()
         return [stored(row, frozenset()) for row in rows]
 
     def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
         """`list_jobs` as a JSON list of `JobView`, built by SQLite; and `before` of the next page, if any."""
         with self._read() as reading:
-            page = reading.execute("list_json", **asdict(wanted), limit=limit).fetchone()
-            more = asdict(replace(wanted, before=page["last"]))
+            page = reading.execute("list_json", **wanted.values(), limit=limit).fetchone()
+            more = replace(wanted, before=page["last"]).values()
             full = page["count"] == limit and reading.execute("fitting", **more, limit=1).fetchone() is not None
         return str(page["jobs"]), page["last"] if full else None
 
@@ -248,10 +359,13 @@ class Store:
             rows = reading.execute("events_of_job", job=job, after=after, limit=limit).fetchall()
         return [StoredEvent(**dict(row)) for row in rows]
 
-    def counts(self) -> dict[State, int]:
-        """The number of jobs in each state."""
+    def counts(self, groups: Sequence[str] | None = None) -> dict[State, int]:
+        """The number of jobs in each state; `groups`: only of these."""
         with self._read() as reading:
-            rows = reading.execute("count_by_state").fetchall()
+            if groups is None:
+                rows = reading.execute("count_by_state").fetchall()
+            else:
+                rows = reading.execute("count_by_state_in_groups", groups=json.dumps(groups)).fetchall()
         return dict.fromkeys(State, 0) | {State(row["state"]): row["jobs"] for row in rows}
 
     def oldest_queued(self) -> float | None:
@@ -300,19 +414,30 @@ class Store:
             yield transaction
         for each in transaction.ended:
             each.count()
+        for usage in transaction.used:
+            usage.count()
         self.job_events.notify(transaction.changed)
 
 
-def _refuse_too_many(transaction: Transaction, owner: str, count: int, most: int) -> None:
-    if count > most:  # waiting would not help
-        raise ParameterError(
-            f"array: {count:,} jobs are more than the {most:,} that an owner may have unfinished; submit smaller arrays"
-        )
-    waiting = int(transaction.execute("active_of_owner", owner=owner).fetchone()[0])
-    if waiting + count > most:
-        raise ParameterError(
-            f"{owner} has {counted(waiting, 'unfinished job')}, of {most:,} allowed: wait for some, or cancel some"
-        )
+def _refuse_too_many(transaction: Transaction, rules: Rules, new: Sequence[NewJob], most: int | None) -> None:
+    """`most`: how many unfinished jobs an owner may have if no cap says otherwise."""
+    owner, group, count = new[0].owner, new[0].group, len(new)
+    limits: tuple[tuple[Subject, str, float | None], ...] = (("owner", owner, most), ("group", group, None))
+    for kind, name, default in limits:
+        cap = rules.cap(kind, name, UNFINISHED) or default
+        if cap is None:
+            continue
+        if count > cap:  # waiting would not help
+            raise ParameterError(
+                f"array: {count:,} jobs are more than the {cap:,.0f} that {'an' if kind == 'owner' else 'a'} {kind} "
+                "may have unfinished; submit smaller arrays"
+            )
+        waiting = int(transaction.execute(f"active_of_{kind}", name=name).fetchone()[0])
+        if waiting + count > cap:
+            raise ParameterError(
+                f"{called(kind, name)} has {counted(waiting, 'unfinished job')}, of {cap:,.0f} allowed: wait for some, "
+                "or cancel some"
+            )
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 -- Every statement of the store by name; {name} includes another statement.
 
 -- name: add_job
-INSERT INTO jobs (id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
-                  attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
-VALUES (:id, :owner, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
+INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index, state,
+                  epoch, attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
+VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
         0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
@@ -39,7 +39,7 @@ UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :
 WHERE id = :id AND epoch = :read_epoch;
 
 -- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id RETURNING owner;
+UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id RETURNING owner, owner_group;
 
 -- name: renew_leases
 UPDATE jobs SET lease_until = :until
@@ -54,32 +54,35 @@ WHERE state IN ('planning', 'running', 'publishing') AND (lease_until < :now OR 
 SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') AND runner != :runner ORDER BY number;
 
 -- name: claimable
--- By priority, then the owner's device use, least first, then order of submission; owners at their cap wait.
+-- By priority, then the owner's device use, least first, then order of submission; blocked owners and groups wait.
 -- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
-  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued'
+  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0
   UNION ALL
-  SELECT (SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND owner > owners.owner)
+  SELECT (
+    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND owner > owners.owner
+  )
   FROM owners WHERE owner IS NOT NULL
-), busy AS (
-  SELECT owner, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing') GROUP BY owner
 ), heads (number) AS (
   SELECT (
-    SELECT number FROM jobs
-    WHERE state = 'queued' AND owner = owners.owner
+    SELECT number FROM jobs INDEXED BY jobs_by_turn
+    WHERE state = 'queued' AND held = 0 AND owner = owners.owner
+      AND owner_group NOT IN (SELECT value FROM json_each(:blocked_groups))
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
     ORDER BY priority DESC, number LIMIT 1
   )
-  FROM owners LEFT JOIN busy ON busy.owner = owners.owner
-  WHERE COALESCE(busy.jobs, 0) < :cap
+  FROM owners WHERE owner NOT IN (SELECT value FROM json_each(:blocked_owners))
 )
 SELECT jobs.id, jobs.epoch, jobs.changed_at
 FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.owner = jobs.owner
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
 
+-- name: active_of_group
+SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
 -- name: active_of_owner
-SELECT COUNT(*) FROM jobs WHERE owner = :owner AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT COUNT(*) FROM jobs WHERE owner = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
 
 -- name: add_share
 INSERT INTO shares (owner, device_seconds, at) VALUES (:owner, :seconds, :at)
@@ -87,45 +90,59 @@ ON CONFLICT (owner) DO UPDATE SET
   device_seconds = halved(device_seconds, :at - at) + :seconds, at = :at;
 
 -- name: fitting
--- The numbers of jobs, the newest first. Only one of the four branches runs, the one with the most selective index: SQLite
+-- The numbers of jobs, the newest first. Only one of the six branches runs, the one with the most selective index: SQLite
 -- checks constant conditions before any row.
 SELECT number FROM jobs
 WHERE :array_id IS NOT NULL AND array_id = :array_id
   AND (:state IS NULL OR state = :state) AND (:owner IS NULL OR owner = :owner)
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
+UNION ALL
+SELECT number FROM jobs INDEXED BY jobs_by_group_state
+WHERE :array_id IS NULL AND :state IS NOT NULL AND :only_group IS NOT NULL
+  AND owner_group = :only_group AND state = :state
+  AND (:owner IS NULL OR owner = :owner)
+  AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs INDEXED BY jobs_by_state
-WHERE :array_id IS NULL AND :state IS NOT NULL AND state = :state
+WHERE :array_id IS NULL AND :state IS NOT NULL AND :only_group IS NULL AND state = :state
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
   AND (:owner IS NULL OR owner = :owner)
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs INDEXED BY jobs_by_owner
 WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NOT NULL AND owner = :owner
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
+  AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
+UNION ALL
+SELECT number FROM jobs INDEXED BY jobs_by_group
+WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL AND :only_group IS NOT NULL AND owner_group = :only_group
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 UNION ALL
 SELECT number FROM jobs
-WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL
+WHERE :array_id IS NULL AND :state IS NULL AND :owner IS NULL AND :only_group IS NULL
+  AND (:groups IS NULL OR owner_group IN (SELECT value FROM json_each(:groups)))
   AND (:workload IS NULL OR workload = :workload) AND (:before IS NULL OR number < :before)
 ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
-SELECT number, id, owner, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
+SELECT number, id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
     attempts, deaths, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
-    device_seconds, runner, lease_until, NULL AS receipt
+    device_seconds, held, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
 -- The fields of api_models.JobView as one JSON list: ten times as fast as row by row.
 SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
-    'id', id, 'number', number, 'owner', owner, 'workload', workload, 'input', input, 'output', output,
-    'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
+    'id', id, 'number', number, 'owner', owner, 'group', owner_group, 'workload', workload, 'input', input,
+    'output', output, 'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
     'cancelling', json(iif(cancelling, 'true', 'false')), 'attempts', attempts, 'chunks', chunks,
     'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
-    'finished_at', finished_at, 'device_seconds', device_seconds)) AS jobs
+    'finished_at', finished_at, 'device_seconds', device_seconds, 'held', json(iif(held, 'true', 'false')))) AS jobs
 FROM (
-  SELECT number, id, owner, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
-      cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds
+  SELECT number, id, owner, owner_group, workload, input, output, parameters, priority, array_id, array_index, state,
+      attempts, cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, held
   FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
 );
 
@@ -159,6 +176,9 @@ DELETE FROM jobs WHERE id IN (
 -- name: count_by_state
 SELECT state, COUNT(*) AS jobs FROM jobs GROUP BY state;
 
+-- name: count_by_state_in_groups
+SELECT state, COUNT(*) AS jobs FROM jobs WHERE owner_group IN (SELECT value FROM json_each(:groups)) GROUP BY state;
+
 -- name: oldest_queued
 SELECT MIN(changed_at) FROM (
   SELECT changed_at FROM jobs INDEXED BY jobs_by_wait
@@ -176,5 +196,70 @@ SELECT at FROM events ORDER BY number DESC LIMIT 1;
 SELECT number, at, kind, message FROM events WHERE job = :job AND number > :after ORDER BY number LIMIT :limit;
 
 -- name: output_in_use
-SELECT id, state FROM jobs
+SELECT id, owner_group, state FROM jobs
 WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: add_session
+INSERT INTO sessions (digest, token, expires_at) VALUES (:digest, :token, :expires_at);
+
+-- name: end_session
+DELETE FROM sessions WHERE digest = :digest;
+
+-- name: forget_sessions
+DELETE FROM sessions WHERE expires_at <= :now OR digest IN (
+  SELECT digest FROM sessions WHERE token = :token ORDER BY expires_at DESC LIMIT -1 OFFSET :most
+);
+
+-- name: sessions
+SELECT digest, token, expires_at FROM sessions WHERE expires_at > :now;
+
+-- name: active_by_owner
+SELECT owner, owner_group, COUNT(*) AS jobs FROM jobs WHERE state IN ('planning', 'running', 'publishing')
+GROUP BY owner, owner_group;
+
+-- name: holds
+SELECT kind, name, held_by, at FROM holds ORDER BY kind, name;
+
+-- name: hold
+INSERT INTO holds (kind, name, held_by, at) VALUES (:kind, :name, :held_by, :at) ON CONFLICT DO NOTHING;
+
+-- name: release
+DELETE FROM holds WHERE kind = :kind AND name = :name;
+
+-- name: hold_job
+UPDATE jobs SET held = :held WHERE id = :id AND held != :held AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: unfinished
+SELECT id FROM jobs
+WHERE state NOT IN ('succeeded', 'failed', 'cancelled') AND NOT cancelling
+  AND (:owner IS NULL OR owner = :owner) AND (:group IS NULL OR owner_group = :group)
+ORDER BY number DESC LIMIT :limit;
+
+-- name: caps
+SELECT kind, name, what, value FROM caps ORDER BY kind, name, what;
+
+-- name: set_cap
+INSERT INTO caps (kind, name, what, value) VALUES (:kind, :name, :what, :value)
+ON CONFLICT (kind, name, what) DO UPDATE SET value = :value;
+
+-- name: remove_cap
+DELETE FROM caps WHERE kind = :kind AND name = :name AND what = :what;
+
+-- name: add_usage
+INSERT INTO usage (day, owner, owner_group, device_seconds, gpu_seconds, read_bytes, written_bytes, runs, succeeded, failed,
+                   cancelled)
+VALUES (:day, :owner, :group, :device_seconds, :gpu_seconds, :read_bytes, :written_bytes, :runs, :succeeded, :failed,
+        :cancelled)
+ON CONFLICT (day, owner, owner_group) DO UPDATE SET
+  device_seconds = device_seconds + :device_seconds, gpu_seconds = gpu_seconds + :gpu_seconds,
+  read_bytes = read_bytes + :read_bytes, written_bytes = written_bytes + :written_bytes, runs = runs + :runs,
+  succeeded = succeeded + :succeeded, failed = failed + :failed, cancelled = cancelled + :cancelled;
+
+-- name: usage_days
+SELECT * FROM usage WHERE day >= :first AND (:until IS NULL OR day < :until) ORDER BY day, owner, owner_group;
+
+-- name: usage_sums
+SELECT owner, owner_group, SUM(device_seconds) AS device_seconds, SUM(gpu_seconds) AS gpu_seconds,
+    SUM(read_bytes) AS read_bytes, SUM(written_bytes) AS written_bytes, SUM(succeeded) AS succeeded, SUM(failed) AS failed,
+    SUM(cancelled) AS cancelled
+FROM usage WHERE day >= :first GROUP BY owner, owner_group;

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import State
+from pipeline.api_models import TERMINAL, State
 from pipeline.service.jobs import Job
+
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """A submitted job.
 
+    group   : whose users see it; "" is the group of users without one
     after   : ids of jobs that have to succeed first
     written : the output's resolved path, which identifies the file; None: `output`
     """
@@ -26,6 +29,7 @@ class NewJob:
     input: str
     output: str
     parameters: Mapping[str, Any]
+    group: str = ""
     priority: int = 0
     after: frozenset[str] = frozenset()
     array_id: str | None = None
@@ -45,6 +49,7 @@ class StoredJob:
     started_at: float | None
     finished_at: float | None
     device_seconds: float
+    held: bool  # not claimed until an operator releases it
     runner: str | None
     lease_until: float | None
     receipt: Mapping[str, Any] | None
@@ -59,6 +64,12 @@ class JobFilter:
     workload: str | None = None
     array_id: str | None = None
     before: int | None = None  # only smaller numbers, for the next page
+    groups: tuple[str, ...] | None = None  # only jobs of these
+
+    def values(self) -> dict[str, Any]:
+        """For the statement `fitting`."""
+        alone = self.groups[0] if self.groups is not None and len(self.groups) == 1 else None
+        return vars(self) | {"groups": None if self.groups is None else json.dumps(self.groups), "only_group": alone}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +81,57 @@ class StoredEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Used:
+    """What a run that has ended used: its time on each device that it could use, and bytes of samples."""
+
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0  # of those, on GPUs
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Data stored with an event: the claiming runner and its lease, the receipt, the device time of the ended run."""
+    """Data stored with an event: the claiming runner and its lease, the receipt, what the ended run used."""
 
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
-    device_seconds: float = 0.0
+    used: Used | None = None
 
 
 NO_FACTS = Facts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """An entry of the accounts, or a sum of some. day: days since 1970-01-01, UTC; None: of several."""
+
+    day: int | None
+    owner: str
+    group: str
+    device_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    runs: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """The sum, of this owner, group and day."""
+        amounts = {name: value for name, value in vars(self).items() if name not in ("day", "owner", "group")}
+        return replace(self, **{name: value + getattr(other, name) for name, value in amounts.items()})
+
+    def count(self) -> None:
+        """For the metrics."""
+        metrics.usage_device_seconds.labels(self.group).inc(self.device_seconds)
+        metrics.usage_gpu_seconds.labels(self.group).inc(self.gpu_seconds)
+        metrics.usage_bytes.labels(self.group, "read").inc(self.read_bytes)
+        metrics.usage_bytes.labels(self.group, "written").inc(self.written_bytes)
+        for outcome in TERMINAL:
+            metrics.usage_jobs.labels(self.group, outcome).inc(getattr(self, outcome))
 
 
 @dataclass(frozen=True)
@@ -96,6 +148,11 @@ class Ended:
             metrics.job_duration.labels(self.workload, self.state).observe(self.lasted_s)
 
 
+def day_of(at: float) -> int:
+    """Days since 1970-01-01, UTC."""
+    return int(at // DAY_S)
+
+
 def storable(text: str) -> str:
     """Text for SQLite: a file name in it may have bytes that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -105,8 +162,8 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
     """A row as a record; `waiting_for` comes from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
-        parameters=json.loads(row["parameters"]), priority=row["priority"], array_id=row["array_id"],
-        array_index=row["array_index"], written=row["written"],
+        parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
+        array_id=row["array_id"], array_index=row["array_index"], written=row["written"],
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
@@ -124,4 +181,5 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
         "lease_until",
     )
     receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    return StoredJob(asked=asked, job=job, receipt=receipt, **{name: row[name] for name in facts})
+    held = bool(row["held"])
+    return StoredJob(asked=asked, job=job, held=held, receipt=receipt, **{name: row[name] for name in facts})

@@ -115,3 +115,55 @@ UPDATE dependencies SET state = 'succeeded' WHERE after IN (SELECT id FROM jobs 
 
 -- Processes that died at a job since it last finished a chunk: after the third it fails, also if the server itself died.
 ALTER TABLE jobs ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
+
+-- version 8
+
+-- Users of a group see only its jobs; '' is the group of those without one.
+ALTER TABLE jobs ADD COLUMN owner_group TEXT NOT NULL DEFAULT '';
+-- A held job is not claimed until an operator releases it.
+ALTER TABLE jobs ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX jobs_by_group ON jobs (owner_group, number);
+CREATE INDEX jobs_by_group_state ON jobs (owner_group, state, number);
+DROP INDEX jobs_by_turn;
+CREATE INDEX jobs_by_turn ON jobs (owner, priority DESC, number) WHERE state = 'queued' AND held = 0;
+
+-- Browsers that are signed in. The cookie and the token are stored as hashes.
+CREATE TABLE sessions (
+  digest     TEXT PRIMARY KEY,
+  token      TEXT NOT NULL,                          -- the session ends with it
+  expires_at REAL NOT NULL
+) WITHOUT ROWID;
+
+-- Whose jobs wait until an operator releases them. kind: owner, group, or all with the name ''.
+CREATE TABLE holds (
+  kind TEXT NOT NULL,
+  name TEXT NOT NULL,
+  held_by TEXT NOT NULL,
+  at   REAL NOT NULL,
+  PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+
+-- Limits that operators set while the service runs. kind: owner or group; the name '' stands for every owner or group.
+CREATE TABLE caps (
+  kind  TEXT NOT NULL,
+  name  TEXT NOT NULL,
+  what  TEXT NOT NULL,                               -- running, unfinished, or a quota: gpu_hours, bytes, jobs ...
+  value REAL NOT NULL,
+  PRIMARY KEY (kind, name, what)
+) WITHOUT ROWID;
+
+-- What was used, written with the end of each run and of each job. day: days since 1970-01-01, UTC.
+CREATE TABLE usage (
+  day            INTEGER NOT NULL,
+  owner          TEXT NOT NULL,
+  owner_group    TEXT NOT NULL,
+  device_seconds REAL NOT NULL DEFAULT 0,            -- of runs: seconds times devices
+  gpu_seconds    REAL NOT NULL DEFAULT 0,            -- of those, on GPUs
+  read_bytes     INTEGER NOT NULL DEFAULT 0,
+  written_bytes  INTEGER NOT NULL DEFAULT 0,
+  runs           INTEGER NOT NULL DEFAULT 0,
+  succeeded      INTEGER NOT NULL DEFAULT 0,         -- jobs that ended so
+  failed         INTEGER NOT NULL DEFAULT 0,
+  cancelled      INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (day, owner, owner_group)
+) WITHOUT ROWID;

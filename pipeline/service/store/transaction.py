@@ -10,7 +10,8 @@ import json
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pipeline.service.jobs import (
     handle,
     submitted,
 )
-from pipeline.service.store.records import NO_FACTS, Ended, Facts, NewJob, StoredJob, storable, stored
+from pipeline.service.store.records import NO_FACTS, Ended, Facts, NewJob, StoredJob, Usage, day_of, storable, stored
 from pipeline.service.store.statements import sql
 
 
@@ -48,10 +49,10 @@ class Reading:
         """Executes the statement with this name in queries.sql."""
         return self._connection.execute(sql(statement), values)
 
-    def job(self, job: str) -> StoredJob:
-        """Raises NoSuchJob."""
+    def job(self, job: str, groups: Sequence[str] | None = None) -> StoredJob:
+        """Raises NoSuchJob; with `groups`, also for jobs of others."""
         row = self.execute("job", id=job).fetchone()
-        if row is None:
+        if row is None or (groups is not None and row["owner_group"] not in groups):
             raise NoSuchJob(f"there is no job {job}")
         return stored(row, self.waiting_for(job))
 
@@ -74,18 +75,20 @@ class Transaction(Reading):
         self._now = now
         self.changed: set[str] = set()  # ids of jobs
         self.ended: list[Ended] = []
+        self.used: list[Usage] = []
 
     def add(self, new: NewJob, states: Mapping[str, State]) -> str:
         """Adds a job and returns its id. `states`: of its dependencies, at least."""
         using = self.writer(new)
         if using is not None:
-            raise OutputTaken(f"{new.output}: job {using['id']} writes it; wait for it, or name another output")
+            writer = f"job {using['id']}" if using["owner_group"] == new.group else "a job of another group"
+            raise OutputTaken(f"{new.output}: {writer} writes it; wait for it, or name another output")
         ended = {after: states[after] for after in sorted(new.after)}
         job = submitted(secrets.token_hex(6))
         values = {
-            "id": job.id, "owner": new.owner, "workload": new.workload, "input": new.input, "output": new.output,
-            "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False), "priority": new.priority,
-            "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
+            "id": job.id, "owner": new.owner, "group": new.group, "workload": new.workload, "input": new.input,
+            "output": new.output, "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False),
+            "priority": new.priority, "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
             "story": json.dumps(job.story), "at": self._now,
         }  # fmt: skip
         self.execute("add_job", **values)
@@ -149,6 +152,13 @@ class Transaction(Reading):
         if job.state in TERMINAL:
             lasted = None if started is None else max(now - started, 0.0)
             self.ended.append(Ended(before.asked.workload, job.state, lasted))
+            self.account(Usage(day=None, owner=before.asked.owner, group=before.asked.group, **{job.state.value: 1}))
+
+    def account(self, usage: Usage) -> None:
+        """Adds to today's account of an owner and a group."""
+        today = replace(usage, day=day_of(self._now))
+        self.execute("add_usage", **vars(today))
+        self.used.append(today)
 
     def note(self, job: str, kind: str, message: str) -> None:
         """Adds an event of the job."""

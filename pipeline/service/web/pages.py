@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +24,10 @@ from pipeline.api_models import SILENT_S, TERMINAL, State, WorkerView
 from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
-from pipeline.service.http.access import COOKIE, LOCAL_USER, user_of
 from pipeline.service.http.app_state import Service, ThisService
+from pipeline.service.http.identity import submitter_of, user_of, visible_job
+from pipeline.service.http.sessions import COOKIE
+from pipeline.service.http.tokens import User, digest_of
 from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
@@ -34,7 +36,6 @@ from pipeline.workloads import workloads
 
 FOLDER = Path(__file__).parent
 A_PAGE = 50
-COOKIE_DAYS = 30
 # How long after a job's end its preview may still be drawn.
 DRAWING_S = 60.0
 # Nothing external, nothing inline: text of a job's name or message cannot become a script.
@@ -54,26 +55,36 @@ class Login(BaseModel):
     token: str = Field(max_length=200)
 
 
-def add_pages(app: FastAPI, service: Service) -> None:
+def add_pages(app: FastAPI) -> None:
     """Adds the pages and their static files."""
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     app.include_router(_pages)
-    app.state.error_page = partial(_error_page, service)
+    app.state.error_page = _error_page
 
 
 _pages = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
-async def _viewer(request: Request) -> str:
+async def _viewer(request: Request) -> User:
     """The signed-in user; redirects to the sign-in page without one."""
     try:
-        return (await user_of(request)).name
+        return await user_of(request)
     except HTTPException as error:
+        service: Service = request.app.state.service
+        if error.status_code != 401 or service.tokens() is None:  # signing in here would not help
+            raise
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         raise HTTPException(307, "sign in", {"Location": f"/login?next={quote(asked)}"}) from error
 
 
-_Viewer = Annotated[str, Depends(_viewer)]
+_Viewer = Annotated[User, Depends(_viewer)]
+
+
+async def _submitter(viewer: _Viewer) -> User:
+    return await submitter_of(viewer)
+
+
+_Submitter = Annotated[User, Depends(_submitter)]
 
 
 @_pages.get("/")
@@ -89,7 +100,7 @@ def queue(
     wanted = {"state": state, "owner": owner.strip(), "workload": workload, "array": array}
     fitting = JobFilter(
         state=wanted["state"] or None, owner=wanted["owner"] or None, workload=wanted["workload"] or None,
-        array_id=wanted["array"] or None, before=before,
+        array_id=wanted["array"] or None, before=before, groups=viewer.visible_groups,
     )  # fmt: skip
     found = service.store.list_jobs(fitting, limit=A_PAGE + 1)
 
@@ -98,8 +109,11 @@ def queue(
         kept = {name: value for name, value in {**wanted, **changes}.items() if value}
         return f"?{urlencode(kept)}" if kept else ""
 
+    holds = {(each.kind, each.name) for each in service.store.rules(now=time.time()).holds}
+    held = holds & {("all", ""), ("owner", viewer.name), *(("group", group) for group in viewer.groups)}
     return _page(
-        service, "queue.html", jobs=found[:A_PAGE], counts=service.store.counts(), query=query,
+        "queue.html", held=bool(held), jobs=found[:A_PAGE], counts=service.store.counts(viewer.visible_groups),
+        query=query,
         wanted={**wanted, "before": before or ""}, workloads=list(workloads()), viewer=viewer, here="/",
         older=found[A_PAGE - 1].number if len(found) > A_PAGE else None,
     )  # fmt: skip
@@ -107,7 +121,7 @@ def queue(
 
 @_pages.get("/jobs/{job}")
 def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
-    stored = service.store.job(job)
+    stored = visible_job(service, viewer, job)
     receipt: Mapping[str, Any] = stored.receipt or {}
     progress = progress_view(stored, service.runner.under_way(job))
     stages = {stage.name: stage for stage in progress.stages or stages_of(receipt)}
@@ -115,24 +129,25 @@ def show(service: ThisService, viewer: _Viewer, job: str) -> Response:
     drawing = stored.job.state is State.SUCCEEDED and time.time() - (stored.finished_at or 0.0) < DRAWING_S
     rates = {name: f"{format_bytes(stages[name].rate)}/s" if name in stages else "–" for name in ("read", "write")}
     return _page(
-        service, "job.html", stored=stored, events=service.store.events(job), progress=progress,
+        "job.html", stored=stored, events=service.store.events(job), progress=progress,
         stages=stages, stage_names=STAGES, rates=rates,
         summary={"facts": facts_of(receipt), "overlap": percent(receipt.get("overlap_efficiency"))},
         receipt=json.dumps(receipt, indent=2) if receipt else None, has_result=_has_result(service, stored),
+        may_change=viewer.is_operator or (viewer.role == "user" and viewer.name == stored.asked.owner),
         has_preview=has_preview, may_be_drawing=drawing and not has_preview, viewer=viewer, here="",
     )  # fmt: skip
 
 
 @_pages.get("/submit")
-def submit(service: ThisService, viewer: _Viewer, workload: str = "smooth", like: str = "") -> Response:
-    known, earlier = workloads(), service.store.job(like).asked if like else None
+def submit(service: ThisService, viewer: _Submitter, workload: str = "smooth", like: str = "") -> Response:
+    known, earlier = workloads(), visible_job(service, viewer, like).asked if like else None
     name = earlier.workload if earlier is not None else workload
     if name not in known:
         raise HTTPException(404, f"there is no workload {name}")
     return _page(
-        service, "submit.html", workload=known[name], names=list(known), like=earlier,
+        "submit.html", workload=known[name], names=list(known), like=earlier,
         fields=fields_of(name, {} if earlier is None else earlier.parameters),
-        roots=", ".join(map(str, service.roots.roots)), viewer=viewer, here="/submit",
+        roots=", ".join(map(str, service.roots.of(viewer.groups[0]).roots)), viewer=viewer, here="/submit",
     )  # fmt: skip
 
 
@@ -140,45 +155,48 @@ def submit(service: ThisService, viewer: _Viewer, workload: str = "smooth", like
 def workers(service: ThisService, viewer: _Viewer) -> Response:
     found = [WorkerView.model_validate(each) for each in service.workers()]
     return _page(
-        service, "workers.html", workers=found, silent_s=SILENT_S, missing=service.ready(), viewer=viewer,
+        "workers.html", workers=found, silent_s=SILENT_S, missing=service.ready(), viewer=viewer,
         here="/workers",
     )  # fmt: skip
 
 
 @_pages.get("/login")
-def login_page(service: ThisService, next: str = "/") -> Response:  # noqa: A002
-    return _page(service, "login.html", next=next if _is_own(next) else "/", viewer=None, here="")
+def login_page(next: str = "/") -> Response:  # noqa: A002
+    return _page("login.html", next=next if _is_own(next) else "/", viewer=None, here="")
 
 
 @_pages.post("/login")
 def login(service: ThisService, given: Login, request: Request) -> Response:
     tokens = service.tokens()
-    if tokens is None or tokens.user(given.token) is None:
-        raise HTTPException(401, "the token is not known here")
+    token = tokens.with_digest(digest_of(given.token)) if tokens is not None else None
+    if token is None:
+        raise HTTPException(401, "the token is not known here, or has expired")
+    cookie, lasts_s = service.sessions.begin(token)
     response = Response(status_code=204)
     response.set_cookie(
-        COOKIE, given.token, max_age=COOKIE_DAYS * 86_400, httponly=True, samesite="strict",
-        secure=request.url.scheme == "https",
-    )  # fmt: skip
+        COOKIE, cookie, max_age=int(lasts_s), httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
     return response
 
 
 @_pages.post("/logout")
-def logout() -> Response:
+def logout(service: ThisService, request: Request) -> Response:
+    if cookie := request.cookies.get(COOKIE):
+        service.sessions.end(cookie)
     response = RedirectResponse("/login", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response
 
 
-def _page(service: Service, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-    text = _environment().get_template(name).render(signed_in=service.tokens() is not None, **values)
+def _page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
+    text = _environment().get_template(name).render(**values)
     return HTMLResponse(text, status, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-store"})
 
 
-def _error_page(service: Service, status: int, detail: str) -> Response:
+def _error_page(status: int, detail: str) -> Response:
     title = HTTPStatus(status).phrase
     said = "There is no such page." if detail == title else detail
-    return _page(service, "error.html", status, title=title, detail=said, viewer=None, here="")
+    return _page("error.html", status, title=title, detail=said, viewer=None, here="")
 
 
 @cache
@@ -191,7 +209,6 @@ def _environment() -> Environment:
         "version": __version__,
         "ACTIVE": ACTIVE,
         "TERMINAL": TERMINAL,
-        "LOCAL_OWNER": LOCAL_USER.name,
     }
     environment.filters |= FILTERS
     return environment
@@ -202,7 +219,7 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
     if stored.job.state is not State.SUCCEEDED:
         return False
     try:
-        return service.roots.within(stored.asked.output).exists()
+        return service.roots.of(stored.asked.group).within(stored.asked.output).exists()
     except MillraceError:
         return False
 

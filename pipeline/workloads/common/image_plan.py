@@ -75,6 +75,12 @@ def plan_image(
             f"--memory is too small for one chunk of {spec.input} with its halo, which takes "
             f"{format_bytes(needed)}: raise it to {times:g} times as much"
         )
+    reader.expect(
+        [
+            [(max(start - before, 0), min(start + extent + after, length)) for start in range(0, length, extent)]
+            for length, extent, (before, after) in zip(source.shape, tiling.extents, tiling.chunk_halo, strict=True)
+        ]
+    )
     return Plan(chunks=_chunks(tiling, source, header.dtype, (further,) if further else ()))
 
 

@@ -132,7 +132,7 @@ class CoulombJob:
             refuse_too_many_cells(spec, self.header, self._scheme, self._frames.cells)
             self._audit = CoulombAudit(self.header, self._scheme, self.parameters.combine, self._frames, self._method)
             self._far = self._far_fields()
-            self._slices = MiddleSlices(self.header.shape)
+            self._slices = MiddleSlices(self.header)
         except BaseException:
             self._frames.close()
             raise
@@ -255,6 +255,8 @@ class CoulombJob:
         if map_format_for_output(self.spec.output).shows_atoms:
             shown = replace(shown, atoms=self._frames.first_atoms())
         self._audits_here = opening is not Opening.JOIN
+        if self._audits_here:
+            self._slices.outline(self._frames.frame(0).coordinates)
         if self._audits_here and len(self._frames) == 1:
             self._audit.prepare(0, self._frames.frame(0).coordinates)  # while the map is computed
         writer = create_map(self.spec.output, shown, opening)
@@ -404,7 +406,8 @@ class CoulombJob:
 
     def _computed_slices(self) -> MiddleSlices:
         """Only the slices, on the CPU."""
-        slices, self._far = MiddleSlices(self.header.shape), self._far_fields()
+        slices, self._far = MiddleSlices(self.header), self._far_fields()
+        slices.outline(self._frames.frame(0).coordinates)
         for region in slices.regions():
             values = np.empty(region.shape, DTYPE)
             chunk = self._chunk(0, region)

@@ -123,7 +123,7 @@ class CoulombParameters(Parameters):
         None, description="grid points along x, y and z, as NX,NY,NZ; requires --origin"
     )
     profile: Literal["x", "y", "z"] | None = Field(
-        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv"
+        None, description="also write the mean over the planes across this axis, as OUTPUT.profile-AXIS.csv and .png"
     )
     at: AbsolutePath | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Tables beside a map: its mean over planes, and the potential at given points, as CSV."""
+"""Tables beside a map: its mean over planes, as CSV and as a picture, and the potential at given points, as CSV."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError
 from pipeline.formats.charges.base import Array
-from pipeline.formats.grid import open_map
+from pipeline.formats.grid import map_format_for_output
 from pipeline.formats.grid.base import GridHeader
 from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
-from pipeline.storage.partial import Callback, no_callback, partial_path
+from pipeline.formats.image.figure import plot
+from pipeline.formats.image.preview import write_pixels
+from pipeline.storage.partial import Callback, behind_link, no_callback, partial_path
 from pipeline.storage.writable import writing
 
 Axis = Literal["x", "y", "z"]
@@ -64,9 +66,10 @@ def write_points(path: Path, points: Array, values: Array, units: str) -> None:
 
 
 def write_profile(output: Path, header: GridHeader, axis: Axis) -> None:
-    """The mean of the published map over the planes across an axis, in float64, by position along it."""
+    """The mean of the sealed map over the planes across an axis, in float64, by position along it."""
     along = "xyz".index(axis)
-    sums, reader = np.zeros(header.shape[along]), open_map(output, header)
+    sealed = partial_path(behind_link(output))
+    sums, reader = np.zeros(header.shape[along]), map_format_for_output(output).open(sealed, header)
     try:
         for x in range(header.shape[0]):
             region = Region((x, 0, 0), (x + 1, *header.shape[1:]))
@@ -84,6 +87,9 @@ def write_profile(output: Path, header: GridHeader, axis: Axis) -> None:
     places = header.origin[along] + np.arange(len(means)) * header.spacing[along]
     name = table_path(output, f"profile-{axis}")
     _write(name, [f"{axis}_angstrom", f"mean potential [{header.units}]"], np.column_stack([places, means]))
+    write_pixels(
+        name.with_suffix(".png"), plot(places, means, f"{axis} (angstrom)", f"mean potential ({header.units})")
+    )
 
 
 def _write(path: Path, names: list[str], rows: NDArray[np.float64]) -> None:
@@ -97,7 +103,7 @@ def _write(path: Path, names: list[str], rows: NDArray[np.float64]) -> None:
 
 
 class WriterWithTables(ImageWriter):
-    """A map's writer that writes tables once the map is published."""
+    """A map's writer that writes tables once the map is sealed: no run that is killed leaves a map without them."""
 
     def __init__(self, writer: ImageWriter, write_tables: Callable[[], None]) -> None:
         self._writer = writer
@@ -112,8 +118,11 @@ class WriterWithTables(ImageWriter):
         self._writer.flush()
 
     def publish(self, on_sealed: Callback = no_callback) -> None:
-        self._writer.publish(on_sealed)
-        self._write_tables()
+        def sealed() -> None:
+            self._write_tables()
+            on_sealed()
+
+        self._writer.publish(sealed)
 
     def keep(self) -> None:
         self._writer.keep()

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import namespace, to_host
+from kernels.sense.resumption import Resumption
 from pipeline import metrics
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, OutputError, ParameterError, counted
@@ -38,7 +39,7 @@ from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
-from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Result, Sink
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, IterateStore, JobSpec, JobSummary, Plan, Result, Sink
 
 NO_HALO = ((0, 0),) * 4
 COMPLEX, DOUBLE = np.dtype(np.complex64), np.dtype(np.float64)
@@ -101,6 +102,7 @@ class MriJob:
         self._checked: dict[int, dict[str, Any]] = {}
         self._shown: NDArray[np.uint8] | None = None
         self._latest = ""
+        self._iterates: IterateStore | None = None
         self._host_bytes = 0  # for maps that do not fit the GPU
         self._lock = threading.Lock()
         self._one_volume = threading.Lock()  # each takes the whole device
@@ -175,6 +177,15 @@ class MriJob:
             held += self._host_bytes
         return held
 
+    def keep_iterates(self, store: IterateStore) -> None:
+        self._iterates = store
+
+    def _resumption(self, chunk: int) -> Resumption | None:
+        store = self._iterates
+        if store is None or self.parameters.method != "cg-sense":
+            return None
+        return Resumption(saved=store.saved(chunk), due=partial(store.due, chunk), save=partial(store.save, chunk))
+
     # One chunk
 
     def sink(self, opening: Opening) -> Sink:
@@ -212,9 +223,12 @@ class MriJob:
                     trajectories,
                     self._penalty_follower(chunk.index),
                     seed=chunk.index,
+                    resumption=self._resumption(chunk.index),
                 )
             else:
-                found = self._reconstruction.image(images[0], inputs[0], trajectories[0], followed)
+                found = self._reconstruction.image(
+                    images[0], inputs[0], trajectories[0], followed, self._resumption(chunk.index)
+                )
         except ValueError as error:
             raise InputError(f"{self._where(images[0])}: {error}") from error
         self._fill(chunk, trajectories, found, outputs)
@@ -241,6 +255,8 @@ class MriJob:
             follow=self._follower(chunk.index),
             follow_status=self._penalty_follower(chunk.index),
             note_read=note_read,
+            # Ranks would have to agree on the state that they found.
+            resumption=self._resumption(chunk.index) if peers.size == 1 else None,
         )
         try:
             found = volume.reconstructed(trajectory)
@@ -390,6 +406,8 @@ class MriJob:
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
         }
+        if source.grid.warning:
+            found["warning"] = source.grid.warning
         if source.header.cartesian:
             found["sampling"] = f"Cartesian, {self._images[0].points / math.prod(source.grid.shape):.3g} of the grid"
         if self.header.voxel_mm is not None:

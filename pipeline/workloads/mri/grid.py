@@ -18,16 +18,19 @@ _BEYOND = 1.02
 # A trajectory that fills less of the matrix suggests other units or another matrix.
 _FILLED = 0.25
 _OPTION = "--traj-units"
+# A trajectory without units that reaches exactly this far, apart from float32's rounding, is in cycles/pixel.
+_HALF, _ROUNDING = 0.5, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageGrid:
     """The pixels along x, y (and z), the units of the file's trajectory, and the factor along each axis that converts
-    them to cycles per field of view."""
+    them to cycles per field of view. warning: what was concluded from the trajectory's range, if anything was."""
 
     shape: tuple[int, ...]
     units: TrajectoryUnits
     factors: tuple[float, ...]
+    warning: str = ""
 
     def scaled(self, points: NDArray[np.float64], where: str) -> NDArray[np.float64]:
         """The trajectory (…, dimensions) in cycles per field of view. InputError if it leaves the matrix."""
@@ -54,7 +57,16 @@ def image_grid(parameters: MriParameters, header: KSpaceHeader, points: NDArray[
     _refuse_several_missing(parameters, header, _free(header, reach), path, points.shape[-2])
     units = _units(parameters, header, _free(header, reach), path)
     shape = _shape(parameters, header, units, reach, path)
-    grid = ImageGrid(shape=shape, units=units, factors=_factors(header, units, shape))
+    concluded = parameters.traj_units is None and header.units is None
+    grid = ImageGrid(
+        shape=shape,
+        units=units,
+        factors=_factors(header, units, shape),
+        warning=f"{path} states no units for its trajectory; its range of exactly ±0.5 is taken as {units}: "
+        f"if it is not, pass {_OPTION}"
+        if concluded
+        else "",
+    )
     _refuse_misfit(parameters, header, grid, reach, path)
     return grid
 
@@ -70,6 +82,8 @@ def _units(parameters: MriParameters, header: KSpaceHeader, reach: float, path: 
         if given not in (None, header.units):
             raise ParameterError(f"{_OPTION} {given}: {path} defines its own, {header.units}: leave it out")
         return header.units
+    if given is None and abs(reach - _HALF) <= _ROUNDING:
+        return "cycles/pixel"
     if given is None:
         raise ParameterError(
             f"{_OPTION}: {path} states no units for its trajectory, which reaches {reach:.4g}: that suggests "
@@ -85,7 +99,7 @@ def _refuse_several_missing(
     suggested = _suggested(reach)
     units = header.units or parameters.traj_units
     lacking = {
-        _OPTION: ("units", suggested, units is None),
+        _OPTION: ("units", suggested, units is None and abs(reach - _HALF) > _ROUNDING),
         "--matrix": (
             "pixels",
             str(samples),

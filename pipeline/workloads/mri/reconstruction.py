@@ -28,6 +28,7 @@ from kernels.sense import (
     toeplitz_normal,
 )
 from kernels.sense.reconstruction import Transform
+from kernels.sense.resumption import Resumption
 from pipeline.errors import InputError, ParameterError
 from pipeline.workloads.mri.images import Image, ImageSource, LruCache, Trajectory
 from pipeline.workloads.mri.parameters import MriParameters
@@ -107,7 +108,12 @@ class Reconstruction:
         self.workers = threads_for(source, len(source.images))
 
     def image(
-        self, image: Image, samples: Any, trajectory: Trajectory, on_iteration: Callable[[int, Any], None] | None = None
+        self,
+        image: Image,
+        samples: Any,
+        trajectory: Trajectory,
+        on_iteration: Callable[[int, Any], None] | None = None,
+        resumption: Resumption | None = None,
     ) -> Reconstructed:
         """samples : complex64 (coils, readouts, samples), NumPy or CuPy, which selects the device."""
         asked = self._parameters
@@ -115,7 +121,7 @@ class Reconstruction:
         found, curve = encoded.right, None
         damping = asked.penalty_strengths.get("l2") or asked.damping
         limits: dict[str, Any] = {"iterations": asked.most_iterations, "tolerance": asked.tolerance}
-        limits["on_iteration"] = on_iteration
+        limits |= {"on_iteration": on_iteration, "resumption": resumption}
         if asked.method == "cg-sense" and encoded.capture:
             key = trajectory.digest, image.readouts.time, image.readouts.slice
             solver = self._solvers.get(key, lambda: CapturedCg(encoded.normal, encoded.right, damping=damping))

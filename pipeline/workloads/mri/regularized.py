@@ -20,6 +20,7 @@ from kernels.sense.regularized import (
     automatic_strength,
     regularized_sense,
 )
+from kernels.sense.resumption import Resumption
 from pipeline.errors import ParameterError
 from pipeline.workloads.mri.images import Image, Trajectory
 from pipeline.workloads.mri.parameters import AUTO, MriParameters
@@ -35,6 +36,7 @@ def regularized(
     follow: Callable[[int, NDArray[np.float64]], None] | None,
     *,
     seed: int,
+    resumption: Resumption | None = None,
 ) -> Reconstructed:
     """samples: of each image, complex64 (coils, readouts, samples). seed: of random shifts.
 
@@ -60,6 +62,7 @@ def regularized(
         capture=all(each.capture for each in encoded),
         follow=follow,
         seed=seed,
+        resumption=resumption,
     )
     return Reconstructed(
         image=found.image if len(encoded) > 1 else found.image[0],
@@ -81,6 +84,7 @@ def solved(
     follow: Callable[[int, NDArray[np.float64]], None] | None,
     seed: int,
     agreed: Callable[[float], float] = unchanged,
+    resumption: Resumption | None = None,
 ) -> tuple[Regularized, Mapping[str, str]]:
     """The images, and for the receipt the solver and the strengths. right: complex64 (times, *matrix).
 
@@ -102,6 +106,7 @@ def solved(
             tolerance=parameters.tolerance,
             on_iteration=follow,
             agreed=agreed,
+            resumption=resumption,
         )
     except ValueError as error:
         raise ParameterError(f"--strength {parameters.strength}: {error}; choose less, such as 0.005") from error

@@ -39,6 +39,7 @@ from kernels.sense.channels import strongest_channels
 from kernels.sense.coil_groups import Residency, group_parts, plan_residency, streamed
 from kernels.sense.conjugate_gradient import Progress, initial_progress
 from kernels.sense.reconstruction import Transform
+from kernels.sense.resumption import Resumption
 from pipeline.config import format_bytes
 from pipeline.errors import OutOfDeviceMemory, ParameterError, counted
 from pipeline.formats.kspace.base import Readouts
@@ -97,6 +98,7 @@ class VolumeReconstruction:
         follow: Callable[[int, Any], None] | None,
         follow_status: Callable[[int, NDArray[np.float64]], None],
         note_read: Callable[[float, int], None],
+        resumption: Resumption | None = None,
     ) -> None:
         """like: any array of the rank's device. host_bytes: what maps may take on the host if they do not fit
         the GPU. note_read: called with the seconds and bytes of each read."""
@@ -111,6 +113,7 @@ class VolumeReconstruction:
         self._follow, self._follow_status = follow, follow_status
         self._solver_notes: Mapping[str, str] = {}
         self._note_read = note_read
+        self._resumption = resumption
         self._made_again = False
         self._own = list(peers.shards)
         known = [peers.partials[shard] for shard in self._own if shard in peers.partials]
@@ -341,6 +344,7 @@ class VolumeReconstruction:
                 follow=self._follow_status,
                 seed=0,
                 agreed=self._agreed,
+                resumption=self._resumption,
             )
             return solution.image[0], solution.status
         return cg_sense(
@@ -352,6 +356,7 @@ class VolumeReconstruction:
             on_iteration=self._follow,
             progress=checkpoint.progress,
             agreed=self._agreed,
+            resumption=self._resumption,
         )
 
     def _energy(self, samples: Sequence[NDArray[Any]], geometry: Geometry) -> float:

@@ -47,7 +47,7 @@ def test_a_gpu_that_cannot_be_used_is_named_with_the_reason(found):
 def test_a_gpu_that_computes_nothing_is_not_called_ok(found, monkeypatch):
     usable = DeviceReport(name="cuda:1", description="a GPU")
     asked = []
-    monkeypatch.setattr(doctor, "_fault_in_computing", lambda ordinal: asked.append(ordinal) or "check the driver")
+    monkeypatch.setattr(discovery, "fault_in_computing", lambda ordinal: asked.append(ordinal) or "check the driver")
     assert found("cuda", usable) == (0, ["note  cuda:1          a GPU: check the driver"])
     assert asked == [1]
 
@@ -92,4 +92,4 @@ def test_wrong_settings_stop_jobs(found, monkeypatch):
 
 @pytest.mark.gpu
 def test_a_gpu_computes():
-    assert doctor._fault_in_computing(0) is None
+    assert discovery.fault_in_computing(0) is None

@@ -54,14 +54,15 @@ def world(tmp_path):
     )  # fmt: skip
     made.previews.mkdir()
 
-    def http(tokens=None, base_url=LOCAL, **settings):
+    def http(tokens=None, base_url=LOCAL, peer="127.0.0.1", **settings):
         named = {"tokens_file": tmp_path / "tokens"} if tokens else {}
+        wanted = ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings)
         service = Service(
-            settings=ServiceSettings(state_dir=tmp_path / "state", data_roots=[data], **named, **settings), store=store,
-            runner=runner, roots=DataRoots([data]), previews=made.previews, workers=lambda: [{"name": "cpu"}],
+            settings=wanted, store=store, runner=runner, roots=DataRoots([data], groups=wanted.group_roots),
+            previews=made.previews, workers=lambda: [{"name": "cpu"}],
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
         )  # fmt: skip
-        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False)
+        return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False, client=(peer, 50_000))
 
     made.http = http
     yield made

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.engine.receipt import write_receipt
-from pipeline.errors import InputError, OutputError
+from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats.image.base import ImageHeader, Region
 from pipeline.formats.image.zarr import Zarr
 from pipeline.service.roots import DataRoots
@@ -161,3 +161,47 @@ def test_jobs_carry_the_roots(root, tmp_path):
     DataRoots([root], but=tmp_path / "state").confine()
     with pytest.raises(InputError, match=rf"^{root}/x.npy: leads out of the service's data roots"):
         first_bytes(root / "x.npy")
+
+
+def test_a_groups_roots_lie_beside_those_of_all(root, tmp_path):
+    inside, outside = root / "mri", tmp_path / "mri"
+    inside.mkdir()
+    outside.mkdir()
+    with pytest.raises(ParameterError, match=f"group_roots: {inside} of mri lies under the data root {root}"):
+        DataRoots([root], groups={"mri": [outside, inside]})
+    (tmp_path / "link").symlink_to(inside)
+    with pytest.raises(ParameterError, match=f"group_roots: {inside} of mri lies under"):
+        DataRoots([root], groups={"mri": [tmp_path / "link"]})
+    with pytest.raises(ParameterError, match="cannot be used as a folder"):
+        DataRoots([root], groups={"mri": [tmp_path / "none"]})
+    shared = DataRoots([root], groups={"mri": [outside, root], "all": [tmp_path]})
+    assert shared.of("mri").within("x") == outside / "x"
+    assert shared.of("mri").within(str(root / "x")) == root / "x"
+    assert shared.of("all").within(str(outside / "x")) == outside / "x"
+    assert shared.of("eeg") is shared.of("") is shared
+    with pytest.raises(InputError, match="outside the service's data roots"):
+        shared.of("eeg").within(str(outside / "x"))
+
+
+def test_a_group_names_files_among_parameters_by_their_whole_paths(root, tmp_path):
+    """Workloads look for relative ones in the working folder, the first root of all."""
+    own = tmp_path / "mri"
+    own.mkdir()
+    roots = DataRoots([root], groups={"mri": [own]})
+    with pytest.raises(InputError, match=f"frames.npy: among parameters, name a file by its whole path, {own}/frames"):
+        roots.of("mri").check_further([Path("frames.npy")])
+    roots.of("mri").check_further([own / "frames.npy"])
+    roots.check_further([Path("frames.npy")])
+
+
+def test_links_that_leave_a_groups_roots_are_not_followed(root, tmp_path):
+    own = tmp_path / "mri"
+    own.mkdir()
+    (root / "secret.npy").write_bytes(b"secret")
+    (own / "a.npy").symlink_to(root / "secret.npy")
+    roots = DataRoots([root], groups={"mri": [own]})
+    with pytest.raises(InputError, match="outside the service's data roots"):
+        roots.of("mri").readable("a.npy")
+    roots.confine()
+    with pytest.raises(InputError, match="leads out of the service's data roots"):
+        first_bytes(own / "a.npy", 4)

@@ -19,6 +19,7 @@ from pipeline.formats.image.zarr import Zarr
 from pipeline.storage.archive import packed
 from pipeline.storage.confinement import (
     Confinement,
+    Subfolders,
     by_descriptor,
     confine,
     in_its_folder,
@@ -257,8 +258,9 @@ def test_files_within_a_folder(tmp_path):
     (tmp_path / "link").symlink_to("/etc")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        put_within(folder, "a/b/c", [b"first"], "new/1")
-        put_within(folder, "a/b/c", [memoryview(np.arange(2, dtype=np.int32)), b"\2\0\0\0"], "new/1")
+        folders = Subfolders(folder)
+        put_within(folders, "a/b/c", [b"first"], "new/1")
+        put_within(folders, "a/b/c", [memoryview(np.arange(2, dtype=np.int32)), b"\2\0\0\0"], "new/1")
         assert (tmp_path / "a" / "b" / "c").read_bytes() == np.arange(3, dtype=np.int32).tobytes()
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c"]
         for name in ("link/passwd", "../x", "a/../../x", "", "/etc/passwd", "a/b/"):
@@ -267,7 +269,7 @@ def test_files_within_a_folder(tmp_path):
         (tmp_path / "a" / "x").symlink_to("/etc/passwd")
         with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
             open_within(folder, "a/x", os.O_RDONLY)
-        put_within(folder, "a/x", [b"mine"], "new/1")  # in the link's place
+        put_within(folders, "a/x", [b"mine"], "new/1")  # in the link's place
         assert (tmp_path / "a" / "x").read_bytes() == b"mine"
         assert not (tmp_path / "a" / "x").is_symlink()
         (tmp_path / "new" / "left").touch()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,23 +14,44 @@ from numpy.typing import NDArray
 from pipeline.codecs import silence_loggers
 from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.bounded import check_image
+from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
+from pipeline.formats.image.base import touches
 from pipeline.formats.image.tiff.page import COMPRESSIONS, IMAGE_CODECS, LERC, Page
 from pipeline.storage.confinement import by_descriptor
 from pipeline.storage.positional import PositionalFile
 
 # Writers may pad images to whole blocks of their codec.
 _PADDING_SAMPLES = 1 << 16
+# The schemes from bytes to bytes, by imagecodecs' functions.
+_STRAIGHT = {
+    "LZW": "lzw_decode",
+    "PackBits": "packbits_decode",
+    "Zstandard": "zstd_decode",
+    "deflate": "deflate_decode",
+}
+_OF_INTEGERS, _OF_FLOATS = 2, 3
+_PREDICTORS = {"u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
+
+Place = tuple[int, int, int]  # plane, down, across
+Span = tuple[int, int]  # start, stop
 
 
 class DecodedBlocks:
-    """Decodes in the calling thread, and caches the latest blocks within a bound of bytes."""
+    """Decodes in the calling thread, and caches the latest blocks within a bound of bytes.
 
-    def __init__(self, file: PositionalFile, pages: Iterable[Page]) -> None:
-        """InputError if tifffile cannot parse a compressed page."""
+    Blocks of common codecs are decoded straight into the cache's memory; tifffile does the others, and judges those
+    that do not decode.
+    """
+
+    def __init__(self, file: PositionalFile, pages: Sequence[Page]) -> None:
+        """InputError if tifffile cannot parse a page that it is needed for."""
         self._file = file
         encoded = {_coding(page): page for page in pages if not page.raw}
-        self._decoders = _decoders(file.path, encoded)
+        self._pages = {page.index: page for page in pages}
+        self._straight = {page.index: _straight(page) for page in pages if not page.raw}
+        self._lock = threading.Lock()
+        self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if _straight(page) is None})
         blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
         self._cache = BlockCache(
             row_bytes=max((across * nbytes for across, nbytes in blocks), default=0),
@@ -39,28 +62,62 @@ class DecodedBlocks:
         """Bound the decoded bytes kept between calls; returns the bound in force."""
         return self._cache.hold_at_most(budget_bytes)
 
-    def take(self, page: Page, place: tuple[int, int, int], *, wait: bool) -> NDArray[Any] | None:
-        """The samples (rows, columns, samples; read-only) of the block at `place` (plane, down, across).
+    def expect(self, of_page: Mapping[int, int], rows: Sequence[Span], columns: Sequence[Span]) -> None:
+        """How often each page will be read, by its index, and in which spans (start, stop) of rows and columns."""
+        blocks = {page.block: page.shape for page in self._pages.values()}
+        counts = {
+            block: (touches(rows, block[0], shape[0]).tolist(), touches(columns, block[1], shape[1]).tolist())
+            for block, shape in blocks.items()
+        }
+
+        def uses(key: tuple[int, ...]) -> int:
+            index, _, down, across = key
+            of_rows, of_columns = counts[self._pages[index].block]
+            return int(of_page[index] * of_rows[down] * of_columns[across])
+
+        self._cache.expect(uses)
+
+    def use(self, page: Page, place: Place, look: Callable[[NDArray[Any]], bool], *, wait: bool) -> bool | None:
+        """What `look` returns for the samples (rows, columns, samples; read-only) of the block at `place`.
 
         None if another thread is decoding it and `wait` is False. InputError if it does not decode.
         """
-        return self._cache.take((page.index, *place), lambda: self._decode(page, *place), wait=wait)
 
-    def _decode(self, page: Page, plane: int, down: int, across: int) -> NDArray[Any]:
+        def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
+            return self._decode(page, memory, *place)
+
+        return self._cache.use((page.index, *place), page.block_bytes, decode, look, wait=wait)
+
+    def _decode(self, page: Page, memory: NDArray[np.uint8], plane: int, down: int, across: int) -> NDArray[Any]:
         grid = page.offsets.shape
+        start, nbytes = page.offsets[plane, down, across], int(page.byte_counts[plane, down, across])
+        data = scratch("encoded", nbytes)
         segment = (plane * grid[1] + down) * grid[2] + across
-        start, nbytes = int(page.offsets[plane, down, across]), int(page.byte_counts[plane, down, across])
-        where = f"{self._file.path}: page {page.index}, {'tile' if page.tiled else 'strip'} {segment}"
-        data = self._file.head(nbytes, start)
-        if len(data) < nbytes:
-            raise InputError(f"{where} is cut off; the file shrank while it was read, run again")
+        if self._file.read_some(start, data.data) < nbytes:
+            raise InputError(f"{self._where(page, segment)} is cut off; the file shrank while it was read, run again")
+        straight = self._straight[page.index]
+        if straight is not None:
+            rows = page.block[0] if page.tiled else min(page.block[0], page.shape[0] - down * page.block[0])
+            block = straight.decoded(data, memory[: rows * page.block_row_bytes], page.block[1])
+            if block is not None:
+                return block
+        return self._by_tifffile(page, data.tobytes(), segment, down, across)
+
+    def _where(self, page: Page, segment: int) -> str:
+        return f"{self._file.path}: page {page.index}, {'tile' if page.tiled else 'strip'} {segment}"
+
+    def _by_tifffile(self, page: Page, data: bytes, segment: int, down: int, across: int) -> NDArray[Any]:
+        where, coding = self._where(page, segment), _coding(page)
+        with self._lock:
+            if coding not in self._decoders:
+                self._decoders |= _decoders(self._file.path, {coding: page})
         tables = {} if page.jpeg_tables is None else {"jpegtables": page.jpeg_tables}
         codec = IMAGE_CODECS.get(COMPRESSIONS[page.compression])
         try:
             if codec is not None:  # tifffile bounds only the others by the size of the strip or tile
                 samples = page.block[0] * page.block[1] * page.block_samples
                 check_image(codec, data, 2 * samples + _PADDING_SAMPLES, page.dtype)
-            decoded, corner, _ = self._decoders[_coding(page)](data, segment, **tables)
+            decoded, corner, _ = self._decoders[coding](data, segment, **tables)
             valid = _valid(page, data)
         except Exception as exc:
             # The codecs' errors have no common ancestor; a damaged size may raise MemoryError.
@@ -87,6 +144,52 @@ class DecodedBlocks:
                 "are NaN: store the samples in planes of their own, or use another compression"
             )
         return block if valid is None else np.where(valid[:rows, :columns], block, block.dtype.type(np.nan))
+
+
+@dataclass(frozen=True)
+class _Straight:
+    """How blocks are decoded without tifffile.
+
+    decode    : a function of imagecodecs, from bytes to bytes
+    dtype     : as stored
+    samples   : per pixel
+    predictor : 1: none, 2: differences of whole numbers, 3: differences of the bytes of floats
+    """
+
+    decode: Callable[..., Any]
+    dtype: np.dtype[Any]
+    samples: int
+    predictor: int
+
+    def decoded(self, data: NDArray[np.uint8], memory: NDArray[np.uint8], columns: int) -> NDArray[Any] | None:
+        """The block (rows, columns, samples) of as many bytes as `memory` has, in it; None if it does not decode."""
+        import imagecodecs
+
+        room = scratch("predicted", len(memory)) if self.predictor == _OF_FLOATS else memory
+        try:
+            if len(self.decode(data, out=room)) != len(memory):
+                return None
+        except (RuntimeError, ValueError):
+            return None
+        block: Any = room.view(self.dtype).reshape(-1, columns, self.samples)
+        if self.predictor == _OF_FLOATS:
+            into: Any = memory.view(self.dtype).reshape(block.shape)
+            block = imagecodecs.floatpred_decode(block, axis=-2, out=into)
+        if not self.dtype.isnative:
+            block = block.byteswap(inplace=True).view(self.dtype.newbyteorder("="))
+        if self.predictor == _OF_INTEGERS:
+            imagecodecs.delta_decode(block, axis=-2, out=block)
+        return cast("NDArray[Any]", block)
+
+
+def _straight(page: Page) -> _Straight | None:
+    """None for what only tifffile decodes: images, reversed bits, unusual predictors."""
+    name = _STRAIGHT.get(COMPRESSIONS[page.compression])
+    if name is None or page.fill_order != 1 or page.predictor not in _PREDICTORS[page.dtype.kind]:
+        return None
+    import imagecodecs
+
+    return _Straight(getattr(imagecodecs, name), page.stored_dtype, page.block_samples, page.predictor)
 
 
 def _valid(page: Page, data: bytes) -> NDArray[np.bool_] | None:

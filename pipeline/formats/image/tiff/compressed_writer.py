@@ -109,13 +109,13 @@ class CompressedTiffWriter(SpooledWriter):
         (top, bottom), (left, right) = self._spans(tile)
         samples = np.empty((bottom - top, right - left, self._layout.samples), self.header.dtype)
         self._slot(tile).read(self._scratch, Region.whole(samples.shape), samples)
-        return self._tiling.encoded(self.header, samples)
+        return self._tiling.encoded(self.header, samples).tobytes()
 
-    def _store_encoded(self, tile: _Tile, data: bytes) -> None:
+    def _store_encoded(self, tile: _Tile, data: NDArray[np.uint8]) -> None:
         assert len(data) <= self._slot_bytes, "a codec enlarges by less"
         length = len(data).to_bytes(_LENGTH.itemsize, "little")
         self._scratch.write_runs(
-            [(self._slot_at(tile), memoryview(data)), (self._place(tile) * _LENGTH.itemsize, memoryview(length))]
+            [(self._slot_at(tile), data.data), (self._place(tile) * _LENGTH.itemsize, memoryview(length))]
         )
 
     def _slot(self, tile: _Tile) -> ContiguousSamples:

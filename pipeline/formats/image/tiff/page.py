@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -93,7 +94,12 @@ class Page:
         """Samples per pixel within one strip or tile."""
         return 1 if self.separate else self.shape[2]
 
-    @property
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one whole strip or tile, decoded."""
+        return self.block[0] * self.block_row_bytes
+
+    @cached_property
     def block_row_bytes(self) -> int:
         return self.block[1] * self.block_samples * self.dtype.itemsize
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.parallel import for_each
-from pipeline.formats.image.base import ImageHeader, ImageReader, Region, require_fit
+from pipeline.codecs.scratch import scratch
+from pipeline.formats.image.base import ImageHeader, ImageReader, Part, Region, blocks_along, require_fit, touches
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.formats.image.tiff.blocks import DecodedBlocks
+from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
 from pipeline.formats.image.tiff.ifd import Directory, Tag, read_directories
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange
 from pipeline.storage.positional import PositionalFile
 
-Span = tuple[int, int]  # start, stop
+_Block = tuple[Part, Part]  # what a region has of a strip or tile, along rows and columns
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,17 @@ class TiffReader(ImageReader):
             for plane in stacked:
                 read_plane(plane)
         else:
-            for_each(read_plane, stacked, pages[0].block[0] * pages[0].block_row_bytes)
+            for_each(read_plane, stacked, pages[0].block_bytes)
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        planes = np.ones((), np.int64)
+        for along, length in zip(spans, self._planes.shape, strict=False):
+            planes = np.multiply.outer(planes, touches(along, 1, length))
+        of_page: Counter[int] = Counter()
+        for page, uses in zip(self._stack.pages, planes.ravel().tolist(), strict=True):
+            of_page[page.index] += uses
+        given = dict(zip(self.header.axes, spans, strict=True))
+        self._blocks.expect(of_page, given["Y"], given["X"])
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._blocks.hold_at_most(budget_bytes)
@@ -106,15 +120,20 @@ class TiffReader(ImageReader):
         if page.raw and not page.tiled:
             self._read_strips(page, plane, piece, target)
             return
-        busy: list[tuple[int, int]] = []
+        busy: list[_Block] = []
+        blocks = list(
+            itertools.product(blocks_along(piece.rows, page.block[0]), blocks_along(piece.columns, page.block[1]))
+        )
+        channels = slice(*piece.channels)
 
-        def copy(place: tuple[int, int]) -> None:
-            if not self._copy_block(page, (plane, *place), piece, target, wait=False):
-                busy.append(place)
+        def copy(block: _Block) -> None:
+            if not self._copy_block(page, plane, block, channels, target, wait=False):
+                busy.append(block)
 
-        nbytes = page.block[0] * page.block_row_bytes
-        for_each(copy, list(_blocks_under(page, piece)), nbytes)
-        for_each(lambda place: self._copy_block(page, (plane, *place), piece, target, wait=True), busy, nbytes)
+        for_each(copy, blocks, page.block_bytes)
+        for_each(
+            lambda block: self._copy_block(page, plane, block, channels, target, wait=True), busy, page.block_bytes
+        )
 
     def _read_strips(self, page: Page, plane: int, piece: _Piece, target: NDArray[Any]) -> None:
         """Read straight into `target` if it is contiguous, which channels stored separately are not."""
@@ -135,37 +154,32 @@ class TiffReader(ImageReader):
         samples.read(self._file, piece.region, target)
 
     def _copy_block(
-        self, page: Page, block: tuple[int, int, int], piece: _Piece, target: NDArray[Any], *, wait: bool
+        self, page: Page, plane: int, block: _Block, channels: slice, target: NDArray[Any], *, wait: bool
     ) -> bool:
-        """Copy the piece's part in the strip or tile `block` (plane, down, across).
-
-        False if another thread is decoding it and `wait` is False.
-        """
-        rows, columns = piece.rows, piece.columns
-        top, left = block[1] * page.block[0], block[2] * page.block[1]
-        first, last = max(rows[0], top), min(rows[1], top + page.block[0])
-        begin, end = max(columns[0], left), min(columns[1], left + page.block[1])
-        into = target[first - rows[0] : last - rows[0], begin - columns[0] : end - columns[0]]
-        offset = int(page.offsets[block])
+        """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
+        (down, rows, within_rows), (across, columns, within_columns) = block
+        place = (plane, down, across)
+        offset = int(page.offsets[place])
         if not offset:
-            into[...] = 0
-        elif page.raw:
-            within = _Piece((first - top, last - top), (begin - left, end - left), piece.channels)
-            stored = np.empty(within.shape, page.dtype)
+            target[rows, columns] = 0
+            return True
+        if page.raw:
+            within = _Piece(_span(within_rows), _span(within_columns), _span(channels))
+            samples = math.prod(within.shape)
+            stored = scratch("samples", samples * page.dtype.itemsize).view(page.dtype).reshape(within.shape)
             self._read_run(page, offset, within, stored)
-            into[...] = stored
-        else:
-            decoded = self._blocks.take(page, block, wait=wait)
-            if decoded is None:
-                return False
-            into[...] = decoded[first - top : last - top, begin - left : end - left, slice(*piece.channels)]
-        return True
+            target[rows, columns] = stored
+            return True
+
+        def look(decoded: NDArray[Any]) -> bool:
+            target[rows, columns] = decoded[within_rows, within_columns, channels]
+            return True
+
+        return self._blocks.use(page, place, look, wait=wait) is not None
 
 
-def _blocks_under(page: Page, piece: _Piece) -> Iterator[tuple[int, int]]:
-    for down in range(piece.rows[0] // page.block[0], -(-piece.rows[1] // page.block[0])):
-        for across in range(piece.columns[0] // page.block[1], -(-piece.columns[1] // page.block[1])):
-            yield down, across
+def _span(part: slice) -> Span:
+    return part.start, part.stop
 
 
 def _runs(page: Page, plane: int, rows: Span) -> Iterator[tuple[int, int, int | None]]:

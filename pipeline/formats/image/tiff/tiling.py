@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import ImageHeader
 
 # By name: the scheme, imagecodecs' encoder and its level, and by how much it may at most enlarge, in 256ths.
@@ -49,17 +51,28 @@ class Tiling:
 
     def slot_bytes(self, header: ImageHeader) -> int:
         """The most bytes of an encoded tile."""
-        nbytes = int(np.prod(self.shape(header))) * header.dtype.itemsize
+        nbytes = math.prod(self.shape(header)) * header.dtype.itemsize
         return nbytes + nbytes * _SCHEMES[self.compression][3] // 256 + _FURTHER_BYTES
 
-    def encoded(self, header: ImageHeader, samples: NDArray[Any]) -> bytes:
-        """The bytes of a tile; `samples` (rows, columns, samples) may lack rows and columns beyond the image."""
+    def encoded(self, header: ImageHeader, samples: NDArray[Any]) -> NDArray[np.uint8]:
+        """The bytes of a tile, valid until this thread's next call.
+
+        samples : (rows, columns, samples), which may lack rows and columns beyond the image
+        """
         import imagecodecs
 
         _, name, level, _ = _SCHEMES[self.compression]
-        tile = np.zeros(self.shape(header), header.dtype.newbyteorder("<"))
+        shape, dtype = self.shape(header), header.dtype.newbyteorder("<")
+        nbytes = math.prod(shape) * dtype.itemsize
+        tile: Any = scratch("samples", nbytes).view(dtype).reshape(shape)
+        predicted: Any = scratch("predicted", nbytes).view(dtype).reshape(shape)
+        room: Any = scratch("encoded", self.slot_bytes(header))
+        if samples.shape != shape:
+            tile[...] = 0
         tile[: samples.shape[0], : samples.shape[1]] = samples
-        predict = imagecodecs.floatpred_encode if header.dtype.kind == "f" else imagecodecs.delta_encode
+        predict: Any = imagecodecs.floatpred_encode if header.dtype.kind == "f" else imagecodecs.delta_encode
+        predict(tile, axis=-2, out=predicted)
         encode = getattr(imagecodecs, f"{name}_encode")
-        predicted = np.ascontiguousarray(predict(tile, axis=-2))
-        return bytes(encode(predicted) if level is None else encode(predicted, level))
+        found = encode(predicted, out=room) if level is None else encode(predicted, level, out=room)
+        encoded: NDArray[np.uint8] = room[: len(found)]
+        return encoded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -13,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.codecs.block_cache import BlockCache
+from pipeline.codecs.scratch import scratch
 from pipeline.errors import InputError
+from pipeline.formats.image.base import Region
+from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray
 from pipeline.storage.confinement import open_beneath
-from pipeline.storage.positional import PositionalFile, reading
+from pipeline.storage.positional import PositionalFile, read_fully, reading
 
 # In a shard's index, both the offset and the length of a chunk that is not stored.
 MISSING = np.iinfo(np.uint64).max
@@ -33,62 +37,110 @@ class ChunkFiles:
         self.folder = folder
         self.array = array
         self._open_file = open_file
+        self._start = f"{folder}/"
         entries = 0 if array.index is None else array.index.nbytes
         self._indices = BlockCache(row_bytes=0, block_bytes=entries)
         self._indices.hold_at_most(_INDEX_BYTES)
 
-    def open(self, place: Place) -> tuple[PositionalFile, int, int] | None:
-        """A chunk's file, open, its offset and bytes in it; None if the chunk is not stored.
+    def read(self, place: Place) -> NDArray[np.uint8] | None:
+        """A chunk's encoded bytes, valid until this thread's next call; None if it is not stored.
 
-        InputError if the file, or its index, is damaged.
+        InputError, or ValueError, if the file or its index is damaged.
         """
-        name = self.array.name(self.array.file_of(place))
-        file = open_regular(self.folder / name, self._open_file)
-        if file is None:
+        descriptor = self._opened(place)
+        if descriptor is None:
             return None
         try:
-            offset, nbytes = self._span(file, place)
-            most = self.array.codec.limits[-1]
-            if nbytes > most:
-                raise ValueError(f"it has {nbytes:,} bytes, more than the {most:,} of a chunk of the declared size")
-        except BaseException:
-            file.close()
-            raise
-        if offset == MISSING:
-            file.close()
-            return None
-        return file, offset, nbytes
-
-    def read(self, place: Place) -> NDArray[np.uint8] | None:
-        """A chunk's encoded bytes; None if it is not stored."""
-        found = self.open(place)
-        if found is None:
-            return None
-        file, offset, nbytes = found
-        with closing(file):
-            data = np.empty(nbytes, np.uint8)
-            file.read_at(offset, data.data)
+            offset, nbytes = self._span(descriptor, place)
+            if offset == MISSING:
+                return None
+            data = scratch("encoded", nbytes)
+            self._fill(descriptor, place, offset, data)
+        finally:
+            os.close(descriptor)
         return data
 
-    def _span(self, file: PositionalFile, place: Place) -> tuple[int, int]:
-        """Offset and bytes of a chunk; MISSING and 0 if it is not stored."""
-        if self.array.index is None:
-            return 0, file.size
-        within = tuple(number % count for number, count in zip(place, self.array.per_file, strict=True))
-        index = self._indices.take(self.array.file_of(place), lambda: self._index(file), wait=True)
-        assert index is not None, "it is waited for"
-        offset, nbytes = map(int, index[within])
-        return (MISSING, 0) if offset == nbytes == MISSING else (offset, nbytes)
+    def read_raw(self, place: Place, within: Region, out: NDArray[Any]) -> bool:
+        """Fill `out` (any strides) with samples of an uncompressed chunk; False if it is not stored. Raises as `read`.
 
-    def _index(self, file: PositionalFile) -> NDArray[np.uint64]:
+        within : the part of the chunk
+        """
+        descriptor = self._opened(place)
+        if descriptor is None:
+            return False
+        codec = self.array.codec
+        try:
+            offset, nbytes = self._span(descriptor, place)
+            if offset == MISSING:
+                return False
+            if nbytes != codec.nbytes:
+                raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
+            if within.shape == codec.shape and codec.dtype.isnative:
+                direct = out.flags.c_contiguous
+                data = out.reshape(-1).view(np.uint8) if direct else scratch("encoded", nbytes)
+                self._fill(descriptor, place, offset, data)
+                if not direct:
+                    out[...] = data.view(codec.dtype).reshape(codec.shape)
+                return True
+            samples = scratch("samples", math.prod(within.shape) * out.itemsize).view(out.dtype).reshape(within.shape)
+            file, descriptor = PositionalFile(self.path(place), descriptor), -1
+            with closing(file):
+                ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=offset).read(file, within, samples)
+            out[...] = samples
+            return True
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def path(self, place: Place) -> Path:
+        """The file of a chunk."""
+        return Path(self._start + self.array.name(self.array.file_of(place)))
+
+    def _opened(self, place: Place) -> int | None:
+        """A descriptor of a chunk's file; None if there is none. InputError as `open_regular`."""
+        name = self._start + self.array.name(self.array.file_of(place))
+        try:
+            # O_NONBLOCK: opening a named pipe must not wait for its other end.
+            return self._open_file(name, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as exc:
+            refuse_unless_missing(Path(name), exc)
+            return None
+
+    def _fill(self, descriptor: int, place: Place, offset: int, data: NDArray[np.uint8]) -> None:
+        if os.preadv(descriptor, [data.data], offset) < len(data):  # interrupted, or too short
+            read_fully(descriptor, self.path(place), offset, data.data)
+
+    def _span(self, descriptor: int, place: Place) -> tuple[int, int]:
+        """Offset and bytes of a chunk; MISSING and 0 if it is not stored. ValueError if there are too many bytes."""
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_regular(self.path(place))
+        offset, nbytes = 0, status.st_size
+        if self.array.index is not None:
+            within = tuple(number % count for number, count in zip(place, self.array.per_file, strict=True))
+            size = nbytes
+            found = self._indices.use(
+                self.array.file_of(place), 0, lambda _: self._index(descriptor, place, size),
+                lambda index: index[within].tolist(), wait=True,
+            )  # fmt: skip
+            assert found is not None, "it is waited for"
+            offset, nbytes = found
+            if offset == nbytes == MISSING:
+                return MISSING, 0
+        most = self.array.codec.limits[-1]
+        if nbytes > most:
+            raise ValueError(f"it has {nbytes:,} bytes, more than the {most:,} of a chunk of the declared size")
+        return offset, nbytes
+
+    def _index(self, descriptor: int, place: Place, size: int) -> NDArray[np.uint64]:
         """A shard's index. ValueError if the shard is too short, or an entry lies outside it."""
         codec = self.array.index
         assert codec is not None
-        size, nbytes = file.size, codec.limits[-1]
+        nbytes = codec.limits[-1]
         if size < nbytes:
             raise ValueError(f"its shard has {size:,} bytes, too few for an index")
         data = np.empty(nbytes, np.uint8)
-        file.read_at(size - nbytes if self.array.index_ends else 0, data.data)
+        self._fill(descriptor, place, size - nbytes if self.array.index_ends else 0, data)
         index: NDArray[np.uint64] = codec.decode(data)
         starts, lengths = index[..., 0], index[..., 1]
         stored = (starts != MISSING) | (lengths != MISSING)
@@ -99,24 +151,33 @@ class ChunkFiles:
 
 
 def open_regular(path: Path, open_file: OpenFile = open_beneath) -> PositionalFile | None:
-    """Open a chunk's file, the one place where any is opened for reading; None if there is none.
+    """Open a file of metadata; None if there is none.
 
-    InputError for a folder, a special file or a broken link: none of them is a chunk that is not stored.
+    InputError for a folder, a special file or a broken link: none of them is a file that is not stored.
     """
     try:
-        # O_NONBLOCK: opening a named pipe must not wait for its other end.
         descriptor = open_file(os.fspath(path), os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError as exc:
-        if path.is_symlink():  # as git-annex leaves them for contents that have not been fetched
-            raise InputError(f"{path}: is a broken symbolic link; fetch the file it refers to") from exc
+    except OSError as exc:
+        refuse_unless_missing(path, exc)
         return None
-    except OSError:
-        with reading(path):
-            raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")
+        raise not_regular(path)
     return PositionalFile(path, descriptor)
+
+
+def refuse_unless_missing(path: Path, exc: OSError) -> None:
+    """Returns if the file that did not open is not there; else raises InputError or StorageError."""
+    if isinstance(exc, FileNotFoundError):
+        if path.is_symlink():  # as git-annex leaves them for contents that have not been fetched
+            raise InputError(f"{path}: is a broken symbolic link; fetch the file it refers to") from exc
+        return
+    with reading(path):
+        raise exc
+
+
+def not_regular(path: Path) -> InputError:
+    return InputError(f"{path}: is not a regular file where a chunk or metadata belongs; copy or export it again")
 
 
 def shard_of(array: StoredArray, chunks: Sequence[Any | None]) -> list[Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from pipeline.codecs.block_cache import BlockCache
 from pipeline.codecs.parallel import for_each
 from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_codecs
 from pipeline.errors import InputError, MillraceError
-from pipeline.formats.image.base import DTYPES, ImageHeader, ImageReader, Region, require_fit
-from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.formats.image.base import (
+    DTYPES,
+    ImageHeader,
+    ImageReader,
+    Part,
+    Region,
+    blocks_along,
+    require_fit,
+    touches,
+)
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles
 from pipeline.formats.image.zarr.layout import Layout, find_array
 from pipeline.formats.image.zarr.nodes import UnusualError, node
@@ -32,6 +41,8 @@ _REFUSED_CODECS = ("pickle", "msgpack", "json", "vlen")
 # Those whose encoded samples may be wider than the array's, up to the widest type.
 _WIDENING_CODECS = {"astype", "base64", "delta", "fixedscaleoffset", "quantize"}
 _WIDEST_BYTES = 16
+
+_Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 
 
 class ZarrReader(ImageReader):
@@ -56,9 +67,11 @@ class ZarrReader(ImageReader):
         )
         widened = not _WIDENING_CODECS.isdisjoint(_codec_names(self._array.metadata.to_dict()))
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
+        self._chunk_bytes = chunk_bytes
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
         stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
         self._files = None if stored is None else ChunkFiles(path / self._array.path, stored)
+        self._is_raw = stored is not None and stored.codec.is_raw
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -66,16 +79,24 @@ class ZarrReader(ImageReader):
             return
         spans = dict(zip(self.header.axes, zip(region.start, region.stop, strict=True), strict=True))
         wanted = [spans.get(letter, (0, 1)) for letter in self._layout.stored]
-        grid = [range(start // c, -(-stop // c)) for (start, stop), c in zip(wanted, self._chunk, strict=True)]
+        pieces = list(itertools.product(*map(blocks_along, wanted, self._chunk)))
         target = self._in_stored_order(out)
-        busy: list[Place] = []
+        busy: list[_Piece] = []
 
-        def copy(place: Place) -> None:
-            if not self._copy(place, wanted, target, wait=False):
-                busy.append(place)
+        def copy(piece: _Piece) -> None:
+            if not self._copy(piece, target, wait=False):
+                busy.append(piece)
 
-        for_each(copy, list(itertools.product(*grid)), self._stored_bytes)
-        for_each(lambda place: self._copy(place, wanted, target, wait=True), busy, self._stored_bytes)
+        for_each(copy, pieces, self._stored_bytes)
+        for_each(lambda piece: self._copy(piece, target, wait=True), busy, self._stored_bytes)
+
+    def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
+        given = dict(zip(self.header.axes, spans, strict=True))
+        counts = [
+            touches(given.get(letter, [(0, 1)]), size, length).tolist()
+            for letter, size, length in zip(self._layout.stored, self._chunk, self._array.shape, strict=True)
+        ]
+        self._cache.expect(lambda place: math.prod(map(operator.getitem, counts, place)))
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._cache.hold_at_most(budget_bytes)
@@ -89,59 +110,46 @@ class ZarrReader(ImageReader):
         absent = tuple(n for n, letter in enumerate(self._layout.stored) if letter not in self.header.axes)
         return np.expand_dims(moved, absent)
 
-    def _copy(self, place: Place, wanted: list[tuple[int, int]], target: NDArray[Any], *, wait: bool) -> bool:
+    def _copy(self, piece: _Piece, target: NDArray[Any], *, wait: bool) -> bool:
         """Copy a chunk's part of the region; False if another thread is decoding the chunk and `wait` is False."""
-        into, within = [], []
-        for (start, stop), index, size in zip(wanted, place, self._chunk, strict=True):
-            first, last = max(start, index * size), min(stop, (index + 1) * size)
-            into.append(slice(first - start, last - start))
-            within.append((first - index * size, last - index * size))
-        part = target[tuple(into)]
-        if self._files is not None and self._files.array.codec.is_raw:
-            with _translated(self.path, _undecodable(place)):
-                self._read_raw(self._files, place, Region(*zip(*within, strict=True)), part)
-            return True
-        chunk = self._cache.take(place, lambda: self._decode(place), wait=wait)
-        if chunk is None:
-            return False
-        part[...] = chunk[tuple(slice(*span) for span in within)]
-        return True
+        place, into, within = zip(*piece, strict=True)
+        try:
+            if self._is_raw:
+                self._read_raw(place, within, target[into])
+                return True
 
-    def _read_raw(self, files: ChunkFiles, place: Place, within: Region, part: NDArray[Any]) -> None:
-        """Read a part of an uncompressed chunk, straight into `part` if that is contiguous."""
-        found = files.open(place)
-        if found is None:
-            part[...] = files.array.fill_value
-            return
-        file, offset, nbytes = found
-        codec = files.array.codec
-        with closing(file):
-            if nbytes != codec.nbytes:
-                raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
-            direct = part.flags.c_contiguous
-            samples = part if direct else np.empty(part.shape, part.dtype)
-            ContiguousSamples(shape=codec.shape, dtype=codec.dtype, offset=offset).read(file, within, samples)
-            if not direct:
-                part[...] = samples
+            def look(chunk: NDArray[Any]) -> bool:
+                target[into] = chunk[within]
+                return True
 
-    def _decode(self, place: Place) -> NDArray[Any]:
-        with _translated(self.path, _undecodable(place)):
-            if self._files is not None:
-                data = self._files.read(place)
-                if data is None:
-                    return np.full(self._chunk, self._files.array.fill_value, self.header.dtype)
-                return self._files.array.codec.decode(data)
-            corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
-            box = tuple(
-                slice(first, min(first + size, end))
-                for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
-            )
-            with chunks_of(self._stored_bytes):
-                return np.asarray(self._array[box])
+            return self._cache.use(
+                place, self._chunk_bytes, lambda memory: self._decode(place, memory), look, wait=wait
+            ) is not None  # fmt: skip
+        except Exception:
+            with _translated(self.path, f"chunk {'/'.join(map(str, place))} does not decode"):
+                raise
 
+    def _read_raw(self, place: Place, within: tuple[slice, ...], out: NDArray[Any]) -> None:
+        assert self._files is not None, "its codec is known"
+        region = Region(tuple(span.start for span in within), tuple(span.stop for span in within))
+        if not self._files.read_raw(place, region, out):
+            out[...] = self._files.array.fill_value
 
-def _undecodable(place: Place) -> str:
-    return f"chunk {'/'.join(map(str, place))} does not decode"
+    def _decode(self, place: Place, memory: NDArray[np.uint8]) -> NDArray[Any]:
+        if self._files is not None:
+            data = self._files.read(place)
+            if data is None:
+                samples = memory.view(self.header.dtype).reshape(self._chunk)
+                samples[...] = self._files.array.fill_value
+                return samples
+            return self._files.array.codec.decode(data, memory)
+        corner = [index * size for index, size in zip(place, self._chunk, strict=True)]
+        box = tuple(
+            slice(first, min(first + size, end))
+            for first, size, end in zip(corner, self._chunk, self._array.shape, strict=True)
+        )
+        with chunks_of(self._stored_bytes):
+            return np.asarray(self._array[box])
 
 
 def _open(path: Path) -> tuple[Any, Layout]:

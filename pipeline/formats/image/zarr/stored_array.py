@@ -55,6 +55,8 @@ class StoredArray:
 
     def file_of(self, place: Place) -> Place:
         """The file of a chunk."""
+        if self.index is None:
+            return place
         return tuple(number // count for number, count in zip(place, self.per_file, strict=True))
 
     def name(self, file: Place) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.codecs.chunk_codec import Stage
 from pipeline.codecs.parallel import for_each
 from pipeline.errors import OutputError
-from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, require_fit
+from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
 from pipeline.storage.partial import Opening, PartialFolder, behind_link
@@ -37,6 +37,9 @@ COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
     "deflate": (Stage("gzip", {"level": 5}),),
 }
 DEFAULT_COMPRESSION = "zstd"
+
+# Along one axis, by a chunk's number: where samples lie in the chunk and in the region, and whether they are all.
+_Spans = dict[int, tuple[slice, slice, bool]]
 
 
 class ZarrWriter(PartialWriter):
@@ -94,13 +97,17 @@ class ZarrWriter(PartialWriter):
             return
         start, stop = self._in_order(region.start), self._in_order(region.stop)
         stored = samples.transpose(self._order)
+        spans = [
+            _spans(first, last, size, length)
+            for first, last, size, length in zip(start, stop, self._array.codec.shape, self._array.shape, strict=True)
+        ]
         whole: list[Place] = []
         parts: list[Place] = []
         for file in _under(start, stop, self._array.file_shape):
             (whole if self._covers(start, stop, file) else parts).append(file)
 
         def store(file: Place, older: ChunkFiles | None = None) -> None:
-            chunks = self._encoded(file, start, stored, older)
+            chunks = self._encoded(file, spans, stored, older)
             self._partial.put(f"{_ARRAY}/{self._array.name(file)}", shard_of(self._array, chunks))
 
         with writing(self.path, samples.nbytes), self._partial.in_use():
@@ -126,35 +133,40 @@ class ZarrWriter(PartialWriter):
             )
         )
 
-    def _encoded(self, file: Place, start: Place, stored: NDArray[Any], older: ChunkFiles | None) -> list[Any]:
+    def _encoded(
+        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+    ) -> list[NDArray[np.uint8] | None]:
         """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
         array, found = self._array, {}
+        if array.index is None:
+            return [self._encoded_chunk(file, spans, stored, older)]
 
         def encode(chunk: Place) -> None:
-            found[chunk] = self._encoded_chunk(chunk, start, stored, older)
+            data = self._encoded_chunk(chunk, spans, stored, older)
+            found[chunk] = None if data is None else data.copy()  # the thread encodes others
 
         first = [number * count for number, count in zip(file, array.per_file, strict=True)]
         chunks = [tuple(map(sum, zip(first, within, strict=True))) for within in np.ndindex(*array.per_file)]
         for_each(encode, chunks, array.codec.nbytes)
         return [found[chunk] for chunk in chunks]
 
-    def _encoded_chunk(self, chunk: Place, start: Place, stored: NDArray[Any], older: ChunkFiles | None) -> Any | None:
-        """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value."""
-        codec, into, within, is_whole = self._array.codec, [], [], True
-        for number, size, begin, count, length in zip(
-            chunk, codec.shape, start, stored.shape, self._array.shape, strict=True
-        ):
-            first, last = max(number * size, begin), min((number + 1) * size, begin + count)
-            if first >= last:
-                return None if older is None else older.read(chunk)
-            into.append(slice(first - number * size, last - number * size))
-            within.append(slice(first - begin, last - begin))
-            is_whole &= first == number * size and last == min((number + 1) * size, length)
-        samples = stored[tuple(within)]
+    def _encoded_chunk(
+        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+    ) -> NDArray[np.uint8] | None:
+        """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value.
+
+        They are valid until this thread's next call.
+        """
+        codec = self._array.codec
+        parts = [axis.get(number) for axis, number in zip(spans, chunk, strict=True)]
+        if None in parts:
+            return None if older is None else older.read(chunk)
+        into, within, is_whole = zip(*parts, strict=True)
+        samples = stored[within]
         if samples.shape != codec.shape:
-            data = None if older is None or is_whole else older.read(chunk)
-            whole = np.zeros(codec.shape, stored.dtype) if data is None else codec.decode(data).copy()
-            whole[tuple(into)] = samples
+            data = None if older is None or all(is_whole) else older.read(chunk)
+            whole = np.zeros(codec.shape, stored.dtype) if data is None else codec.decode(data)
+            whole[into] = samples
             samples = whole
         return codec.encode(samples)
 
@@ -164,6 +176,14 @@ class ZarrWriter(PartialWriter):
         with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield ChunkFiles(Path(_ARRAY), self._array, self._partial.open_file)
+
+
+def _spans(start: int, stop: int, size: int, length: int) -> _Spans:
+    """What a region covers along one axis, by the chunk's number."""
+    return {
+        number: (into, within, into.start == 0 and into.stop == min(size, length - number * size))
+        for number, within, into in blocks_along((start, stop), size)
+    }
 
 
 def _under(start: Place, stop: Place, block: tuple[int, ...]) -> Iterator[Place]:

@@ -137,6 +137,20 @@ def test_strips_and_tiles_of_every_compression(
         assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+@pytest.mark.parametrize("compression", ["lzw", "zlib", "packbits", "zstd"])
+def test_common_codecs_are_decoded_without_tifffile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, dtype: str
+) -> None:
+    from pipeline.formats.image.tiff import blocks
+
+    array = pixels(101, 119, 3, dtype=dtype)
+    storage: Any = {"predictor": True} if compression != "packbits" else {}
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", compression=compression, tile=(32, 48), **storage)
+    monkeypatch.setattr(blocks, "_decoders", lambda path, encoded: dict.fromkeys(encoded, pytest.fail))
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.tif"), array)
+
+
 @pytest.mark.parametrize("compression", [None, "zlib"])
 @pytest.mark.parametrize("tile", [None, (32, 48)])
 @pytest.mark.parametrize("planar", ["contig", "separate"])
@@ -474,7 +488,9 @@ def test_strips_with_halos_decode_each_tile_once(tmp_path: Path, monkeypatch: py
     decoded = []
     decode = DecodedBlocks._decode
     monkeypatch.setattr(
-        DecodedBlocks, "_decode", lambda self, page, *place: (decoded.append(place), decode(self, page, *place))[1]
+        DecodedBlocks,
+        "_decode",
+        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
     )
     with FORMAT.open(tmp_path / "a.tif") as reader, ThreadPoolExecutor(4) as threads:
 
@@ -500,7 +516,9 @@ def test_a_large_strip_counts_and_is_decoded_once(tmp_path: Path, monkeypatch: p
     decoded = []
     decode = DecodedBlocks._decode
     monkeypatch.setattr(
-        DecodedBlocks, "_decode", lambda self, page, *place: (decoded.append(place), decode(self, page, *place))[1]
+        DecodedBlocks,
+        "_decode",
+        lambda self, page, memory, *place: (decoded.append(place), decode(self, page, memory, *place))[1],
     )
     with FORMAT.open(tmp_path / "small.tif") as reader:
         assert reader.hold_at_most(100) == 100

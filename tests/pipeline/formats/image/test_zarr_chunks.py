@@ -25,7 +25,7 @@ from tests.pipeline.formats.image.contract import assert_same_bits, input_error,
 
 FORMAT = Zarr()
 MANY = settings(
-    max_examples=20,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],
@@ -33,6 +33,12 @@ MANY = settings(
 )
 SHAPE = (5, 13, 11)
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+
+FILL_VALUES: dict[str, st.SearchStrategy[float]] = {
+    "u": st.sampled_from([0, 1, 255]),
+    "i": st.sampled_from([0, -1, 32767]),
+    "f": st.sampled_from([0.0, -1.5, 1e30, float("nan"), float("inf"), float("-inf")]),
+}
 
 
 def noise(dtype: str, seed: int = 0) -> Any:
@@ -66,7 +72,7 @@ def arrays_of_v3(draw: st.DrawFn) -> tuple[str, float, dict[str, Any]]:
         codecs = [ShardingCodec(chunk_shape=chunk, codecs=codecs, index_codecs=index, index_location=location)]
     keys = (draw(st.sampled_from(["default", "v2"])), draw(st.sampled_from([".", "/"])))
     options = {"chunks": outer, "codecs": codecs, "chunk_key_encoding": keys, "zarr_format": 3}
-    return dtype, draw(st.sampled_from([0, 1, 201])), options
+    return dtype, draw(FILL_VALUES[np.dtype(dtype).kind]), options
 
 
 @st.composite
@@ -83,7 +89,7 @@ def arrays_of_v2(draw: st.DrawFn) -> tuple[str, float, dict[str, Any]]:
         "dimension_separator": draw(st.sampled_from("./")),
         "zarr_format": 2,
     }
-    return dtype, draw(st.sampled_from([0, 7])), options
+    return dtype, draw(FILL_VALUES[np.dtype(dtype).kind]), options
 
 
 @MANY

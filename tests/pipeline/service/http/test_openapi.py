@@ -22,6 +22,11 @@ CONFIG = {
     "phases": {"stateful": {"max-steps": 5}},
     "operations": [
         {"include-name": "POST /v1/jobs", "checks": {"positive_data_acceptance": ALSO_REFUSED}},
+        # A target is exactly one of its fields.
+        *(
+            {"include-name": f"POST /v1/admin/{what}", "checks": {"positive_data_acceptance": ALSO_REFUSED}}
+            for what in ("hold", "release", "cancel")
+        ),
     ],
 }
 
@@ -29,7 +34,7 @@ CONFIG = {
 @pytest.fixture
 def app(world, tmp_path):
     """A service whose jobs end as soon as they are there: waiting for their events does not take for ever."""
-    (tmp_path / "tokens").write_text(token_line("ada", TOKEN))
+    (tmp_path / "tokens").write_text(token_line("ada", TOKEN, "operator"))
 
     def finish(*_):
         store = world.store
@@ -43,6 +48,7 @@ def app(world, tmp_path):
                 (world.data / claimed.asked.output).write_bytes(b"samples")
 
     world.runner.wake = world.runner.act = finish
+    world.store.set_cap = lambda *_, **__: None  # it would refuse the other requests
     return world.http(Tokens(tmp_path / "tokens")).app
 
 

@@ -39,7 +39,13 @@ from tests.pipeline.service.conftest import LOCAL
 WAIT_S = 150.0
 SHAPE = (900, 301)
 # Told by GPUs, by ranks that talk to each other and by reconstructions, which this cluster has not.
-ELSEWHERE = ("millrace_gpu_", "millrace_collective_", "millrace_communicator_", "millrace_solver_")
+ELSEWHERE = (
+    "millrace_gpu_",
+    "millrace_usage_gpu_",
+    "millrace_collective_",
+    "millrace_communicator_",
+    "millrace_solver_",
+)
 RESTARTS = ("millrace_worker_restarts_total", ())
 
 

@@ -39,6 +39,7 @@ from pipeline.service.store import (
     NoSuchJob,
     OutputTaken,
     Store,
+    Used,
 )
 
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
@@ -286,7 +287,9 @@ class Jobs(RuleBasedStateMachine):
         event = {"stopped": Stopped(job.epoch), "lease lost": LeaseLost(job.epoch)}.get(how) or Failed(
             job.epoch, how, transient=how != "failed"
         )
-        _, actions = self.store.apply(job.id, event, now=self.now, facts=Facts(device_seconds=float(seconds)))
+        _, actions = self.store.apply(
+            job.id, event, now=self.now, facts=Facts(used=Used(device_seconds=float(seconds)))
+        )
         if seconds:
             job.device_seconds += seconds
             self.shares[job.new.owner] = (self.usage(job.new.owner) + seconds, self.now)
@@ -303,7 +306,7 @@ class Jobs(RuleBasedStateMachine):
         self.tick()
         job = self.one(which)
         epoch = job.epoch - (job.state in ACTIVE)
-        facts = Facts(receipt={"late": True}, device_seconds=1.0)
+        facts = Facts(receipt={"late": True}, used=Used(device_seconds=1.0))
         assert self.store.apply(job.id, replace(event, epoch=epoch), now=self.now, facts=facts)[1] == ()
         job.device_seconds += 1
         self.shares[job.new.owner] = (self.usage(job.new.owner) + 1.0, self.now)

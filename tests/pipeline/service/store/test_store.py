@@ -40,6 +40,7 @@ from pipeline.service.store import (
     NoSuchJob,
     OutputTaken,
     Store,
+    Used,
     statements,
 )
 from pipeline.service.store.transaction import Transaction
@@ -80,7 +81,7 @@ def finish(store, job, now=2.0):
 
 def used(store, job, seconds, now):
     """An earlier run of it, to which nobody listens any more, had a device for so long."""
-    store.apply(job, LeaseLost(0), now=now, facts=Facts(device_seconds=seconds))
+    store.apply(job, LeaseLost(0), now=now, facts=Facts(used=Used(device_seconds=seconds)))
 
 
 def test_what_was_accepted_is_there_in_another_process(store):

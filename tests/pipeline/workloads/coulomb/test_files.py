@@ -112,18 +112,35 @@ def test_a_preview_shows_three_slices(folder, chunk_bytes):
     planned, options = job(folder, "a.npz", "out.npy", chunk_bytes=chunk_bytes, **GRID)
     run_job(planned, options)
     planned.job.write_preview(folder / "small.png")
-    shown = read_image(folder / "small.png")
-    # xy of 7 × 11, xz of 7 × 5 and yz of 11 × 5 points, magnified, with gaps of six pixels.
-    magnified = 192 // 11
-    assert shown.shape == (11 * magnified, (7 + 7 + 11) * magnified + 12, 3)
-    values = np.load(folder / "out.npy")
-    for column, row, value in ((0, 0, values[0, 10, 2]), (0, 10, values[0, 0, 2]), (6, 10, values[6, 0, 2])):
-        red, _, blue = shown[row * magnified, column * magnified].astype(int)
-        assert (blue > red) == (value > 0)
-    below = shown[-1, 7 * magnified + 6].astype(int)  # xz: x and z least
-    assert (below[2] > below[0]) == (values[0, 5, 0] > 0)
-    below = shown[-1, -1].astype(int)  # yz: y greatest, z least
-    assert (below[2] > below[0]) == (values[3, 10, 0] > 0)
+    shown, values = read_image(folder / "small.png"), np.load(folder / "out.npy")
+    limit = np.abs(values).max()
+    for across, plane in ((2, values[:, :, 2]), (1, values[:, 5]), (0, values[3])):
+        panel = planned.job._slices._panel(across, limit, 3)
+        expected = np.where(plane.T[::-1] > 0, 1, -1).repeat(3, 0).repeat(3, 1)
+        is_outline = (panel.pixels == (90, 90, 90)).all(2)
+        red, _, blue = np.moveaxis(panel.pixels.astype(int), 2, 0)
+        assert ((np.sign(blue - red) == expected) | is_outline | (abs(blue - red) < 3)).all()
+        grid = planned.job.header
+        ends = [
+            (grid.origin[n], grid.origin[n] + (grid.shape[n] - 1) * grid.spacing[n]) for n in range(3) if n != across
+        ]
+        assert [(axis.first, axis.last) for axis in (panel.across, panel.up)] == ends
+        middle = grid.origin[across] + (grid.shape[across] // 2) * grid.spacing[across]
+        assert panel.title == f"{'xyz'[across]} = {middle:.1f} angstrom"
+    assert shown.shape[2] == 3
+
+
+def test_the_outline_is_that_of_the_atoms_near_the_plane(folder):
+    planned, _ = job(folder, "a.npz", "out.npy", origin="0,0,0", shape="41,31,21", spacing="0.5,0.5,1")
+    planned.output.discard()
+    slices, rows, columns = planned.job._slices, 31, 41
+    slices.outline(np.array([[10.0, 7.5, 12.0], [10.0, 7.5, 14.0], [10.0, 7.5, -40.0]]))  # the plane is at z = 10
+    edge = slices._edge(2, (columns, rows), 1)
+    radius = np.sqrt(3.1**2 - 2.0**2) / 0.5
+    y, x = np.nonzero(edge)
+    distances = np.hypot(x - 20.0, (rows - 1 - y) - 15.0)
+    assert len(distances) > 20
+    np.testing.assert_allclose(distances, radius, atol=1.5)
 
 
 def test_a_preview_of_a_map_that_others_wrote_is_the_same(folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from kernels.coulomb import Cell
 from kernels.ewald.reference import ewald, plain
 from pipeline.engine.run import run_job
-from pipeline.errors import InputError
+from pipeline.errors import InputError, StorageError
+from pipeline.storage.writable import writing
+from pipeline.workloads.coulomb import tables
 from pipeline.workloads.coulomb.tables import read_points
+from tests.images import read_image
 from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     TRICLINIC,
     definition,
@@ -21,6 +26,12 @@ from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     write_npz,
     write_trajectory,
 )
+
+
+def full_disk(path, *_):
+    with writing(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
 
 GRID = {"origin": "-9.3,1.1,17.7", "shape": "11,7,13", "spacing": "1.1,1.3,1.2", "units": "e/A"}
 
@@ -43,6 +54,18 @@ def test_profiles_are_means_of_the_map(tmp_path, axis, others, output):
     origin, spacing = (receipt["image"][name][along] for name in ("origin_angstrom", "spacing_angstrom"))
     np.testing.assert_allclose(rows[:, 0], origin + spacing * np.arange(whole.shape[along]), rtol=1e-8)
     np.testing.assert_allclose(rows[:, 1], whole.mean(others, np.float64), rtol=1e-5, atol=1e-7)
+    picture = read_image(tmp_path / f"{output}.profile-{axis}.png")
+    assert (picture == (5, 80, 200)).all(2).any(), "a line"
+
+
+@pytest.mark.parametrize("output", ["out.npy", "out.dx", "out.mrc", "out.zarr"])
+def test_no_map_is_published_without_its_tables(tmp_path, monkeypatch, output):
+    """A run that is killed between the two leaves tables for the run that resumes, which only cleans up."""
+    write_npz(tmp_path / "a.npz", molecule())
+    monkeypatch.setattr(tables, "_write", full_disk)
+    with pytest.raises(StorageError, match="no space"):
+        run_job(*job(tmp_path, "a.npz", output, profile="z", **GRID))
+    assert not (tmp_path / output).exists()
 
 
 @pytest.mark.parametrize("scheme", ["shift", "taylor2", "truncate", "direct", "full", "ewald"])

@@ -63,6 +63,27 @@ def test_units_that_the_header_tells_need_no_option(folder, mri):
     assert receipt["image"]["traj_units"] == "cycles/pixel"
 
 
+@pytest.mark.parametrize("factor", [1.0, 1 + 2e-8])
+def test_a_range_of_exactly_a_half_is_cycles_per_pixel_with_a_warning(folder, mri, factor):
+    write_npz(folder / "in.npz", scan()[0], scan()[1] / N * factor, units=None)
+    code, out, err = mri("in.npz", "out.npy", "--quiet", "--device", "cpu")
+    assert (code, out) == (0, "")
+    warning = "in.npz states no units for its trajectory; its range of exactly ±0.5 is taken as cycles/pixel"
+    assert err == f"millrace: warning: {warning}: if it is not, pass --traj-units\n"
+    found = json.loads((folder / "out.npy.receipt.json").read_text())["image"]
+    assert (found["traj_units"], found["warning"][: len(warning)]) == ("cycles/pixel", warning)
+    assert mri("in.npz", "told.npy", "--quiet", *UNITS, "--device", "cpu") == (0, "", "")
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("told.npy"))
+    assert "warning" not in json.loads((folder / "told.npy.receipt.json").read_text())["image"]
+
+
+def test_a_range_of_a_half_still_asks_for_the_matrix(folder, mri):
+    write_npz(folder / "in.npz", scan()[0], scan()[1] / N, units=None, matrix=None)
+    code, _, err = mri("in.npz", "out.npy")
+    assert code == 2
+    assert "--matrix: in.npz states none, and cycles/pixel tell none: give the pixels" in err
+
+
 def test_complex_values(folder, mri):
     for values, kind in (("complex", np.complex64), ("magnitude", np.float32)):
         assert mri("in.h5", f"{values}.npy", *UNITS, "--output-values", values, "--quiet") == (0, "", "")
@@ -97,7 +118,10 @@ def test_help_names_every_option(folder, mri):
 
 MISTAKES = [
     (("none.h5", "out.nii"), "none.h5: no such file"),
-    (("in.h5", "out.nii"), "--traj-units: in.h5 states no units for its trajectory, which reaches 0.5: that suggests"),
+    (
+        ("less.h5", "out.nii"),
+        "--traj-units: less.h5 states no units for its trajectory, which reaches 0.45: that suggests",
+    ),
     (("fov.npz", "out.nii"), "which reaches 16: that suggests cycles/fov"),
     (("radians.npz", "out.nii"), "which reaches 3.142: that suggests radians/pixel"),
     (("in.h5", "out.nii", "--traj-units", "1/m"), "'1/m' is not one of 'cycles/pixel', 'cycles/fov',"),
@@ -120,7 +144,7 @@ MISTAKES = [
     (("beyond.npz", "out.nii", "--matrix", "40"), "along x, for which 48,40 pixels are right"),
     (
         ("plain.npz", "out.nii"),
-        "--traj-units and --matrix: plain.npz states no units nor pixels; its trajectory reaches 0.5, with 64 samples "
+        "--traj-units and --matrix: plain.npz states no units nor pixels; its trajectory reaches 0.45, with 64 samples "
         "a readout: give all of them, such as --traj-units cycles/pixel --matrix 64",
     ),
     (
@@ -226,7 +250,8 @@ def mistaken_files(tmp_path_factory):
     write_npz(folder / "one.npz")
     write_npz(folder / "fov.npz", kspace, points, units=None)
     write_npz(folder / "radians.npz", kspace, points * (2 * np.pi / N), units=None)
-    write_npz(folder / "plain.npz", kspace, points / N, units=None, matrix=None)
+    write_npz(folder / "plain.npz", kspace, points * 0.9 / N, units=None, matrix=None)
+    write_ismrmrd(folder / "less.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), readouts(kspace, points * 0.9 / N))
     write_npz(folder / "still.npz", kspace, points * 0)
     outer = np.linalg.norm(points, axis=2).min(axis=0) > 13
     write_npz(folder / "outer.npz", kspace[..., outer], points[:, outer])

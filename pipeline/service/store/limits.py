@@ -1,0 +1,145 @@
+"""Who may submit and run: holds, caps, and quotas on the accounts of the past days."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pipeline.config import format_bytes
+from pipeline.errors import ParameterError, counted
+from pipeline.service.store.records import DAY_S, day_of
+from pipeline.service.store.transaction import Reading
+
+Subject = Literal["owner", "group"]
+HoldKind = Literal["owner", "group", "all"]
+# Limits on an owner's or a group's jobs that run, and that are unfinished; the others are quotas.
+RUNNING, UNFINISHED = "running", "unfinished"
+# By quota: how an amount is written, and how much of it one row of the accounts has.
+_SPENT: Mapping[str, Any] = {
+    "gpu_hours": (lambda hours: f"{hours:.6g} GPU-hours", lambda row: row["gpu_seconds"] / 3600),
+    "device_hours": (lambda hours: f"{hours:.6g} device-hours", lambda row: row["device_seconds"] / 3600),
+    "bytes": (format_bytes, lambda row: row["read_bytes"] + row["written_bytes"]),
+    "jobs": (lambda jobs: counted(round(jobs), "job"), lambda row: row["succeeded"] + row["failed"] + row["cancelled"]),
+}
+CAPS = (RUNNING, UNFINISHED, *_SPENT)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Queued jobs of this owner or group wait; kind `all` with the name "": everybody's."""
+
+    kind: HoldKind
+    name: str
+    held_by: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Cap:
+    """A limit that an operator has set; the name "" stands for every owner or group without one."""
+
+    kind: Subject
+    name: str
+    what: str  # one of CAPS
+    value: float
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Those whose queued jobs wait."""
+
+    owners: Sequence[str]
+    groups: Sequence[str]
+
+
+class Rules:
+    """The holds and caps as they are now."""
+
+    def __init__(self, reading: Reading, *, now: float, days: int) -> None:
+        """`days`: the period of quotas, of which today is the last."""
+        self._reading = reading
+        self._first, self._days = day_of(now) - days + 1, days
+        self.holds = [Hold(**dict(row)) for row in reading.execute("holds")]
+        self.caps = [Cap(**dict(row)) for row in reading.execute("caps")]
+        self._caps = {(each.kind, each.name, each.what): each.value for each in self.caps}
+
+    def cap(self, kind: Subject, name: str, what: str) -> float | None:
+        return self._caps.get((kind, name, what), self._caps.get((kind, "", what)))
+
+    def blocked(self, owner_cap: int) -> Blocked | None:
+        """Whose jobs may not be claimed; None: nobody's may.
+
+        owner_cap : how many jobs of an owner may run if no cap says otherwise
+        """
+        found: dict[str, set[str]] = {"owner": set(), "group": set()}
+        for hold in self.holds:
+            if hold.kind == "all":
+                return None
+            found[hold.kind].add(hold.name)
+        active = self._reading.execute("active_by_owner").fetchall()
+        spent = self._reading.execute("usage_sums", first=self._first).fetchall() if self._has_quotas() else []
+        defaults: dict[Subject, float | None] = {"owner": owner_cap, "group": None}
+        for kind, default in defaults.items():
+            for name, count in _summed(active, kind, lambda row: row["jobs"]).items():
+                most = self.cap(kind, name, RUNNING) or default
+                if most is not None and count >= most:
+                    found[kind].add(name)
+            for what, (_, amount_of) in _SPENT.items():
+                for name, amount in _summed(spent, kind, amount_of).items():
+                    quota = self.cap(kind, name, what)
+                    if quota is not None and amount >= quota:
+                        found[kind].add(name)
+        return Blocked(sorted(found["owner"]), sorted(found["group"]))
+
+    def refuse_over_quota(self, owner: str, group: str) -> None:
+        """ParameterError if the owner, or the group, has used up a quota; it says when some of it is free again."""
+        if not self._has_quotas():
+            return
+        rows = self._reading.execute("usage_days", first=self._first, until=None).fetchall()
+        whose: dict[Subject, str] = {"owner": owner, "group": group}
+        for kind, name in whose.items():
+            for what, (written, amount_of) in _SPENT.items():
+                quota = self.cap(kind, name, what)
+                if quota is None:
+                    continue
+                by_day: dict[int, float] = {}
+                for row in rows:
+                    if row[_COLUMN[kind]] == name:
+                        by_day[row["day"]] = by_day.get(row["day"], 0.0) + amount_of(row)
+                spent = sum(by_day.values())
+                if spent >= quota:
+                    free = datetime.fromtimestamp(self._free_on(by_day, quota) * DAY_S, UTC)
+                    raise ParameterError(
+                        f"{called(kind, name)} has used {written(spent)} in {counted(self._days, 'day')}, of "
+                        f"{written(quota)} allowed: submit again on {free:%Y-%m-%d} (UTC), or ask an operator for more"
+                    )
+
+    def _free_on(self, by_day: Mapping[int, float], quota: float) -> int:
+        """The first day on which enough of the use is `days` ago."""
+        left = sum(by_day.values())
+        for day in sorted(by_day):
+            left -= by_day[day]
+            if left < quota:
+                return day + self._days
+        raise AssertionError("quotas are above 0")
+
+    def _has_quotas(self) -> bool:
+        return any(each.what in _SPENT for each in self.caps)
+
+
+def called(kind: Subject, name: str) -> str:
+    """An owner or a group in a message."""
+    return name if kind == "owner" else f"the group {name}" if name else "the group of users without one"
+
+
+_COLUMN: Mapping[str, str] = {"owner": "owner", "group": "owner_group"}
+
+
+def _summed(rows: Sequence[Any], kind: str, amount_of: Any) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in rows:
+        name = row[_COLUMN[kind]]
+        found[name] = found.get(name, 0.0) + amount_of(row)
+    return found

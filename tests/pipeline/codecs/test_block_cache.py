@@ -1,0 +1,133 @@
+"""The cache of decoded blocks: what it keeps, whose memory it uses again, and threads that want one block."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pipeline.codecs import block_cache
+from pipeline.codecs.block_cache import BlockCache, Key
+
+NBYTES = 1000
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_cache, "_SMALLEST_BYTES", NBYTES)
+
+
+class Blocks:
+    """Blocks whose bytes are their number; counts how often each is decoded."""
+
+    def __init__(self, kept: int) -> None:
+        self.cache = BlockCache(row_bytes=0, block_bytes=NBYTES)
+        self.cache._capacity_bytes = kept * NBYTES
+        self.decoded: Counter[Key] = Counter()
+        self._lock = threading.Lock()
+
+    def get(self, number: int, *, wait: bool = True) -> bool | None:
+        """Whether every byte is right; None if another thread decodes the block."""
+
+        def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
+            with self._lock:
+                self.decoded[number,] += 1
+            memory[:] = number
+            return memory
+
+        return self.cache.use((number,), NBYTES, decode, lambda block: bool((block == number).all()), wait=wait)
+
+
+def test_the_block_used_last_is_dropped_first_and_no_more_is_kept_than_allowed() -> None:
+    blocks = Blocks(kept=3)
+    for number in (0, 1, 2, 0, 3, 0, 2, 1):  # 3 takes the place of 1
+        assert blocks.get(number)
+    assert blocks.decoded == {(0,): 1, (1,): 2, (2,): 1, (3,): 1}
+    assert blocks.cache._held_bytes == 3 * NBYTES
+
+
+def test_blocks_are_kept_until_their_last_use_and_no_longer() -> None:
+    blocks = Blocks(kept=100)
+    blocks.cache.expect(lambda key: key[0])
+    for number in (1, 2, 3):
+        assert blocks.get(number)
+    assert blocks.cache._held_bytes == 2 * NBYTES
+    for number in (3, 2, 3):
+        assert blocks.get(number)
+    assert set(blocks.decoded.values()) == {1}
+    assert blocks.cache._held_bytes == 0
+    assert blocks.get(2)
+    assert blocks.decoded[2,] == 2
+
+
+def test_memory_is_used_again_but_not_while_a_thread_looks_at_it() -> None:
+    blocks, looks = Blocks(kept=1), threading.Barrier(2)
+
+    def look(block: NDArray[Any]) -> bool:
+        looks.wait()  # others come and go meanwhile
+        looks.wait()
+        return bool((block == 7).all())
+
+    def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
+        memory[:] = 7
+        return memory
+
+    with ThreadPoolExecutor(1) as other:
+        held = other.submit(blocks.cache.use, (7,), NBYTES, decode, look, wait=True)
+        looks.wait()
+        assert all(blocks.get(number) for number in range(5))
+        looks.wait()
+        assert held.result()
+    taken = blocks.cache._spare
+    assert len({each.ctypes.data for each in taken}) == len(taken)
+
+
+def test_memory_that_a_decoder_did_not_take_is_not_counted_twice() -> None:
+    blocks = Blocks(kept=1)
+    own = np.zeros(10, np.uint16)
+    assert blocks.cache.use((0,), NBYTES, lambda _: own, lambda block: block is own, wait=True)
+    assert blocks.cache._held_bytes == own.nbytes
+
+
+def test_one_thread_decodes_and_the_others_wait_or_leave() -> None:
+    blocks, entered, leave = Blocks(kept=3), threading.Event(), threading.Event()
+
+    def slow(memory: NDArray[np.uint8]) -> NDArray[Any]:
+        entered.set()
+        leave.wait()
+        memory[:] = 1
+        return memory
+
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(blocks.cache.use, (1,), NBYTES, slow, lambda block: True, wait=True)
+        entered.wait()
+        assert blocks.get(1, wait=False) is None
+        waiting = [threads.submit(blocks.get, 1) for _ in range(2)]
+        leave.set()
+        assert first.result() is True
+        assert all(each.result() for each in waiting)
+    assert not blocks.decoded
+
+
+def test_a_block_that_does_not_decode_is_tried_by_the_next_thread() -> None:
+    blocks = Blocks(kept=3)
+
+    def fail(memory: NDArray[np.uint8]) -> NDArray[Any]:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        blocks.cache.use((1,), NBYTES, fail, lambda block: True, wait=True)
+    assert blocks.get(1)
+
+
+def test_many_threads_see_the_right_bytes_in_memory_that_moves_between_blocks() -> None:
+    blocks = Blocks(kept=4)
+    blocks.cache.expect(lambda key: 3)
+    numbers = np.random.default_rng(0).integers(0, 12, 4000).tolist()
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(blocks.get, numbers))
