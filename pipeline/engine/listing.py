@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,7 +97,18 @@ def named(inputs: Sequence[Path], folder: Path, template: str, workload: Workloa
         for name in taken:
             if str(real / name) in own:
                 raise OutputError(f"{folder / name} is an input itself: give --output, or another folder")
+    _refuse_blocked(folder, taken)
     return [Wanted(path, folder / name) for name, path in taken.items()]
+
+
+def _refuse_blocked(folder: Path, names: Mapping[str, Path]) -> None:
+    """OutputError if a folder or something else that is no file has a result's name."""
+    if not folder.is_dir():
+        return
+    with reading(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in names and not (entry.is_file() or entry.is_symlink() or is_zarr(Path(entry.path))):
+                raise OutputError(f"{entry.path}: is not a regular file and would be replaced; give --output")
 
 
 def _name(template: str, path: Path, index: int) -> str:
@@ -162,22 +173,26 @@ class Scan:
             self.failed[wanted] = str(error)
 
     def _add(self, wanted: Wanted) -> None:
-        path = wanted.input
-        with reading(path):
+        path = os.path.abspath(wanted.input)  # noqa: PTH100 - a link stays one
+        try:
             descriptor = open_beneath(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 found = os.fstat(descriptor)
                 templates = self._templates.get(found.st_size, ())
                 kind = next((each.kind for each in templates if each.fits(descriptor)), None)
                 if kind is None:
-                    kind = self._read(path, descriptor, found.st_size)
+                    kind = self._read(wanted.input, descriptor, found.st_size)
             finally:
                 os.close(descriptor)
+        except OSError as error:
+            with reading(wanted.input):
+                raise error
         if kind is None:
             self.alone.append(wanted)
             return
-        file = ListedFile(os.path.abspath(path), found.st_size, found.st_mtime_ns, wanted.output.name)  # noqa: PTH100
-        self.kinds[kind, wanted.output.name.partition(".")[2].lower()].append((wanted, file))
+        name = wanted.output.name
+        listed = ListedFile(path, found.st_size, found.st_mtime_ns, name)
+        self.kinds[kind, name.partition(".")[2].lower()].append((wanted, listed))
 
     def _read(self, path: Path, descriptor: int, size: int) -> Kind | None:
         """The kind by the header; None: to be run alone."""

@@ -40,7 +40,7 @@ TABLE = "millrace.receipts.json"
 _STATE = ".millrace"
 _JOB, _ALONE = "job.json", "alone.jsonl"
 # Files of one kind that are published together, with one sync.
-GROUP_FILES, GROUP_BYTES = 4096, 4 << 30
+GROUP_FILES, GROUP_BYTES = 16_384, 16 << 30
 
 Listed = tuple[Wanted, ListedFile]
 

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.output_lock import mode_of
 from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_folder
-from pipeline.storage.positional import memory_of, reading
+from pipeline.storage.positional import PositionalFile, memory_of, reading
 from pipeline.storage.writable import writing
 
 SUFFIX = ".files"
@@ -187,19 +188,22 @@ class FileListReader(ImageReader):
 
     def _read_run(self, file: ListedFile, samples: ContiguousSamples, target: NDArray[Any]) -> None:
         """All samples of a file with one call; its header was read when it was listed."""
-        path, into = Path(file.path), memory_of(target)
-        with reading(path):
+        into = memory_of(target)
+        try:
             descriptor = open_beneath(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 done = os.preadv(descriptor, [into], samples.offset)
-                while 0 < done < len(into):
-                    got = os.preadv(descriptor, [into[done:]], samples.offset + done)
-                    done = done + got if got else 0
-                found = os.fstat(descriptor)
+                found = os.fstat(descriptor)  # afterwards: what was written meanwhile shows
             finally:
                 os.close(descriptor)
-        if not done or (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+        except OSError as error:
+            with reading(Path(file.path)):
+                raise error
+        if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
             raise _changed(file)
+        if done != len(into):  # as file systems on a network may
+            with closing(PositionalFile(Path(file.path))) as whole:
+                whole.read_at(samples.offset, into)
         if not samples.dtype.isnative:
             target.byteswap(inplace=True)
 
@@ -231,6 +235,7 @@ class FileListWriter(ImageWriter):
         self._list = FileList.read(_listed(path))
         self._one = of_one_file(header)
         self._staged = path.with_name(path.name + ".staged")
+        self._staged_prefix = f"{self._staged}/"
         text = self._list.encoded()
         self._partial = PartialFile(path, len(text), opening)
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
@@ -259,22 +264,26 @@ class FileListWriter(ImageWriter):
             self._write(self._list.files[number].output, one)
 
     def _write(self, name: str, samples: NDArray[Any]) -> None:
-        final = self._staged / name
-        head = self._head or self._form.head(self._one, final)
+        head = self._head or self._form.head(self._one, Path(name))
         if head is None:
-            writer = self._form.create(final, self._one)
+            writer = self._form.create(self._staged / name, self._one)
             try:
                 writer.write(Region.whole(self._one.shape), samples)
                 writer.publish()
             finally:
                 writer.discard()
             return
-        with writing(Path(self._list.folder, name), samples.nbytes):
-            descriptor = os.open(final, _NEW, 0o666)
+        pieces = [memoryview(head), memory_of(samples)]
+        try:
+            descriptor = os.open(f"{self._staged_prefix}{name}", _NEW, 0o666)
             try:
-                _write_all(descriptor, [memoryview(head), memory_of(samples)])
+                if os.writev(descriptor, pieces) != len(head) + samples.nbytes:  # as on a nearly full disk
+                    _write_all(descriptor, pieces)
             finally:
                 os.close(descriptor)
+        except OSError as error:
+            with writing(Path(self._list.folder, name), samples.nbytes):
+                raise error
 
     def flush(self) -> None:
         with writing(self.path):
@@ -287,26 +296,32 @@ class FileListWriter(ImageWriter):
     def publish(self, on_sealed: Callback = no_callback) -> None:
         self.flush()
         folder = Path(self._list.folder)
+        with writing(folder / self._list.files[0].output):
+            older = set(os.listdir(folder))  # noqa: PTH208 - thousands
         for number, file in enumerate(self._list.files):
             if number not in self.left_out:
-                self._put(self._staged / file.output, folder / file.output)
+                self._put(file.output, is_new=file.output not in older)
         with writing(folder / self._list.files[0].output):
             sync_folder(folder)
         self._partial.publish(on_sealed)
         self._live = False
         shutil.rmtree(self._staged, ignore_errors=True)
 
-    def _put(self, staged: Path, final: Path) -> None:
+    def _put(self, name: str, *, is_new: bool) -> None:
         """Give a result its name, and the permissions of the older one it replaces."""
-        with writing(final):
-            mode = mode_of(final)
-            try:
-                if mode is not None:
-                    staged.chmod(mode)
-                os.replace(staged, final)  # noqa: PTH105 - thousands
-            except FileNotFoundError:
-                if mode is None:  # else a run that was killed while it published has renamed it
-                    raise
+        staged, final = f"{self._staged_prefix}{name}", f"{self._list.folder}/{name}"
+        try:
+            mode = None if is_new else mode_of(Path(final))
+            if mode is not None:
+                os.chmod(staged, mode)  # noqa: PTH101
+            os.replace(staged, final)  # noqa: PTH105
+        except FileNotFoundError as error:
+            if is_new:  # else a run that was killed while it published has renamed it
+                with writing(Path(final)):
+                    raise error
+        except OSError as error:
+            with writing(Path(final)):
+                raise error
 
     def keep(self) -> None:
         self._live = False
@@ -320,10 +335,9 @@ class FileListWriter(ImageWriter):
 
 
 def _write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
-    left = list(pieces)
-    while left:
-        done = os.writev(descriptor, left)
-        while left and done >= len(left[0]):
-            done -= len(left.pop(0))
-        if left:
-            left[0] = left[0][done:]
+    place = 0
+    for piece in pieces:
+        done = 0
+        while done < len(piece):
+            done += os.pwrite(descriptor, piece[done:], place + done)
+        place += len(piece)

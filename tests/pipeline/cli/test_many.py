@@ -134,6 +134,7 @@ def test_results_may_lie_beside_their_inputs_and_other_files_stay(folder, millra
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),
         (("in", "out", "--output", "../{name}"), "--output ../{name}: must name a file in OUTPUT"),
         (("in", "out", "--output", "{stem}.bmp"), "unsupported image format .bmp"),
+        (("in/*0.tif", "in/i1.tif", "there"), "there/i0.tif: is not a regular file and would be replaced"),
         (("in", "out", "--preview", "p.png"), "--preview: belongs to one input"),
         (("in", "out", "--sigma", "1"), "--sigma belongs to --filter gaussian"),
         (("in", "out", "--size", "3,3,3"), "in/i0.tif and 1 other file of its kind"),
@@ -144,11 +145,12 @@ def test_every_mistake_is_one_line_and_leaves_nothing(folder, millrace, argument
     images(folder, 2)
     (folder / "file").write_text("mine")
     (folder / "empty").mkdir()
+    (folder / "there/i0.tif").mkdir(parents=True)
     code, out, err = millrace("run", "smooth", *arguments, *CPU)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
-    assert [name for name in names_in(folder) if name != "out"] == ["empty", "file", "in"]
+    assert [name for name in names_in(folder) if name != "out"] == ["empty", "file", "in", "there"]
     assert not (folder / "out").exists() or not [*(folder / "out").glob("*")]
 
 
