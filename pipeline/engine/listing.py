@@ -20,6 +20,7 @@ from pipeline.storage.positional import reading
 from pipeline.workloads import Workload
 
 DEFAULT_NAME = "{name}"
+PLACEHOLDERS = ("stem", "suffix", "name", "parent", "index")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 # Larger images gain nothing from company.
 MOST_BYTES = 64 << 20
@@ -112,15 +113,13 @@ def _refuse_blocked(folder: Path, names: Mapping[str, Path]) -> None:
 
 
 def _name(template: str, path: Path, index: int) -> str:
-    values = {
-        "stem": path.stem, "suffix": path.suffix, "name": path.name, "index": str(index),
-        "parent": path.absolute().parent.name,
-    }  # fmt: skip
-
     def value(found: re.Match[str]) -> str:
-        if found[1] not in values:
-            raise ParameterError(f"--output {template}: {found[0]} is none of {', '.join(f'{{{n}}}' for n in values)}")
-        return values[found[1]]
+        if found[1] not in PLACEHOLDERS:
+            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+            raise ParameterError(f"--output {template}: {found[0]} is none of {known}")
+        if found[1] == "index":
+            return str(index)
+        return path.absolute().parent.name if found[1] == "parent" else str(getattr(path, found[1]))
 
     name = _PLACEHOLDER.sub(value, template)
     if "/" in name or name in ("", ".", "..") or "\0" in name:
