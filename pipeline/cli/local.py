@@ -163,7 +163,6 @@ def run(
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.protocol import Prefetches
 
-    _begun.append(output)
     settings = load_settings(flags, file=config)
     if workload in LOCAL_ONLY and settings.scheduler is not None:
         raise ParameterError(f"{workload} runs on this machine alone: leave --scheduler out")
@@ -172,13 +171,15 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
-        if preview is not None:
-            raise ParameterError("--preview: belongs to one input; leave it out")
+        for option, given in (("--preview", preview is not None), ("--checksum", checksum)):
+            if given:
+                raise ParameterError(f"{option}: belongs to one input; leave it out")
         run_many(
             workload, _parameters(workload, parameters), inputs, output, template, settings, options,
             dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
         )  # fmt: skip
         return
+    _begun.append(output)
     spec = JobSpec(workload=workload, input=inputs[0], output=output, parameters=_parameters(workload, parameters))
     if preview is not None:
         check_preview(spec, preview)

@@ -190,7 +190,8 @@ class ManyFilesRun:
             self._tell(counted_before - self._counted)
             return self._run_each(group)
         except MillraceError as error:
-            raise type(error)(self._about(error, group)) from error
+            error.args = (self._about(error, group), *error.args[1:])
+            raise
         self._tell(counted_before + len(group) - self._counted)
         self._take(group, receipt)
         return None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
-from pipeline.storage.confinement import open_beneath
+from pipeline.storage.confinement import is_confined, open_beneath
 from pipeline.storage.output_lock import mode_of
 from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_folder
 from pipeline.storage.positional import PositionalFile, memory_of, reading
@@ -69,7 +69,9 @@ class FileList:
 
     @classmethod
     def read(cls, path: Path) -> FileList:
-        """InputError if the list is missing or damaged."""
+        """InputError if the list is missing or damaged, or a service's user names it: it may list any file."""
+        if is_confined(path):
+            raise InputError(f"{path}: is a list of files, which a service does not take; submit the files themselves")
         with reading(path), open(path, "rb", opener=open_beneath) as file:
             text = file.read()
         try:
@@ -112,7 +114,7 @@ class FileLists(ImageFormat):
         return FileLists(self._open_image, self._format_for, storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:
-        return first_bytes.startswith(_START)
+        return is_list(path) and first_bytes.startswith(_START)
 
     def open(self, path: Path) -> ImageReader:
         return FileListReader(path, self._open_image)
@@ -165,12 +167,14 @@ class FileListReader(ImageReader):
             self._samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=stored.offset)
 
     def _first_header(self) -> ImageHeader:
-        """The header of the first file that can still be read."""
+        """The header of the first file that is still as it was listed."""
         fault: InputError | None = None
         for file in self._list.files:
             try:
                 with self._open_image(Path(file.path)) as reader:
-                    return reader.header
+                    header = reader.header
+                _check_unchanged(file)
+                return header
             except InputError as error:
                 fault = fault or error
         raise fault or InputError(f"{self.path}: lists no file")
@@ -208,18 +212,21 @@ class FileListReader(ImageReader):
             target.byteswap(inplace=True)
 
     def _read_part(self, file: ListedFile, inside: Region, target: NDArray[Any]) -> None:
-        path = Path(file.path)
-        with self._open_image(path) as reader:
+        with self._open_image(Path(file.path)) as reader:
             if (reader.header.shape, reader.header.dtype) != (self._one.shape, self._one.dtype):
                 raise _changed(file)
             reader.read(inside, target)
-        with reading(path):
-            found = path.stat()
-        if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
-            raise _changed(file)
+        _check_unchanged(file)
 
     def close(self) -> None:
         """No file stays open."""
+
+
+def _check_unchanged(file: ListedFile) -> None:
+    with reading(Path(file.path)):
+        found = os.stat(file.path)  # noqa: PTH116
+    if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+        raise _changed(file)
 
 
 def _changed(file: ListedFile) -> InputError:

@@ -136,6 +136,7 @@ def test_results_may_lie_beside_their_inputs_and_other_files_stay(folder, millra
         (("in", "out", "--output", "{stem}.bmp"), "unsupported image format .bmp"),
         (("in/*0.tif", "in/i1.tif", "there"), "there/i0.tif: is not a regular file and would be replaced"),
         (("in", "out", "--preview", "p.png"), "--preview: belongs to one input"),
+        (("in", "out", "--checksum"), "--checksum: belongs to one input"),
         (("in", "out", "--sigma", "1"), "--sigma belongs to --filter gaussian"),
         (("in", "out", "--size", "3,3,3"), "in/i0.tif and 1 other file of its kind"),
         (("in/i0.tif", "in/i1.tif", "out/deep/x", "--scheduler", "x"), "--scheduler"),

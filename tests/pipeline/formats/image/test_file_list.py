@@ -9,6 +9,7 @@ from pipeline.errors import InputError, OutputError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
 from pipeline.formats.image.file_list import FileList, ListedFile, StoredSamples, result_of
+from pipeline.storage import confinement
 from pipeline.storage.partial import Opening
 from tests.images import names_in, read_image, write_image
 
@@ -136,6 +137,35 @@ def test_parts_of_files_are_not_written(tmp_path, samples):
     with pytest.raises(ValueError, match="written whole"):
         writer.write(Region((0, 0, 0), (1, 3, 11)), samples[:1, :3])
     writer.discard()
+
+
+def test_a_services_job_takes_no_list_that_a_user_has_put_there(tmp_path, samples, monkeypatch):
+    path = listed(tmp_path, samples)
+    with images.open_image(path) as reader:
+        header = reader.header
+    monkeypatch.setattr(confinement, "_known", {})
+    confinement.confine(confinement.Confinement((tmp_path,)))
+    with pytest.raises(InputError, match="a list of files, which a service does not take; submit the files"):
+        images.open_image(path)
+    with pytest.raises(InputError, match="a list of files, which a service does not take"):
+        images.create_image(result_of(path), header)
+
+
+def test_another_name_makes_no_list(tmp_path, samples):
+    path = listed(tmp_path, samples).rename(tmp_path / "all.txt")
+    with pytest.raises(InputError, match="unsupported image format"):
+        images.open_image(path)
+
+
+def test_the_header_is_that_of_a_file_as_it_was_listed(tmp_path, samples):
+    path = listed(tmp_path, samples)
+    (tmp_path / "a0.npy").unlink()
+    write_image(tmp_path / "a1.npy", np.zeros((3, 4), np.uint8), "YX")
+    with images.open_image(path) as reader:
+        assert reader.header.shape == samples.shape
+        out = np.empty((1, *SHAPE), np.uint16)
+        with pytest.raises(InputError, match=r"a1.npy: changed while it was read; run again"):
+            reader.read(Region((1, 0, 0), (2, *SHAPE)), out)
 
 
 @pytest.mark.parametrize("text", ['{"millrace-files": 1', '{"millrace-files": 1, "files": 3}'])
