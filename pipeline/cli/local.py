@@ -122,6 +122,12 @@ def run_options() -> dict[str, list[click.Option]]:
             click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
         ],
         "Output": [
+            click.Option(
+                ["--output", "template"],
+                metavar="NAME",
+                help="of many inputs: names of the results in the folder OUTPUT, made of {stem}, {suffix}, {name}, "
+                "{parent} and {index} [default: {name}]",
+            ),
             click.Option(["--preview"], type=FILE_PATH, metavar="FILE", help="also write a small PNG of the result"),
             click.Option(["--no-clobber"], is_flag=True, help="stop if the output exists, instead of replacing it"),
             click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
@@ -142,8 +148,9 @@ def run(
     workload: str,
     parameters: dict[str, Any],
     *,
-    input: Path,  # noqa: A002 - shown in the command's help
+    inputs: tuple[Path, ...],
     output: Path,
+    template: str | None,
     config: Path | None,
     preview: Path | None,
     checksum: bool,
@@ -154,25 +161,36 @@ def run(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Run a job on this machine."""
+    """Run a job on this machine, or one for each of many files."""
+    from pipeline.cli.many import run_many
     from pipeline.cli.terminal import plan_lines, published_before_line, result_line
     from pipeline.cluster.executor import open_executor
+    from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.protocol import Prefetches
 
-    _begun.append(output)
     settings = load_settings(flags, file=config)
     if workload in LOCAL_ONLY and settings.scheduler is not None:
         raise ParameterError(f"{workload} runs on this machine alone: leave --scheduler out")
-    spec = JobSpec(workload=workload, input=input, output=output, parameters=_parameters(workload, parameters))
-    if preview is not None:
-        check_preview(spec, preview)
+    kind = workload_named(workload)
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    kind = workload_named(workload)
+    if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
+        for option, given in (("--preview", preview is not None), ("--checksum", checksum)):
+            if given:
+                raise ParameterError(f"{option}: belongs to one input; leave it out")
+        run_many(
+            workload, _parameters(workload, parameters), inputs, output, template, settings, options,
+            dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
+        )  # fmt: skip
+        return
+    _begun.append(output)
+    spec = JobSpec(workload=workload, input=inputs[0], output=output, parameters=_parameters(workload, parameters))
+    if preview is not None:
+        check_preview(spec, preview)
     slow = kind if isinstance(kind, Prefetches) else None
     with (
         slow.prefetch(spec) if slow else nullcontext(),
