@@ -211,6 +211,7 @@ if (submit) {
       priority: Number(value("priority") || 0),
       after: value("after").split(/[\s,]+/).filter(Boolean),
       array: value("array") || null,
+      group: submit.elements.group?.value ?? null,
       parameters,
     };
     const button = submit.querySelector("button");
