@@ -179,7 +179,11 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
-        for option, given in (("--preview", preview is not None), ("--checksum", checksum)):
+        for option, given in (
+            ("--preview", preview is not None),
+            ("--checksum", checksum),
+            ("--no-clobber", no_clobber),
+        ):
             if given:
                 raise ParameterError(f"{option}: belongs to one input; leave it out")
         run_many(
@@ -202,11 +206,7 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
-        lost = job.job.summary.remarks.get("not kept")
-        if lost and not quiet:
-            click.echo(printable(f"{output} does not keep of {input}: {lost}"), err=True)
-        if warning := job.job.summary.remarks.get("warning"):
-            click.echo(f"millrace: warning: {printable(warning)}", err=True)
+        _announce(job, quiet)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -225,6 +225,15 @@ def run(
         line = result_line if before is None else published_before_line
         replaced = "; replaced an older result" if older and before is None else ""
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
+
+
+def _announce(job: PlannedJob, quiet: bool) -> None:
+    """What the user should know before work starts."""
+    remarks = job.job.summary.remarks
+    if (lost := remarks.get("not kept")) and not quiet:
+        click.echo(printable(f"{job.spec.output} does not keep of {job.spec.input}: {lost}"), err=True)
+    if warning := remarks.get("warning"):
+        click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
 
 def _refuse_older(output: Path) -> None:
