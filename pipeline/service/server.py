@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
 from pipeline.service.state_folder import sole_server
 from pipeline.service.store import Store
 from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
+from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
 
@@ -79,7 +81,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         previews = _previews_folder(settings.state_dir)
         audit = stack.enter_context(_audited(settings, roots))
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
+        secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
+        store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url, quota_days=settings.quota_days)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
@@ -115,6 +118,10 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         )  # fmt: skip
         server.stopping, server.closing, server.watchdog = stopping, over, systemd.Watchdog()
         runner.start()
+        if secret is not None:
+            webhooks = Webhooks(store, secret, partial(_may_be_told, settings))
+            stack.callback(webhooks.close)
+            webhooks.start()
         host, port = listener.getsockname()[:2]
         scheme = "http"
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -184,6 +191,15 @@ def _settle() -> None:
     gc.freeze()
     begin_job_counts()
     gc.freeze()
+
+
+def _may_be_told(settings: ServiceSettings, url: str) -> bool:
+    try:
+        if url != settings.webhook_url:
+            check_webhook(url, settings.webhook_hosts)
+    except ParameterError:
+        return False
+    return True
 
 
 def _drain(runner: Runner, seconds: float) -> None:

@@ -22,9 +22,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
+from pipeline.api_models import (
+    TERMINAL,
+    Accepted,
+    Estimate,
+    EventView,
+    JobPage,
+    JobView,
+    State,
+    WorkerView,
+    WorkloadView,
+)
 from pipeline.config import brief
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, ParameterError
 from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import Audit, CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
@@ -35,6 +45,7 @@ from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
+from pipeline.service.webhooks import check_webhook
 from pipeline.storage import archive
 from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
@@ -71,8 +82,12 @@ def submit(
     group = user.groups[0] if request.group is None else request.group
     if not user.sees(group):
         raise HTTPException(403, f"group: {user.name} does not belong to {brief(group)!r}")
-    roots = service.roots.of(group)
-    new = [_checked(each, roots) for each in request.jobs(user.name, group, secrets.token_hex(6))]
+    roots, limits = service.roots.of(group), service.settings.limits.granted(request.limits)
+    _check_devices(limits.gpus, len(service.workers()))
+    if request.webhook is not None:
+        check_webhook(request.webhook, service.settings.webhook_hosts)
+    asked = request.jobs(user.name, group, secrets.token_hex(6))
+    new = [_checked(replace(each, limits=limits), roots) for each in asked]
     body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
     ids = service.store.accept(
         new, now=time.time(), key=idempotency_key, body_sha256=body,
@@ -111,6 +126,19 @@ def list_jobs(
 def show(service: ThisService, user: CurrentUser, job: str) -> JobView:
     """One job."""
     return job_view(visible_job(service, user, job))
+
+
+@v1.get("/v1/jobs/{job}/estimate", tags=["jobs"])
+def estimate(service: ThisService, user: Submitter, job: str) -> Estimate:
+    """What a job will take, by its plan. A job that has not been planned yet is planned for this; its input must be
+    there."""
+    stored = own_job(service, user, job)
+    if stored.estimate is None and stored.job.state is State.QUEUED:
+        service.runner.estimate(stored)
+        stored = service.store.job(job)
+    if stored.estimate is None:
+        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no estimate")
+    return stored.estimate
 
 
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
@@ -285,6 +313,14 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
             with suppress(TimeoutError):
                 wait_s = RUNNING_POLL_S if stored.job.state in ACTIVE else IDLE_POLL_S
                 await asyncio.wait_for(changed.wait(), wait_s)
+
+
+def _check_devices(asked: int | None, there: int) -> None:
+    """A job that asks for more than there are would hide a mistake. Without any worker it is not known."""
+    if asked is not None and 0 < there < asked:
+        raise ParameterError(
+            f"limits.gpus: {asked} are more than the {there} of this service; ask for {there} or fewer"
+        )
 
 
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
 from pipeline.config import brief, explain
-from pipeline.errors import MillraceError, StorageError, UserError
+from pipeline.errors import MillraceError, ServiceRefused, StorageError, UserError
 from pipeline.service.http.identity import note_refusal
 from pipeline.service.jobs import CancelRequested, IllegalTransition, RetryRequested
 from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
@@ -26,6 +26,7 @@ _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
     OutputTaken: 409,
     DependencyForgotten: 409,
+    ServiceRefused: 409,
     UserError: 422,
     StorageError: 503,
     MillraceError: 500,

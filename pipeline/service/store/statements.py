@@ -13,6 +13,7 @@ from pipeline.errors import ParameterError, StorageError, too_many_files
 
 _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _PART = re.compile(r"\{(\w+)\}")
 _TABLE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
@@ -23,7 +24,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 def _queries() -> Mapping[str, str]:
     parts = _NAMED.split((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {name: _PART.sub(lambda part: named[part[1]].strip().rstrip(";"), text) for name, text in named.items()}
+    return {
+        name: _PART.sub(lambda part: _COMMENT.sub("", named[part[1]]).strip().rstrip(";"), text)
+        for name, text in named.items()
+    }
 
 
 def sql(name: str) -> str:

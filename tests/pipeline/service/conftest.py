@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeline.errors import ServiceRefused
 from pipeline.service.app import make_app
 from pipeline.service.http import recent
 from pipeline.service.http.app_state import Service
@@ -30,6 +31,9 @@ class Runner:
 
     def act(self, job, actions):
         self.acted.append((job, actions))
+
+    def estimate(self, stored):
+        raise ServiceRefused("another job is being planned; ask again")
 
     def under_way(self, job):
         return None

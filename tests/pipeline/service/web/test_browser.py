@@ -96,9 +96,10 @@ def submit(page, **values):
 
 def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
     with page_of(browser, url) as page:
-        submit(page, input="in.npy", output="out.npy", size="5")
+        submit(page, input="in.npy", output="out.npy", size="5", time="1.5 h", memory="2GiB", gpus="1")
         page.wait_for_url("**/jobs/*")
         shows(page, "#state", "^running$")
+        shows(page, "article", "Limits\\s*90 min, 2.0 GiB of memory, 1 GPU")
         shows(page, "#chunks", r"^[1-9]\d* of \d\d chunks$")
         playwright.expect(page.locator("#throughput")).to_be_visible(timeout=1e3 * WAIT_S)
         shows(page, "#rate-read", r"^[1-9][\d.]* [KM]?i?B/s$")
