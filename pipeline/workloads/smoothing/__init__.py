@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -107,7 +108,8 @@ class SmoothingJob:
                 "images alone: convert it to float32, or take a rank filter, as median"
             )
         nodata = declared_nodata(self.header) if given is None else given
-        if nodata is None or self.header.dtype.kind != "f" or any(asked.order or ()) or asked.nan_policy == "raise":
+        cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
+        if nodata is None or self.header.dtype.kind != "f" or cannot:
             return None
         self.parameters = asked.model_copy(update={"nan_policy": "omit"})
         self._reader = MissingAsNan(self._reader, nodata)

@@ -108,6 +108,8 @@ class SmoothingParameters(RegionParameters):
     def _of_one_mode(self) -> SmoothingParameters:
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        if math.isnan(self.cval) and self.nodata is not None:
+            raise ValueError("--cval nan does not fit --nodata, which leaves NaN out: give a number")
         if math.isnan(self.cval) and self.nan_policy != "propagate":
             # In a chunk the border's samples are like any others: they would be omitted or refused too.
             raise ValueError(
