@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,9 +90,18 @@ class Event:
 class Client:
     """A connection to a service; use it as a context manager, or call `close`."""
 
-    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0) -> None:
-        """url   : default MILLRACE_URL, or this machine's service
-        token : default MILLRACE_TOKEN; a service on loopback may need none
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """url     : default MILLRACE_URL, or this machine's service
+        token   : default MILLRACE_TOKEN; a service on loopback may need none
+        ca_file : PEM file of the only authority that may vouch for an https:// service; default MILLRACE_CA_FILE, or
+                  those of the system
         """
         self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
         self._address = without_password(self.url)
@@ -108,7 +118,10 @@ class Client:
             raise ServiceRefused(f"{self._address}: is not a service's URL; write it like {DEFAULT_URL}") from error
         try:
             itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
+            self._http = httpx2.Client(
+                base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself,
+                verify=_trusting(ca_file or os.environ.get("MILLRACE_CA_FILE")),
+            )  # fmt: skip
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
             raise ServiceRefused(f"the environment is wrong ({error}); correct or unset {_ENVIRONMENT}") from error
 
@@ -261,9 +274,22 @@ class Client:
         way_out = "start one with `millrace serve`, or set MILLRACE_URL"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             way_out = (
-                "set SSL_CERT_FILE to the certificate of the authority that signed its own, or correct MILLRACE_URL"
+                "set MILLRACE_CA_FILE to the certificate of the authority that signed its own, or correct MILLRACE_URL"
             )
         return ServiceError(f"{self._address}: no service answers ({error or type(error).__name__}); {way_out}")
+
+
+def _trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
+    """What vouches for a service. ServiceRefused if the file cannot be used."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        said = "is no certificate in PEM" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
+        raise ServiceRefused(
+            f"MILLRACE_CA_FILE {os.fspath(ca_file)}: {said}; name the authority's certificate"
+        ) from error
 
 
 class Job:

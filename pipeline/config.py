@@ -136,8 +136,13 @@ class Settings(BaseModel):
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers run the job",
+        description="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler whose workers run the job",
     )
+    scheduler_ca: AbsolutePath | None = Field(
+        None, description="PEM file that vouches for a tls:// scheduler and its workers"
+    )
+    scheduler_cert: AbsolutePath | None = Field(None, description="PEM file with the certificate shown to them")
+    scheduler_key: AbsolutePath | None = Field(None, description="PEM file with that certificate's private key")
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(
         5, description="number of the five stages that may overlap: 1, 2, 3 or 5 [default: 5]"
     )

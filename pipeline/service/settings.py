@@ -27,7 +27,7 @@ from pipeline.config import (
 )
 from pipeline.errors import ParameterError
 
-JOBS = "jobs.sqlite"  # in the state_dir
+JOBS, AUDIT = "jobs.sqlite", "audit.jsonl"  # in the state_dir
 _MOST_OF_A_DATABASES_PATH = 504  # bytes: SQLite's 512, less the end of its log's name
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -149,14 +149,21 @@ _LIMIT_FORMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 NO_DEFAULTS = LimitSettings()
 
 
-class ServiceSettings(BaseModel):
-    """Settings of `millrace serve`."""
+class StateSettings(BaseModel):
+    """Settings of commands that need only the state folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     state_dir: Annotated[_Folder, AfterValidator(_short_enough)] = Field(
         Path("~/.local/state/millrace"), validate_default=True, description="folder for jobs and previews"
     )
+
+
+class ServiceSettings(StateSettings):
+    """Settings of `millrace serve`."""
+
+    model_config = ConfigDict(extra="forbid")
+
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
         description="folders whose files jobs may read and write, separated by colons"
     )
@@ -170,8 +177,13 @@ class ServiceSettings(BaseModel):
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers run the jobs",
+        description="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler whose workers run the jobs",
     )
+    scheduler_ca: _Folder | None = Field(
+        None, description="PEM file that vouches for a tls:// scheduler and its workers"
+    )
+    scheduler_cert: _Folder | None = Field(None, description="PEM file with the certificate shown to them")
+    scheduler_key: _Folder | None = Field(None, description="PEM file with that certificate's private key")
     device: str = Field("auto", pattern=DEVICE, description="device of the workers of this machine")
     workers: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="worker processes on the CPU; by default one if there is no GPU"
@@ -188,6 +200,10 @@ class ServiceSettings(BaseModel):
     tokens_file: _Folder | None = Field(
         None, description="file of the users' tokens: lines that `millrace token` prints"
     )
+    tls_cert: _Folder | None = Field(
+        None, description="PEM file with the service's certificate and its chain: it then speaks HTTPS"
+    )
+    tls_key: _Folder | None = Field(None, description="PEM file with the certificate's private key, unencrypted")
     trusted_proxies: Annotated[list[str], BeforeValidator(_networks)] = Field(
         [], description="addresses or networks of reverse proxies whose headers are believed, separated by commas"
     )
@@ -199,6 +215,13 @@ class ServiceSettings(BaseModel):
     )
     proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
     proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
+    audit_log: _Folder | None = Field(
+        None, description="file of who did what, from where; by default audit.jsonl in the state_dir"
+    )
+    audit_log_bytes: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        "64MiB", validate_default=True, ge=1 << 12, description="size at which another file of it begins"
+    )
+    audit_log_files: _Count = Field(16, ge=1, le=10_000, description="how many of these files are kept")
     quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
@@ -238,7 +261,8 @@ class InForce:
     def lines(self) -> list[str]:
         """The output of `millrace config check`."""
         values = self.settings.model_dump(mode="json")
-        values["memory"] = format_bytes(self.settings.memory)
+        for name in ("memory", "audit_log_bytes"):
+            values[name] = format_bytes(values[name])
         values["limits"] = str(self.settings.limits) or None
         width = max(map(len, values))
         return [f"{name:{width}}  {_shown(value)}  ({self.sources[name]})" for name, value in values.items()]
@@ -254,6 +278,8 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
         raise ParameterError("webhook_secret_file: is not set, and webhooks need it; name a file with a secret")
     if settings.proxy_user_header is not None and not settings.trusted_proxies:
         raise ParameterError("proxy_user_header: set trusted_proxies too: only their headers are believed")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ParameterError("tls_cert and tls_key: set both, or neither")
     if not settings.on_loopback and settings.is_open_to_all:
         raise ParameterError(f"host {settings.host} is open to others: set a tokens_file, or listen on 127.0.0.1")
     return InForce(settings=settings, sources=sources)

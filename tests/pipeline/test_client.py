@@ -34,6 +34,7 @@ from pipeline.service.store import Store
 from pipeline.stopping import Stopped
 from tests.images import names_in, read_image
 from tests.pipeline.service.live import WAIT_S, live_service
+from tests.pipeline.workloads.packages import BUILT_IN
 
 
 class Gate:
@@ -186,7 +187,7 @@ def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeyp
     answering(monkeypatch, untrusted)
     with (
         Client("https://gpu-node") as client,
-        pytest.raises(ServiceError, match="set SSL_CERT_FILE to the cert") as caught,
+        pytest.raises(ServiceError, match="set MILLRACE_CA_FILE to the cert") as caught,
     ):
         client.workloads()
     assert "millrace serve" not in str(caught.value)
@@ -813,7 +814,7 @@ def test_bash_completes_commands_workloads_and_options():
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         "submit",
-        "coulomb maximum median minimum mri percentile smooth",
+        " ".join(BUILT_IN),
         "--size --sigma",
         "running",
     ]

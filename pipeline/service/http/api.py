@@ -37,7 +37,7 @@ from pipeline.config import brief
 from pipeline.errors import OutputError, ParameterError
 from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.identity import CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
+from pipeline.service.http.identity import Audit, CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
@@ -67,6 +67,7 @@ probes = APIRouter(tags=["probes"])
 def submit(
     service: ThisService,
     user: Submitter,
+    audit: Audit,
     request: Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
@@ -94,6 +95,10 @@ def submit(
     )  # fmt: skip
     service.runner.wake()
     views = [job_view(service.store.job(each)) for each in ids]
+    audit(
+        "submit", job=ids[0], jobs=len(ids), array=views[0].array, group=group, workload=request.workload,
+        input=request.input, output=request.output,
+    )  # fmt: skip
     accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
     return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
@@ -137,19 +142,21 @@ def estimate(service: ThisService, user: Submitter, job: str) -> Estimate:
 
 
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
-def cancel(service: ThisService, user: Submitter, job: str) -> JobView:
+def cancel(service: ThisService, user: Submitter, audit: Audit, job: str) -> JobView:
     """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
-    own_job(service, user, job)
+    owner = own_job(service, user, job).asked.owner
     cancel_job(service, job, by=user.name)
+    audit("cancel", job=job, owner=owner)
     return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
-def retry(service: ThisService, user: Submitter, job: str) -> JobView:
+def retry(service: ThisService, user: Submitter, audit: Audit, job: str) -> JobView:
     """Queue a failed or cancelled job again; finished chunks are kept."""
-    own_job(service, user, job)
+    owner = own_job(service, user, job).asked.owner
     _, actions = service.store.retry(job, now=time.time())
     service.runner.act(job, actions)
+    audit("retry", job=job, owner=owner)
     return job_view(service.store.job(job))
 
 
@@ -209,9 +216,10 @@ def receipt(service: ThisService, user: CurrentUser, job: str) -> Response:
     "/v1/jobs/{job}/result", tags=["results"], response_class=FileResponse,
     responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
 )  # fmt: skip
-def result(service: ThisService, user: CurrentUser, job: str) -> Response:
+def result(service: ThisService, user: CurrentUser, audit: Audit, job: str) -> Response:
     """The output; a folder is sent as a tar archive."""
     asked = _succeeded(service, user, job).asked
+    audit("download", job=job, owner=asked.owner, output=asked.output)
     output = service.roots.of(asked.group).within(asked.output)
     if output.is_dir():
         disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"

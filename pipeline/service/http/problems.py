@@ -15,6 +15,7 @@ from starlette.routing import Match, Mount
 
 from pipeline.config import brief, explain
 from pipeline.errors import MillraceError, ServiceRefused, StorageError, UserError
+from pipeline.service.http.identity import note_refusal
 from pipeline.service.jobs import CancelRequested, IllegalTransition, RetryRequested
 from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
@@ -87,6 +88,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
+        note_refusal(request, error.status_code, str(error.detail))
         headers = (
             {**(error.headers or {}), "Allow": _allowed(app, request)} if error.status_code == 405 else error.headers
         )

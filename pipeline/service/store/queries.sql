@@ -117,7 +117,7 @@ WHERE number = (SELECT MIN(number) FROM jobs INDEXED BY jobs_by_parked_array WHE
 RETURNING id;
 
 -- name: active_of_group
-SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state IN ('queued', 'planning', 'running', 'publishing');
 
 -- name: active_of_owner
 SELECT COUNT(*) FROM jobs WHERE owner = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');

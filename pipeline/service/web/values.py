@@ -84,8 +84,11 @@ def fields_of(workload: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def typed(value: Any) -> Any:
-    """A parameter as typed into a field: a list as numbers separated by commas."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    """A parameter as typed into a field: numbers are separated by commas, steps by semicolons."""
+    if not isinstance(value, list):
+        return value
+    texts = [str(each) for each in value]
+    return ("; " if any(" " in each for each in texts) else ",").join(texts)
 
 
 def iso(at: float | None) -> str:

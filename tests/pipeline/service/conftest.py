@@ -53,7 +53,7 @@ def world(tmp_path):
     data.mkdir()
     store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
     made = SimpleNamespace(
-        store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None,
+        store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None, audit=None,
         stopping=threading.Event(), closing=threading.Event(),
     )  # fmt: skip
     made.previews.mkdir()
@@ -65,6 +65,7 @@ def world(tmp_path):
             settings=wanted, store=store, runner=runner, roots=DataRoots([data], groups=wanted.group_roots),
             previews=made.previews, workers=lambda: [{"name": "cpu"}],
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
+            audit=made.audit,
         )  # fmt: skip
         return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False, client=(peer, 50_000))
 
