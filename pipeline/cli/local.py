@@ -122,6 +122,12 @@ def run_options() -> dict[str, list[click.Option]]:
             click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
         ],
         "Output": [
+            click.Option(
+                ["--output", "template"],
+                metavar="NAME",
+                help="of many inputs: names of the results in the folder OUTPUT, made of {stem}, {suffix}, {name}, "
+                "{parent} and {index} [default: {name}]",
+            ),
             click.Option(["--preview"], type=FILE_PATH, metavar="FILE", help="also write a small PNG of the result"),
             click.Option(["--no-clobber"], is_flag=True, help="stop if the output exists, instead of replacing it"),
             click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
@@ -142,8 +148,9 @@ def run(
     workload: str,
     parameters: dict[str, Any],
     *,
-    input: Path,  # noqa: A002 - shown in the command's help
+    inputs: tuple[Path, ...],
     output: Path,
+    template: str | None,
     config: Path | None,
     preview: Path | None,
     checksum: bool,
@@ -154,25 +161,40 @@ def run(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Run a job on this machine."""
+    """Run a job on this machine, or one for each of many files."""
+    from pipeline.cli.many import run_many
     from pipeline.cli.terminal import plan_lines, published_before_line, result_line
     from pipeline.cluster.executor import open_executor
+    from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.protocol import Prefetches
 
-    _begun.append(output)
     settings = load_settings(flags, file=config)
     if workload in LOCAL_ONLY and settings.scheduler is not None:
         raise ParameterError(f"{workload} runs on this machine alone: leave --scheduler out")
-    spec = JobSpec(workload=workload, input=input, output=output, parameters=_parameters(workload, parameters))
-    if preview is not None:
-        check_preview(spec, preview)
+    kind = workload_named(workload)
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    kind = workload_named(workload)
+    if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
+        for option, given in (
+            ("--preview", preview is not None),
+            ("--checksum", checksum),
+            ("--no-clobber", no_clobber),
+        ):
+            if given:
+                raise ParameterError(f"{option}: belongs to one input; leave it out")
+        run_many(
+            workload, _parameters(workload, parameters), inputs, output, template, settings, options,
+            dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
+        )  # fmt: skip
+        return
+    _begun.append(output)
+    spec = JobSpec(workload=workload, input=inputs[0], output=output, parameters=_parameters(workload, parameters))
+    if preview is not None:
+        check_preview(spec, preview)
     slow = kind if isinstance(kind, Prefetches) else None
     with (
         slow.prefetch(spec) if slow else nullcontext(),
@@ -184,11 +206,7 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
-        lost = job.job.summary.remarks.get("not kept")
-        if lost and not quiet:
-            click.echo(printable(f"{output} does not keep of {input}: {lost}"), err=True)
-        if warning := job.job.summary.remarks.get("warning"):
-            click.echo(f"millrace: warning: {printable(warning)}", err=True)
+        _announce(job, quiet)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
@@ -207,6 +225,15 @@ def run(
         line = result_line if before is None else published_before_line
         replaced = "; replaced an older result" if older and before is None else ""
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
+
+
+def _announce(job: PlannedJob, quiet: bool) -> None:
+    """What the user should know before work starts."""
+    remarks = job.job.summary.remarks
+    if (lost := remarks.get("not kept")) and not quiet:
+        click.echo(printable(f"{job.spec.output} does not keep of {job.spec.input}: {lost}"), err=True)
+    if warning := remarks.get("warning"):
+        click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
 
 def _refuse_older(output: Path) -> None:

@@ -55,6 +55,10 @@ class WorkloadGroup(click.Group, ABC):
 
     path: Any  # the type of input and output
 
+    def inputs(self) -> click.Argument:
+        """The argument before OUTPUT."""
+        return click.Argument(["input"], type=self.path)
+
     @abstractmethod
     def further_options(self) -> Sections:
         """Options that every subcommand takes, by the heading of the help under which they are listed."""
@@ -92,7 +96,7 @@ class WorkloadGroup(click.Group, ABC):
 
         return SectionedCommand(
             cmd_name,
-            arguments=[click.Argument(["input"], type=self.path), click.Argument(["output"], type=self.path)],
+            arguments=[self.inputs(), click.Argument(["output"], type=self.path)],
             sections=sections,
             help=workload.summary,
             callback=callback,
@@ -111,6 +115,9 @@ class WorkloadGroup(click.Group, ABC):
 
 class RunGroup(WorkloadGroup):
     path = local_commands.FILE_PATH
+
+    def inputs(self) -> click.Argument:
+        return click.Argument(["inputs"], type=self.path, nargs=-1, required=True, metavar="INPUT…")
 
     def further_options(self) -> Sections:
         return local_commands.run_options()

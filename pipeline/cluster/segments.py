@@ -33,6 +33,7 @@ from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
+from pipeline.workloads.many_files import open_job
 from pipeline.workloads.protocol import HoldsInput, KeepsIterates
 
 # Enough that work stealing balances the load, few enough that their overhead is negligible.
@@ -266,7 +267,7 @@ class _OpenJob:
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
-        self.output = join_output(job, lambda workload: workload.open(job.spec))
+        self.output = join_output(job, lambda workload: open_job(workload, job.spec))
         try:
             plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks

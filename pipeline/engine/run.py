@@ -38,6 +38,7 @@ from pipeline.formats.image.preview import write_preview as draw_image
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
+from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, Previews
 
@@ -113,14 +114,14 @@ def watch(device: Device) -> None:
 
 
 def plan_job(
-    spec: JobSpec, device: PlannedDevice, options: RunOptions, open_job: Callable[[JobSpec], OpenJob] | None = None
+    spec: JobSpec, device: PlannedDevice, options: RunOptions, opening: Callable[[JobSpec], OpenJob] | None = None
 ) -> PlannedJob:
     """Check the job against its input and cut it into chunks so that the ring fits the memory.
 
-    open_job : instead of the workload's `open`
+    opening : instead of the workload's `open`
     """
     workload = workload_named(spec.workload)
-    job = (open_job or workload.open)(spec)
+    job = open_job(workload, spec) if opening is None else opening(spec)
     try:
         limit = _ring_bytes(job, options.memory_bytes) // device.ring_depth
         target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)

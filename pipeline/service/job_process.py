@@ -29,6 +29,7 @@ from pipeline.cluster.dask.worker_start import METHOD
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, MillraceError, too_little_memory
 from pipeline.workloads import JobSpec, OpenJob, workload_named
+from pipeline.workloads.many_files import open_job
 
 LOG = logging.getLogger("millrace.service")
 # A process serves another job only if it has given back all but this share of its memory.
@@ -278,7 +279,7 @@ class _Server:
         hard = self._base_bytes + self._limit_bytes
         # An earlier job may have left some memory behind.
         resource.setrlimit(resource.RLIMIT_DATA, (min(_allocated_bytes() + self._most_bytes, hard), hard))
-        self._objects = [self._within_limit(lambda: workload_named(spec.workload).open(spec))]
+        self._objects = [self._within_limit(lambda: open_job(workload_named(spec.workload), spec))]
         return _members(self._objects[0])
 
     def get(self, number: int, name: str) -> Any:

@@ -78,6 +78,11 @@ def _received(roots: tuple[Path, ...], state: Path | None) -> Confinement:
     return confinement
 
 
+def is_confined(path: Path) -> bool:
+    """Whether a path may not lead out of the roots of a service's job."""
+    return bool(_confining(path))
+
+
 def resolved(path: Path) -> Path:
     """The path without symbolic links. Of a job of the service it is already: a link there now is not followed."""
     return path if _confining(path) else Path(os.path.realpath(path))

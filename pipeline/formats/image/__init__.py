@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
+from pipeline.formats.image.file_list import FileLists
 from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
@@ -74,12 +75,16 @@ def not_kept(header: ImageHeader, path: Path) -> str | None:
     return ", ".join(words for key, words in known.items() if key not in kept) or None
 
 
+# Made by the engine of many files of one kind.
+_LISTS = FileLists(open_image, format_for_output)
+
+
 def _format_of(path: Path) -> ImageFormat | None:
     with reading(path):
         path.stat()
         is_folder = path.is_dir()
     beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES)
-    for form in FORMATS:
+    for form in (*FORMATS, _LISTS):
         if form.recognises(path, beginning):
             return form
     if is_folder:
@@ -90,7 +95,7 @@ def _format_of(path: Path) -> ImageFormat | None:
 
 def _by_suffix(path: Path) -> ImageFormat | None:
     suffix = path.suffix.lower()
-    return next((form for form in FORMATS if suffix in form.suffixes), None)
+    return next((form for form in (*FORMATS, _LISTS) if suffix in form.suffixes), None)
 
 
 def _suffixes() -> list[str]:

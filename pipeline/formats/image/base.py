@@ -80,7 +80,8 @@ class ImageHeader:
 
     shape    : samples along each axis
     axes     : one letter for each axis, of `AXES` in this order. C: declared channels, as of fluorescence;
-               S: colour samples, alpha or others, interleaved in each pixel
+               S: colour samples, alpha or others, interleaved in each pixel. The axis N, before all others, counts
+               the files of a list
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
     metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …)
@@ -165,6 +166,11 @@ class ImageReader(Reader):
     # The file's blocks (tiles, compressed strips, Zarr chunks): reading along their boundaries decodes nothing twice.
     # None: every region costs the same.
     block_shape: tuple[int, ...] | None = None
+
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        """The dtype as stored and the offset of samples that are one run of bytes in C order; None if they are not."""
+        return None
 
     @abstractmethod
     def read(self, region: Region, out: NDArray[Any]) -> None:
@@ -266,6 +272,11 @@ class ImageFormat(ABC):
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
         """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
+        return None
+
+    def head(self, header: ImageHeader, path: Path) -> bytes | None:
+        """The file's bytes before its samples, if such an image is stored as these and then the samples, as they are in
+        memory; else None."""
         return None
 
     @abstractmethod

@@ -66,6 +66,9 @@ class Npy(ImageFormat):
             return f"{path}: .npy holds {', '.join(DTYPES)} here, not {header.dtype}; convert it first"
         return None
 
+    def head(self, header: ImageHeader, path: Path) -> bytes:
+        return npy_head(header)
+
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """C order, native byte order."""
         head = npy_head(header)
@@ -87,6 +90,10 @@ class NpyReader(ImageReader):
                 f"{file.path}: truncated: its header promises {counted(self.header.nbytes, 'byte')} of samples, "
                 f"the file holds {file.size - offset:,}; copy or save it again"
             )
+
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        return None if self._fortran else (self._samples.dtype, self._samples.offset)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)

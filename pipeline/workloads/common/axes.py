@@ -34,9 +34,10 @@ def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...
     if len(names) == 1 and len(names[0]) > 1 and names[0].isalpha():
         names = tuple(names[0])
     spatial = [axis for axis, letter in enumerate(letters) if letter in "ZYX"]
-    by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
+    first = letters.startswith("N")  # of many files: each file's own axes are numbered
+    by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis - first), str(axis - len(letters)))}
     chosen = [by_name.get(name.upper()) for name in names]
     if not chosen or None in chosen or len(set(chosen)) != len(chosen):
-        known = ", ".join(f"{letters[axis]} ({axis})" for axis in spatial)
+        known = ", ".join(f"{letters[axis]} ({axis - first})" for axis in spatial)
         raise ParameterError(f"--axes {','.join(names)}: name each axis once, of those {path} has: {known}")
     return tuple(axis for axis in chosen if axis is not None)

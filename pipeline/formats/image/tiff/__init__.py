@@ -20,7 +20,7 @@ from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_fac
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
-from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, TiffWriter
+from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, Layout, TiffWriter
 from pipeline.storage.partial import Opening
 
 _TILE = 256
@@ -72,6 +72,13 @@ class Tiff(ImageFormat):
 
     def keeps(self, header: ImageHeader, path: Path) -> set[str]:
         return kept_facts(header, path)
+
+    def head(self, header: ImageHeader, path: Path) -> bytes | None:
+        layout = Layout.of(header, path)
+        is_as_in_memory = header.dtype.newbyteorder("<").isnative and layout.order == tuple(range(len(header.shape)))
+        if self._tiling(header) is not None or not is_as_in_memory:
+            return None
+        return b"".join(layout.head()).ljust(layout.head_bytes, b"\0")
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         tiling = self._tiling(header)

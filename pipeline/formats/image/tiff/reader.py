@@ -73,6 +73,12 @@ class TiffReader(ImageReader):
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)
 
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        first = self._stack.pages[0]
+        is_one_run = len(self._stack.pages) == 1 and first.one_run
+        return (first.stored_dtype, int(first.offsets[0, 0, 0])) if is_one_run else None
+
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
         if out.size == 0:

@@ -230,6 +230,7 @@ if (submit) {
         gpu_memory_bytes: parsedBytes(value("gpu_memory")),
         gpus: value("gpus") ? Number(value("gpus")) : null,
       },
+      group: submit.elements.group?.value ?? null,
       parameters,
     };
     const button = submit.querySelector("button");
