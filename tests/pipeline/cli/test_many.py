@@ -128,7 +128,8 @@ def test_results_may_lie_beside_their_inputs_and_other_files_stay(folder, millra
     [
         (("in/*.png", "out"), "in/*.png: matches no file"),
         (("empty", "out"), "empty: holds no image"),
-        (("in", "file"), "file: is a file; name a folder"),
+        (("in", "file"), "in: is a folder; name a folder for the results, not the file file"),
+        (("in/*.tif", "new.tif"), "several inputs; name a folder for the results, not the file new.tif"),
         (("in", "in"), "in/i0.tif is an input itself: give --output"),
         (("in", "out", "--output", "same.tif"), "in/i0.tif and in/i1.tif would both become out/same.tif"),
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),
