@@ -110,10 +110,12 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     seconds, audit = receipt["wall_seconds"], receipt["audit"]
     rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
     halved = f" (halved {counted(receipt['halvings'], 'time')} to fit the device)" if receipt["halvings"] else ""
+    filtered = receipt["image"].get("filtered along")
+    axes = f"; filtered along {filtered}" if filtered else ""
     return (
         f"{receipt['output']}: {counted(receipt['chunks'], 'chunk')}{halved} on {receipt['device']['name']} "
         f"in {seconds:.2f} s ({rate}/s in and out); {counted(audit['samples'], 'sample')} checked, "
-        f"worst error {audit['worst_error']:.3g}"
+        f"worst error {audit['worst_error']:.3g}{axes}"
     )
 
 

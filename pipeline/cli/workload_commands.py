@@ -176,7 +176,8 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         return click.Option(declared, is_flag=True, default=None, help=info.description)
     choices = [each for each in _alternatives(info.annotation) if isinstance(each, str)]
     text = info.description or ""
-    several = get_origin(info.annotation) is dict
+    kind = get_origin(info.annotation)
+    several = kind in (dict, list)
     if info.is_required():
         text += " [required]"
     elif info.default is not None and not several:
@@ -185,7 +186,7 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         declared,
         multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else _metavar(info),
+        metavar=None if choices else "NAME=VALUE" if kind is dict else name.upper() if several else _metavar(info),
         help=text,
     )
 

@@ -217,9 +217,7 @@ class Scan:
             if path.is_dir() or header.nbytes > MOST_BYTES:
                 return None
             stored = _stored(reader, size)
-            metadata = sorted(header.metadata.items())
-            key = repr((header.shape, header.axes, header.dtype.str, header.maxval, metadata))
-            kind = Kind(key, header.nbytes, stored)
+            kind = Kind(repr(header), header.nbytes, stored)
         if stored is not None and size - header.nbytes <= _MOST_BESIDE and len(self._templates[size]) < _MOST_TEMPLATES:
             end = stored.offset + header.nbytes
             before, after = os.pread(descriptor, stored.offset, 0), os.pread(descriptor, size - end, end)

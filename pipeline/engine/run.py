@@ -23,7 +23,7 @@ from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output
-from pipeline.engine.planned import PlannedDevice, PlannedJob
+from pipeline.engine.planned import NO_BOUNDS, Bounds, PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
@@ -54,6 +54,7 @@ class RunOptions:
     start_over   : with `resume`, if the interrupted run cannot be continued (another job, damaged): start over instead
                    of raising
     job          : the service's name of the job, for the receipt and `finished_before`
+    bounds       : on what the job may take of workers
     """
 
     memory_bytes: int
@@ -62,6 +63,7 @@ class RunOptions:
     resume: bool = False
     start_over: bool = False
     job: str | None = None
+    bounds: Bounds = NO_BOUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class RunEvents:
     on_published: Callable[[], None] = lambda: None
     # Called regularly while chunks are streamed; an exception stops the job.
     check: Callable[[], None] = lambda: None
+    # The most host memory that the workers of one host took for the job so far, and the most of one GPU; None: unknown.
+    on_memory: Callable[[int | None, int | None], None] = lambda memory_bytes, gpu_memory_bytes: None
     # The job failed or was stopped; the first number of chunks, of the second, is kept for a resumed run.
     # None of them: only the state of a chunk's iterations.
     on_kept: Callable[[int, int], None] = lambda kept, chunks: None
@@ -134,7 +138,9 @@ def plan_job(
     except BaseException:
         job.close()
         raise
-    return PlannedJob(output=Output(workload, job), version=version, plan=plan, device=device, budget=budget)
+    return PlannedJob(
+        output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, bounds=options.bounds
+    )
 
 
 def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:

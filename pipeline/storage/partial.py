@@ -182,7 +182,7 @@ class PartialFolder(SharedDescriptor):
         with self._in_use() as descriptor:
             return open_within(descriptor, name, flags, make_folders=make_folders)
 
-    def put(self, name: str, buffers: Sequence[Any]) -> None:
+    def put(self, name: str, buffers: Sequence[Any] | Iterator[Any]) -> None:
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use():
             put_within(self._folders, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")

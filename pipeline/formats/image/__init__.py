@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
 from pipeline.formats.image.file_list import FileLists
+from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
@@ -19,7 +20,7 @@ from pipeline.storage.partial import Opening
 from pipeline.storage.positional import first_bytes, reading
 
 __all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region", "Storage"]
-__all__ += ["create_image", "format_for_output", "open_image"]
+__all__ += ["create_image", "format_for_output", "not_kept", "open_image"]
 
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 
@@ -61,6 +62,17 @@ def create_image(
     if refusal is not None:
         raise OutputError(refusal)
     return form.create(path, header, opening)
+
+
+def not_kept(header: ImageHeader, path: Path) -> str | None:
+    """What is known of an image and a file of that name does not state, in words; None if nothing is lost."""
+    known = header.calibration.facts(header.axes)
+    place = header.metadata.get("geo")
+    if isinstance(place, GeoTags):
+        known |= {"place": "georeference"} if place.is_placed else {}
+        known |= {"nodata": "nodata value"} if place.nodata is not None else {}
+    kept = format_for_output(path).keeps(header, path)
+    return ", ".join(words for key, words in known.items() if key not in kept) or None
 
 
 # Made by the engine of many files of one kind.

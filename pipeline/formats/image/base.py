@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
+from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 
 # The order of axes: time points, channels, planes, rows, columns, and the samples of a pixel (gray, RGB, alpha, inks).
@@ -20,6 +21,10 @@ from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFold
 AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+
+OF_COMPLEX = (
+    "complex samples are not filtered: save the magnitude, or the real and the imaginary part, as float32 or float64"
+)
 
 # Values of a TIFF's metadata: of "photometric", and of the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
@@ -79,7 +84,8 @@ class ImageHeader:
                the files of a list
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
-    metadata : what a new file of the same format takes over (resolution, tuple type, pixel size, …)
+    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …)
+    calibration : sizes, units, positions, and channels by name, for files of any format
     """
 
     shape: tuple[int, ...]
@@ -87,6 +93,7 @@ class ImageHeader:
     dtype: np.dtype[Any]
     maxval: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def nbytes(self) -> int:
@@ -249,6 +256,10 @@ class ImageFormat(ABC):
     @abstractmethod
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         """Why this format cannot hold such an image at this path, and which can; None if it can."""
+
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        """Which known facts (`Calibration.facts`, "place", "nodata") a file of this image states; by default none."""
+        return set()
 
     def storing(self, storage: Storage) -> ImageFormat:
         """The format that creates files stored like this. ParameterError if it cannot."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import (
     DTYPES,
+    OF_COMPLEX,
     ImageFormat,
     ImageHeader,
     ImageReader,
@@ -130,7 +131,8 @@ def _read_header(file: PositionalFile) -> tuple[np.dtype[Any], bool, tuple[int, 
 
 def _dtype_of(path: Path, descr: str) -> np.dtype[Any]:
     if descr[:1] not in "<>|=" or descr[1:] not in _SUPPORTED:
-        raise InputError(f"{path}: holds samples of type {_type_name(descr)}; {_wanted()}")
+        way_out = OF_COMPLEX if descr[1:2] == "c" else _wanted()
+        raise InputError(f"{path}: holds samples of type {_type_name(descr)}; {way_out}")
     return np.dtype(descr)
 
 

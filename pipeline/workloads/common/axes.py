@@ -14,19 +14,13 @@ def usual_axes(header: ImageHeader) -> tuple[int, ...]:
 
     Planes without time points and channels are taken for a volume even if their distance is unknown.
     """
-    is_volume = not {"T", "C"} & set(header.axes) or _has_plane_distance(header)
+    is_volume = not {"T", "C"} & set(header.axes) or "Z" in header.calibration.steps
     return tuple(axis for axis, letter in enumerate(header.axes) if letter in "YX" or (letter == "Z" and is_volume))
 
 
 def named(axes: Sequence[int], letters: str) -> str:
     """The letters of chosen axes, for people: "Y, X"."""
     return ", ".join(letters[axis] for axis in axes)
-
-
-def _has_plane_distance(header: ImageHeader) -> bool:
-    """Whether the file states one; 1 without a unit stands for an unknown one."""
-    stated = header.metadata.get("scale", {}).get("Z", 1.0), header.metadata.get("unit", {}).get("Z")
-    return stated != (1.0, None)
 
 
 def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...]:

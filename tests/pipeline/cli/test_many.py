@@ -325,6 +325,21 @@ def test_the_table_keeps_what_other_runs_made(folder, millrace):
     assert [[row[3] for row in run["files"]] for run in runs] == [["i0.tif"], ["i1.tif", "i2.tif"]]
 
 
+def test_a_crop_is_of_each_file(folder, millrace):
+    images(folder, 3)
+    assert millrace("run", "smooth", "in", "out", "--crop", "Y=3:20,X=5:9", "--size", "3", *CPU)[0] == 0
+    for number in range(3):
+        assert (
+            millrace("run", "smooth", f"in/i{number}.tif", "one.tif", "--crop", "Y=3:20,X=5:9", "--size", "3", *CPU)[0]
+            == 0
+        )
+        assert (folder / f"out/i{number}.tif").read_bytes() == (folder / "one.tif").read_bytes()
+    code, _, err = millrace("run", "smooth", "in", "files", "--crop", "N=0:2", *CPU)
+    assert code in (2, many_exit())
+    assert err.count("N") >= 1
+    assert not [*(folder / "files").glob("*.tif")]
+
+
 def test_jobs_that_cannot_share_chunks_run_one_after_the_other(folder, millrace):
     images(folder, 2)
     assert millrace("run", "smooth", "in", "out", "--statistics", *CPU)[0] == 0

@@ -16,7 +16,7 @@ from pipeline.formats.image.base import (
     along_axes,
 )
 from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
-from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome
+from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_facts
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
@@ -69,6 +69,9 @@ class Tiff(ImageFormat):
         if header.nbytes >= 1 << 62:
             return f"{path}: {header.nbytes:,} bytes are beyond any file; check the input"
         return None
+
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        return kept_facts(header, path)
 
     def head(self, header: ImageHeader, path: Path) -> bytes | None:
         layout = Layout.of(header, path)
