@@ -30,12 +30,13 @@ def run_many(
     """Run a job for every file that the inputs stand for. `kept`: takes a remark for the error message."""
     from pipeline.cli.terminal import files_bar
     from pipeline.cluster.executor import open_executor
-    from pipeline.engine.listing import DEFAULT_NAME, matching, named
+    from pipeline.engine.listing import DEFAULT_NAME, check_folder, matching, named
     from pipeline.engine.many import ManyEvents, ManyFilesRun, ManyOptions
     from pipeline.engine.receipt import to_json
     from pipeline.workloads import workload_named
 
     kind = workload_named(workload)
+    check_folder(inputs, folder, kind)
     wanted = named(matching(inputs, kind), folder, template or DEFAULT_NAME, kind)
     asked = ManyOptions(workload=workload, parameters=parameters, folder=folder, run=options)
     with open_executor(settings) as executor:

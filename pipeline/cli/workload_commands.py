@@ -113,11 +113,24 @@ class WorkloadGroup(click.Group, ABC):
         return super().resolve_command(ctx, args)
 
 
+class _Inputs(click.Argument):
+    """One or more inputs. Of a single argument, click would say that the first is missing, not OUTPUT."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return "'INPUT'"
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        found = super().process_value(ctx, value)
+        if not found and not ctx.resilient_parsing:
+            raise click.UsageError("Missing argument 'OUTPUT'.", ctx)
+        return found
+
+
 class RunGroup(WorkloadGroup):
     path = local_commands.FILE_PATH
 
     def inputs(self) -> click.Argument:
-        return click.Argument(["inputs"], type=self.path, nargs=-1, required=True, metavar="INPUT…")
+        return _Inputs(["inputs"], type=self.path, nargs=-1, metavar="INPUT…")
 
     def further_options(self) -> Sections:
         return local_commands.run_options()

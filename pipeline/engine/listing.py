@@ -7,6 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +51,23 @@ def is_many(given: Path, workload: Workload) -> bool:
     """Whether an input argument stands for many files: a pattern, or a folder of images."""
     if os.path.lexists(given):
         return takes_images(workload) and given.is_dir() and not is_zarr(given)
-    return glob.has_magic(str(given))
+    pattern = str(given)
+    # A missing file whose name has brackets is called missing.
+    return "*" in pattern or "?" in pattern or (glob.has_magic(pattern) and bool(glob.glob(pattern)))  # noqa: PTH207
+
+
+def check_folder(given: Sequence[Path], folder: Path, workload: Workload) -> None:
+    """OutputError if the results of many files have no folder: the output is a file, or is called like one."""
+    if folder.is_dir():
+        return
+    is_file = os.path.lexists(folder)
+    if not is_file:
+        with suppress(MillraceError):
+            workload.check_output(folder)
+            is_file = True
+    if is_file:
+        first = f"{given[0]}: is a folder" if len(given) == 1 and given[0].is_dir() else "several inputs"
+        raise OutputError(f"{first}; name a folder for the results, not the file {folder}")
 
 
 def matching(given: Iterable[Path], workload: Workload) -> list[Path]:
@@ -200,9 +217,7 @@ class Scan:
             if path.is_dir() or header.nbytes > MOST_BYTES:
                 return None
             stored = _stored(reader, size)
-            metadata = sorted(header.metadata.items())
-            key = repr((header.shape, header.axes, header.dtype.str, header.maxval, metadata))
-            kind = Kind(key, header.nbytes, stored)
+            kind = Kind(repr(header), header.nbytes, stored)
         if stored is not None and size - header.nbytes <= _MOST_BESIDE and len(self._templates[size]) < _MOST_TEMPLATES:
             end = stored.offset + header.nbytes
             before, after = os.pread(descriptor, stored.offset, 0), os.pread(descriptor, size - end, end)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OperatorError, ParameterError, StorageError
 from pipeline.formats.image.base import Region
-from pipeline.formats.image.file_list import FileListWriter, is_list
+from pipeline.formats.image.file_list import FileList, FileListWriter, is_list
 from pipeline.storage.partial import Opening
 from pipeline.workloads.protocol import (
     ArraySpec,
@@ -64,11 +64,12 @@ class ManyFiles:
         return replace(summary, remarks={**summary.remarks, "failed": failed} if failed else summary.remarks)
 
     def plan(self, budget: Budget) -> Plan:
-        """NotTogether if a file would be cut, or a chunk has results besides its samples."""
+        """NotTogether if a file would be cut or left out, or a chunk has results besides its samples."""
         target = min(budget.target_bytes, max(MOST_CHUNK_BYTES, 2 * self.summary.nbytes // self.summary.shape[0]))
         plan, one = self.job.plan(replace(budget, target_bytes=target)), self.job.summary.shape[1:]
+        left_out = self.summary.shape[0] != len(FileList.read(self.spec.input).files)
         for chunk in plan.chunks:
-            if len(chunk.outputs) > 1 or chunk.region.shape[1:] != one:
+            if left_out or len(chunk.outputs) > 1 or chunk.region.shape[1:] != one:
                 raise NotTogether(f"{self.spec.input}: these files cannot share chunks; run them one after the other")
         return plan
 

@@ -128,7 +128,8 @@ def test_results_may_lie_beside_their_inputs_and_other_files_stay(folder, millra
     [
         (("in/*.png", "out"), "in/*.png: matches no file"),
         (("empty", "out"), "empty: holds no image"),
-        (("in", "file"), "file: is a file; name a folder"),
+        (("in", "file"), "in: is a folder; name a folder for the results, not the file file"),
+        (("in/*.tif", "new.tif"), "several inputs; name a folder for the results, not the file new.tif"),
         (("in", "in"), "in/i0.tif is an input itself: give --output"),
         (("in", "out", "--output", "same.tif"), "in/i0.tif and in/i1.tif would both become out/same.tif"),
         (("in", "out", "--output", "{stem}{date}"), "--output {stem}{date}: {date} is none of {stem}"),
@@ -322,6 +323,21 @@ def test_the_table_keeps_what_other_runs_made(folder, millrace):
     assert millrace("run", "median", "in/i1.tif", "in/i2.tif", "out", *CPU)[0] == 0
     runs = json.loads((folder / "out" / many.TABLE).read_text())["runs"]
     assert [[row[3] for row in run["files"]] for run in runs] == [["i0.tif"], ["i1.tif", "i2.tif"]]
+
+
+def test_a_crop_is_of_each_file(folder, millrace):
+    images(folder, 3)
+    assert millrace("run", "smooth", "in", "out", "--crop", "Y=3:20,X=5:9", "--size", "3", *CPU)[0] == 0
+    for number in range(3):
+        assert (
+            millrace("run", "smooth", f"in/i{number}.tif", "one.tif", "--crop", "Y=3:20,X=5:9", "--size", "3", *CPU)[0]
+            == 0
+        )
+        assert (folder / f"out/i{number}.tif").read_bytes() == (folder / "one.tif").read_bytes()
+    code, _, err = millrace("run", "smooth", "in", "files", "--crop", "N=0:2", *CPU)
+    assert code in (2, many_exit())
+    assert err.count("N") >= 1
+    assert not [*(folder / "files").glob("*.tif")]
 
 
 def test_jobs_that_cannot_share_chunks_run_one_after_the_other(folder, millrace):

@@ -34,6 +34,8 @@ KNOWN = Calibration({"Z": Step(2.0, "micrometer")})
         ("CZYX", Calibration({"Z": Step(1.0, "micrometer")}), "ZYX"),
         ("TCZYXS", KNOWN, "ZYX"),
         ("TCYX", UNKNOWN, "YX"),
+        ("NYX", UNKNOWN, "YX"),
+        ("NZYX", UNKNOWN, "ZYX"),
     ],
 )
 def test_time_points_channels_and_samples_are_never_filtered(axes: str, known: Calibration, chosen: str) -> None:
@@ -68,3 +70,13 @@ def test_time_points_and_channels_are_filtered_alone(tmp_path: Path, workload: s
     np.testing.assert_array_equal(read_image(tmp_path / result), np.reshape(expected, samples.shape), strict=True)
     with images.open_image(tmp_path / result) as reader:
         assert reader.header.axes == "TCZYX"
+
+
+def test_axes_of_many_files_are_numbered_as_those_of_one() -> None:
+    for given in (("0", "1"), ("Y", "X"), ("-2", "-1"), ("YX",)):
+        one, many = (axes_named(given, letters, Path("in.tif")) for letters in ("YX", "NYX"))
+        assert many == tuple(axis + 1 for axis in one)
+    with pytest.raises(ParameterError, match=r"those in.tif has: Y \(0\), X \(1\)"):
+        axes_named(("N",), "NYX", Path("in.tif"))
+    with pytest.raises(ParameterError, match=r"Y \(0\), X \(1\)"):
+        axes_named(("2",), "NYX", Path("in.tif"))
