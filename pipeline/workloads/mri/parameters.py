@@ -93,7 +93,7 @@ class MriParameters(Parameters):
     )
     trajectory: AbsolutePath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
     slices: str = Field(
-        "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+        ":", description="slices from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
     )
     frames: int | None = Field(
         None, ge=1, description="readouts per frame of a dynamic series [default: all readouts, one image]"

@@ -23,14 +23,15 @@ def _coarse(grid: Grid) -> tuple[Grid, np.ndarray]:
     return found, np.stack(np.meshgrid(*found.axes(), indexing="ij"), -1).reshape(-1, 3)
 
 
+@pytest.mark.parametrize("method", [Method(cutoff_angstrom=5.0), Method(accuracy=1e-5, cutoff_angstrom=6.0)])
 @pytest.mark.parametrize("name", NAMES)
-def test_full_is_direct(name: str) -> None:
+def test_full_is_direct(name: str, method: Method) -> None:
     atoms = molecule(name).atoms
     grid, points = _coarse(molecule(name).grid())
     far = nearest(atoms, points, None) > 1
     right = direct(atoms, grid).astype(np.float64).ravel()[far]
-    found = potential(atoms, grid, Method(accuracy=1e-5, cutoff_angstrom=6.0)).ravel()[far]
-    assert np.linalg.norm(found - right) < 1e-5 * np.linalg.norm(right)
+    found = potential(atoms, grid, method).ravel()[far]
+    assert np.linalg.norm(found - right) < method.accuracy * np.linalg.norm(right)
 
 
 def test_the_trajectory_in_its_cell() -> None:
