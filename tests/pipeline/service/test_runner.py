@@ -221,7 +221,8 @@ def test_the_users_mistake_fails_the_job_at_once(service, data, what, said):
 
 
 @pytest.mark.parametrize(
-    ("workload", "parameter"), [("coulomb", "trajectory"), ("mri", "field_map"), ("mri", "density")]
+    ("workload", "parameter"),
+    [("coulomb", "trajectory"), ("mri", "field_map"), ("mri", "density"), ("mri", "basis"), ("mri", "sorting")],
 )
 def test_a_file_among_the_parameters_that_has_become_a_link_is_not_followed(service, data, workload, parameter):
     (data.parent / "secret.npy").write_bytes(b"secret")
