@@ -55,6 +55,10 @@ class WorkloadGroup(click.Group, ABC):
 
     path: Any  # the type of input and output
 
+    def inputs(self) -> click.Argument:
+        """The argument before OUTPUT."""
+        return click.Argument(["input"], type=self.path)
+
     @abstractmethod
     def further_options(self) -> Sections:
         """Options that every subcommand takes, by the heading of the help under which they are listed."""
@@ -92,7 +96,7 @@ class WorkloadGroup(click.Group, ABC):
 
         return SectionedCommand(
             cmd_name,
-            arguments=[click.Argument(["input"], type=self.path), click.Argument(["output"], type=self.path)],
+            arguments=[self.inputs(), click.Argument(["output"], type=self.path)],
             sections=sections,
             help=workload.summary,
             callback=callback,
@@ -111,6 +115,9 @@ class WorkloadGroup(click.Group, ABC):
 
 class RunGroup(WorkloadGroup):
     path = local_commands.FILE_PATH
+
+    def inputs(self) -> click.Argument:
+        return click.Argument(["inputs"], type=self.path, nargs=-1, required=True, metavar="INPUT…")
 
     def further_options(self) -> Sections:
         return local_commands.run_options()
@@ -156,7 +163,8 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         return click.Option(declared, is_flag=True, default=None, help=info.description)
     choices = [each for each in _alternatives(info.annotation) if isinstance(each, str)]
     text = info.description or ""
-    several = get_origin(info.annotation) is dict
+    kind = get_origin(info.annotation)
+    several = kind in (dict, list)
     if info.is_required():
         text += " [required]"
     elif info.default is not None and not several:
@@ -165,7 +173,7 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         declared,
         multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else _metavar(info),
+        metavar=None if choices else "NAME=VALUE" if kind is dict else name.upper() if several else _metavar(info),
         help=text,
     )
 

@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.errors import MillraceError
 
 _STATE_FILES = ("lock", "previews")
-_STATE_PREFIX = "jobs.sqlite"
+_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
@@ -61,7 +61,7 @@ class Confinement:
         if self._real_state is None or not _is_under(place, self._real_state):
             return False
         first = place[len(self._real_state) :].strip("/").partition("/")[0]
-        return first in _STATE_FILES or first.startswith(_STATE_PREFIX)
+        return first in _STATE_FILES or first.startswith(_STATE_PREFIXES)
 
 
 _known: dict[tuple[tuple[Path, ...], Path | None], Confinement] = {}  # by their roots and states
@@ -76,6 +76,11 @@ def _received(roots: tuple[Path, ...], state: Path | None) -> Confinement:
     confinement = Confinement(roots, state)
     confine(confinement)
     return confinement
+
+
+def is_confined(path: Path) -> bool:
+    """Whether a path may not lead out of the roots of a service's job."""
+    return bool(_confining(path))
 
 
 def resolved(path: Path) -> Path:

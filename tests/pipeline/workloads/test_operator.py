@@ -252,7 +252,8 @@ def options(
 def test_keyword_parameters_are_fields():
     schema = options.Parameters.model_json_schema()
     assert list(schema["properties"]) == [
-        "chunks", "shards", "compression", "mode", "cval", "count", "kind", "power", "flag", "steps", "share", "label",
+        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "count", "kind", "power", "flag", "steps",
+        "share", "label",
     ]  # fmt: skip
     assert schema["required"] == ["count"]
     assert schema["properties"]["share"]["description"] == "how much"

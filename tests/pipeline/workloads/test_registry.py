@@ -11,9 +11,8 @@ from pipeline.errors import ParameterError
 from pipeline.workloads import registry, unusable, workload_named, workloads
 from tests.images import read_image, write_image
 from tests.pipeline.cluster.processes import run
-from tests.pipeline.workloads.packages import install
+from tests.pipeline.workloads.packages import BUILT_IN, install
 
-BUILT_IN = ["coulomb", "maximum", "median", "minimum", "mri", "percentile", "smooth"]
 OPERATOR = """
 from pipeline import image_operator
 @image_operator
