@@ -1,4 +1,4 @@
-"""Raw chunks in pieces that stay in the processor's cache."""
+"""Raw chunks in pieces of moderate size."""
 
 from __future__ import annotations
 

@@ -129,7 +129,10 @@ class TiffReader(ImageReader):
             return
         busy: list[_Block] = []
         blocks = list(
-            itertools.product(blocks_along(piece.rows, page.block[0]), blocks_along(piece.columns, page.block[1]))
+            itertools.product(
+                blocks_along(piece.rows, page.block[0]),
+                blocks_along(piece.columns, page.block[1] * self._blocks.at_once(page)),
+            )
         )
         channels = slice(*piece.channels)
 
@@ -166,11 +169,11 @@ class TiffReader(ImageReader):
         """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
         (down, rows, within_rows), (across, columns, within_columns) = block
         place = (plane, down, across)
-        offset = int(page.offsets[place])
-        if not offset:
+        offset = int(page.offsets[place]) if self._blocks.at_once(page) == 1 else None
+        if offset == 0:
             target[rows, columns] = 0
             return True
-        if page.raw:
+        if page.raw and offset is not None:
             within = _Piece(_span(within_rows), _span(within_columns), _span(channels))
             samples = math.prod(within.shape)
             stored = scratch("samples", samples * page.dtype.itemsize).view(page.dtype).reshape(within.shape)
