@@ -40,7 +40,7 @@ from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
 from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
-from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, Previews
+from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, NeedsWorkspace, Previews
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,9 @@ def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:
 
 
 def _ring_bytes(job: OpenJob, memory_bytes: int) -> int:
-    """The memory left for the ring besides the input that the job holds."""
+    """The memory left for the ring besides the job's workspace and the input that it holds."""
+    if isinstance(job, NeedsWorkspace):
+        memory_bytes -= job.workspace_bytes(memory_bytes)
     held = job.hold_at_most(memory_bytes // 4) if isinstance(job, HoldsInput) else 0
     if held > memory_bytes // 2:
         raise ParameterError(

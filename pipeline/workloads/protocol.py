@@ -4,9 +4,9 @@ A `Workload` stands for one kind of job and opens jobs; an `OpenJob` knows one j
 computed, where it is written, and what the result is compared with. The engine owns everything else: files, threads,
 progress, resuming, auditing, receipts, publishing.
 
-What only some jobs can do is a small protocol of its own (`HoldsInput`, `KeepsIterates`, `Notes`, `Previews`,
-`Prefetches`, `Progress`, `ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`). The engine
-looks for its methods on the object; nothing is registered.
+What only some jobs can do is a small protocol of its own (`HoldsInput`, `NeedsWorkspace`, `KeepsIterates`, `Notes`,
+`Previews`, `Prefetches`, `Progress`, `ReadsResult`, `KnowsEveryPlace`; for gangs `pipeline.workloads.gang_protocols`).
+The engine looks for its methods on the object; nothing is registered.
 """
 
 from __future__ import annotations
@@ -304,6 +304,14 @@ class HoldsInput(Protocol):
 
     def hold_at_most(self, budget_bytes: int) -> int:
         """Keep no more host memory than this if possible; returns how much may be kept."""
+
+
+@runtime_checkable
+class NeedsWorkspace(Protocol):
+    """A job that computes with memory besides its chunks."""
+
+    def workspace_bytes(self, memory_bytes: int) -> int:
+        """Bytes that it takes of this much memory. Raises ParameterError if too little is left for chunks."""
 
 
 class IterateStore(Protocol):

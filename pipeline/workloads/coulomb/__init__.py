@@ -248,6 +248,20 @@ class CoulombJob:
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._frames.cache_at_most(budget_bytes)
 
+    def workspace_bytes(self, memory_bytes: int) -> int:
+        if self._far is None:
+            return 0
+        taken = self._far.nbytes
+        if taken > memory_bytes - memory_bytes // 8:
+            points = " × ".join(map(str, self._far.mesh.shape))
+            coarser = "a larger --cutoff" if self.parameters.smear is None else "a smaller --smear"
+            raise ParameterError(
+                f"--memory {format_bytes(memory_bytes)} is too small: the mesh of --scheme {self.parameters.scheme}, "
+                f"{points} points, takes {format_bytes(taken)}; raise it to {format_bytes(taken * 8 // 7 + 1)}, or "
+                f"pass {coarser} for a coarser mesh"
+            )
+        return taken
+
     # One chunk
 
     def sink(self, opening: Opening) -> ImageWriter:

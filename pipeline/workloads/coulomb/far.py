@@ -17,12 +17,15 @@ import numpy as np
 from kernels.coulomb import Cell, Grid
 from kernels.ewald import FarField, Method, box_of, dipole, mesh_of
 from pipeline.errors import ParameterError
-from pipeline.workloads.coulomb.combine import frames_of
+from pipeline.workloads.coulomb.combine import frames_of, shard_count
 from pipeline.workloads.coulomb.frames import ChosenFrames
 from pipeline.workloads.coulomb.parameters import Combination, CoulombParameters
 
 # Chunks of one frame that run at once share its field; on a CPU they may be at different frames.
 _MOST_SOLVED = 4
+# Of a point of the mesh: at most, while the influence function is made or a mesh transformed (charges, their transform,
+# and its own work space); and of a solved mesh.
+_WORK_BYTES, _SOLVED_BYTES = 32, 4
 
 
 def fitted(parameters: CoulombParameters, cells: Sequence[Cell | None]) -> Method | None:
@@ -60,6 +63,12 @@ class FarFields:
             self.mesh = mesh_of(method, frames.cells[0], *self._box)
         except ValueError as error:
             raise ParameterError(f"--scheme {'ewald' if frames.cells[0] else 'full'}: {error}") from error
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that all of it takes at most."""
+        kept = shard_count(len(self._frames)) if self.is_linear else min(len(self._frames), _MOST_SOLVED)
+        return self.mesh.size * (_WORK_BYTES + (kept - 1) * _SOLVED_BYTES)
 
     def _field(self, number: int) -> FarField:
         cell = self._frames.cells[number]

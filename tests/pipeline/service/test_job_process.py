@@ -30,7 +30,7 @@ from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import NewJob, Store
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.gang_protocols import SharedJob
-from pipeline.workloads.protocol import HoldsInput, Notes, Previews, ReadsResult
+from pipeline.workloads.protocol import HoldsInput, NeedsWorkspace, Notes, Previews, ReadsResult
 from tests.images import write_image
 from tests.pipeline.formats.kspace.raw_mri import HEAD, xml
 
@@ -138,7 +138,7 @@ def test_a_job_in_a_process_gives_the_same_result(tmp_path, lease, workload, mak
 def test_a_job_in_a_process_can_do_what_it_can_here(tmp_path, lease):
     spec = spec_of("coulomb", molecule(tmp_path / "in.pqr"), tmp_path / "out.dx", spacing="1")
     here, there = workload_named("coulomb").open(spec), lease.open(spec)
-    for kind in (HoldsInput, Notes, Previews, ReadsResult, SharedJob):
+    for kind in (HoldsInput, NeedsWorkspace, Notes, Previews, ReadsResult, SharedJob):
         assert isinstance(there, kind) == isinstance(here, kind)
     assert there.spec == spec
     assert there.summary == here.summary

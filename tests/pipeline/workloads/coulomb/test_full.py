@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kernels.coulomb import Cell
+from kernels.ewald import Method, potential
 from kernels.ewald.reference import ewald, plain
+from pipeline.config import parse_bytes
 from pipeline.errors import AuditError, InputError, ParameterError
 from pipeline.formats.image.base import Region
 from pipeline.workloads.coulomb import audit
+from pipeline.workloads.coulomb.grid import part_of
 from tests.pipeline.workloads.coulomb.coulomb_jobs import (
     TRICLINIC,
     job,
@@ -125,6 +130,41 @@ def test_a_wrong_map_is_not_published(folder, monkeypatch):
     with pytest.raises(AuditError, match="relative to the field of unordered charges"):
         make_map(folder, "cell.npz", scheme="ewald", accuracy=1e-5, **GRID)
     assert not (folder / "out.npy").exists()
+
+
+@pytest.mark.parametrize("accuracy", [1e-4, 1e-6])
+@pytest.mark.parametrize(("scheme", "cutoff"), [("ewald", 0.8), ("full", 1.6)])
+def test_a_mesh_takes_no_more_memory_than_is_counted(folder, scheme, accuracy, cutoff):
+    options = {"scheme": scheme, "accuracy": accuracy, "cutoff": cutoff, **GRID}
+    planned, _ = job(folder, "cell.npz", "b.npy", memory=1 << 30, **options)
+    far, header, atoms = planned.job._far, planned.job.header, molecule()
+    grid, out = part_of(header, Region.whole(header.shape)), np.zeros(header.shape, np.float32)
+    # Compiles, and makes the spectrum's table.
+    potential(atoms, grid, Method(accuracy=accuracy), cell=planned.job._frames.cells[0], out=out)
+    tracemalloc.start()
+    try:
+        far.add(0, atoms, grid, out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        planned.job.close()
+        planned.output.discard()
+    assert 0.5 * far.nbytes < peak < 1.05 * far.nbytes
+
+
+def test_the_memory_left_for_chunks_is_that_beside_the_mesh(folder):
+    options = {"scheme": "full", "cutoff": 1.5, **GRID}
+    with pytest.raises(ParameterError, match=r"--memory 8\.0 MiB is too small: the mesh of --scheme full, ") as refused:
+        job(folder, "a.npz", "b.npy", memory=8 << 20, **options)
+    least = re.search(r"points, takes .* raise it to ([\d.]+ MiB), or pass a larger --cutoff", str(refused.value))
+    assert least is not None
+    assert "\n" not in str(refused.value)
+    for memory in (64 << 20, parse_bytes(least[1]) + (1 << 17)):
+        planned, _ = job(folder, "a.npz", "b.npy", memory=memory, **options)
+        taken = planned.job._far.nbytes
+        assert 8 << 20 < taken < planned.budget.budget_bytes + taken <= memory
+        planned.job.close()
+        planned.output.discard()
 
 
 @pytest.mark.parametrize(
