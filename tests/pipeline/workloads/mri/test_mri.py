@@ -83,7 +83,7 @@ def test_slices_and_repetitions(tmp_path):
         for slice_ in range(3):
             factor = 1 + slice_ + 10 * repetition
             assert normalised_error(found[repetition, slice_], factor * found[0, 0]) < 1e-4
-    for asked, first in (("1:1:", 1), ("-1", 2)):
+    for asked, first in (("1:", 1), ("-1", 2)):
         chosen, _ = images(source, tmp_path / "some.npy", slices=asked, **options)
         np.testing.assert_array_equal(chosen, found[:, first:])
 
