@@ -77,7 +77,7 @@ def cpu_rivals(work: Workload, atoms: Any, workers: int) -> Iterator[Rival]:
 
         yield Rival(name=f"{count} threads", device="cpu", run=run)
     if work.scheme.name == "shift":
-        method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM)
+        method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM, free=True)
         full = partial(full_potential, atoms, work.grid, method, out=out, workers=workers)
         yield Rival(name=FULL, device="cpu", run=full)
 
@@ -106,7 +106,7 @@ def cuda_rivals(work: Workload, host_atoms: Any) -> Iterator[Rival]:
 
 def _full_on_device(work: Workload, host_atoms: Any, atoms: Any, out: Any) -> Callable[[], object]:
     """All steps of a full map without a cell, with the mesh's influence function computed beforehand."""
-    method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM)
+    method = Method(cutoff_angstrom=DEFAULT_FREE_CUTOFF_ANGSTROM, free=True)
     mesh = mesh_of(method, None, *box_of(host_atoms, work.grid))
     field = FarField(mesh, float(np.abs(host_atoms[:, 3]).sum()))
 

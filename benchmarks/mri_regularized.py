@@ -1,6 +1,7 @@
 """Regularised reconstruction on a GPU, step by step: the operators of an iteration, and whole solutions.
 
-One slice of 256² and 32 coils, 400 spokes of 512 samples; and 25 frames of 320² and 24 coils.
+One slice of 256² and 32 coils, 400 spokes of 512 samples; 25 frames of 320² and 24 coils; and 5 coefficients of volumes
+with 12 virtual coils.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
+from kernels.nufft import Nufft, SubspaceToeplitz, Toeplitz, toeplitz_kernel, toeplitz_shape
 from kernels.proximal import differences, inner, magnitudes
 from kernels.sense import CapturedCg, conjugate_gradient, density, gridded, toeplitz_normal
 from kernels.sense.regularized import L1Wavelet, LowRank, Problem, TotalVariation, largest_eigenvalue, regularized_sense
@@ -51,6 +52,30 @@ def scan(cupy: Any, n: int, coils: int, spokes: int, count: int) -> tuple[Any, A
     right = gridded(transform, data, maps, weights)
     energy = float(cupy.sum(cupy.abs(data) ** 2 * weights))
     return normal, right, (transform, data, maps, weights), energy
+
+
+def time_subspace(cupy: Any, n: int, coils: int = 12, coefficients: int = 5) -> None:
+    """Iterations of low rank over coefficients; the kernels are positive multiples of one, which costs the same."""
+    shape = (n,) * 3
+    rng = cupy.random.default_rng(0)
+    kernel = rng.random(toeplitz_shape(shape, host=False), dtype=np.float32) / (8 * n**3)
+    diagonal = np.eye(coefficients)[np.triu_indices(coefficients)] + 0.1
+    kernels = cupy.asarray(diagonal, np.float32).reshape(-1, 1, 1, 1) * kernel
+
+    def noise(*sizes: int) -> Any:
+        return rng.standard_normal((*sizes, 2), dtype=np.float32).view(np.complex64)[..., 0]
+
+    maps, images = noise(coils, *shape), noise(coefficients, *shape)
+    maps /= cupy.sqrt(cupy.sum(cupy.abs(maps) ** 2, axis=0))
+    toeplitz, out = SubspaceToeplitz(kernels, coefficients, shape), cupy.empty_like(images)
+    penalty = LowRank(0.01, shape, xp=cupy, frames=coefficients)
+    problem = Problem(
+        normal=lambda series: toeplitz.apply_sense(series, maps, out), right=images, energy=1e9, penalties=[penalty]
+    )
+    name = f"{n}³, {coils} coils, {coefficients} coefficients"
+    print(f"{name}: normal", milliseconds(cupy, lambda: toeplitz.apply_sense(images, maps, out)))
+    print(f"{name}: llr prox", milliseconds(cupy, lambda: penalty.shrink(images, np.float32(0.01))))
+    print(f"{name}: 5 iterations", milliseconds(cupy, lambda: regularized_sense(problem, iterations=5, largest=1.0)))
 
 
 def main() -> None:
@@ -115,6 +140,7 @@ def main() -> None:
             print(
                 f"{name:23}", milliseconds(cupy, lambda asked=asked: regularized_sense(asked, iterations=20)), "20 its"
             )
+        time_subspace(cupy, 128)
 
 
 if __name__ == "__main__":

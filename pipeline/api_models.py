@@ -28,6 +28,47 @@ class State(StrEnum):
 TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
+# Loading the program's own code and libraries takes up to 300 MB.
+LEAST_MEMORY_BYTES = 256 << 20
+
+
+class JobLimits(BaseModel):
+    """What a job may take; null: no limit."""
+
+    model_config = ConfigDict(frozen=True)
+
+    time_s: float | None = Field(default=None, gt=0, le=1e8, description="seconds of all its runs together")
+    memory_bytes: int | None = Field(
+        default=None, ge=LEAST_MEMORY_BYTES, le=2**50,
+        description="host memory on each host, above that of the idle workers; buffers take half of it at most",
+    )  # fmt: skip
+    gpu_memory_bytes: int | None = Field(default=None, ge=1 << 20, le=2**50, description="memory of each GPU")
+    gpus: int | None = Field(
+        default=None, ge=1, le=4096, description="number of GPUs (without GPUs: worker processes) that it runs on"
+    )
+
+
+NO_LIMITS = JobLimits()
+
+
+class Estimate(BaseModel):
+    """What a job will take, by its plan. `seconds`: at the rate of earlier jobs of its workload; null without any."""
+
+    chunks: int
+    read_bytes: int
+    written_bytes: int
+    memory_bytes: int
+    seconds: float | None
+
+
+class JobUse(BaseModel):
+    """What a job has taken so far, in all its runs; null: not measured."""
+
+    seconds: float
+    memory_bytes: int | None
+    gpu_memory_bytes: int | None
+
+
 class JobView(BaseModel):
     """A job. Times are seconds since 1970, UTC."""
 
@@ -53,6 +94,11 @@ class JobView(BaseModel):
     finished_at: float | None
     device_seconds: float
     held: bool
+    preemptions: int
+    throttle: int | None = Field(description="how many jobs of its array may run at the same time")
+    limits: JobLimits
+    estimate: Estimate | None
+    used: JobUse
 
 
 class StageView(BaseModel):

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.api_models import (
     TERMINAL,
     Accepted,
+    Estimate,
     EventView,
     JobPage,
     JobView,
@@ -39,6 +41,7 @@ from pipeline.api_models import (
     WorkerView,
     WorkloadView,
 )
+from pipeline.config import parse_bytes, parse_seconds, whole
 from pipeline.errors import (
     DISK_FAULTS,
     MillraceError,
@@ -87,9 +90,18 @@ class Event:
 class Client:
     """A connection to a service; use it as a context manager, or call `close`."""
 
-    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = 30.0) -> None:
-        """url   : default MILLRACE_URL, or this machine's service
-        token : default MILLRACE_TOKEN; a service on loopback may need none
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """url     : default MILLRACE_URL, or this machine's service
+        token   : default MILLRACE_TOKEN; a service on loopback may need none
+        ca_file : PEM file of the only authority that may vouch for an https:// service; default MILLRACE_CA_FILE, or
+                  those of the system
         """
         self.url = (url or os.environ.get("MILLRACE_URL") or DEFAULT_URL).rstrip("/")
         self._address = without_password(self.url)
@@ -106,7 +118,10 @@ class Client:
             raise ServiceRefused(f"{self._address}: is not a service's URL; write it like {DEFAULT_URL}") from error
         try:
             itself = dict.fromkeys(f"all://{host}" for host in _LOOPBACKS)
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself)
+            self._http = httpx2.Client(
+                base_url=self.url, headers=headers, timeout=timeout_s, mounts=itself,
+                verify=_trusting(ca_file or os.environ.get("MILLRACE_CA_FILE")),
+            )  # fmt: skip
         except (httpx2.InvalidURL, ValueError, ImportError, OSError) as error:
             raise ServiceRefused(f"the environment is wrong ({error}); correct or unset {_ENVIRONMENT}") from error
 
@@ -128,19 +143,29 @@ class Client:
         priority: int = 0,
         after: Sequence[Job | str] = (),
         group: str | None = None,
+        after_any: Sequence[Job | str] = (),
+        limits: Mapping[str, Any] | None = None,
+        webhook: str | None = None,
         key: str | None = None,
         **parameters: Any,
     ) -> Job:
         """Submit a job: it is on the service's disk when this returns.
 
         after      : jobs that have to succeed first
+        after_any  : jobs that have to end first, however they do
+        limits     : what it may take: time ("2h" or seconds), memory and gpu_memory ("16GiB" or bytes), gpus
+        webhook    : an address to notify when the job ends, at one of the hosts that the service allows
         group      : one of your groups, whose users see the job; default: your first
         key        : an idempotency key; by default a new one, which covers only this call's own repetitions
         parameters : of the workload
 
         Raises ServiceRefused if the service refuses the job, ServiceError if it does not answer.
         """
-        return self._submit(workload, input, output, priority, after, group, key, parameters, None)[0]
+        how = {
+            "priority": priority, "after": after, "after_any": after_any, "group": group, "limits": limits,
+            "webhook": webhook,
+        }  # fmt: skip
+        return self._submit(workload, input, output, how, key, parameters, None)[0]
 
     def submit_array(
         self,
@@ -152,22 +177,31 @@ class Client:
         priority: int = 0,
         after: Sequence[Job | str] = (),
         group: str | None = None,
+        after_any: Sequence[Job | str] = (),
+        limits: Mapping[str, Any] | None = None,
+        webhook: str | None = None,
         key: str | None = None,
         **parameters: Any,
     ) -> list[Job]:
-        """Submit one job for each number of the range `array`, such as "0-99"; {index} in paths is replaced by it."""
-        return self._submit(workload, input, output, priority, after, group, key, parameters, array)
+        """Submit one job for each number of the range `array`, such as "0-99", or "0-99%4" for at most four at the same
+        time; {index} in paths is replaced by the number. The rest is as for `submit`."""
+        how = {
+            "priority": priority, "after": after, "after_any": after_any, "group": group, "limits": limits,
+            "webhook": webhook,
+        }  # fmt: skip
+        return self._submit(workload, input, output, how, key, parameters, array)
 
     def _submit(
-        self, workload: str, source: Any, output: Any, priority: int, after: Sequence[Any], group: str | None,
-        key: str | None, parameters: Mapping[str, Any], array: str | None,
+        self, workload: str, source: Any, output: Any, how: Mapping[str, Any], key: str | None,
+        parameters: Mapping[str, Any], array: str | None,
     ) -> list[Job]:  # fmt: skip
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise ServiceRefused(f"key {key!r}: an idempotency key needs one or more characters, all printable ASCII")
         body = {
             "workload": workload, "input": os.fspath(source), "output": os.fspath(output),
-            "parameters": as_json(parameters), "priority": priority,
-            "after": [getattr(each, "id", each) for each in after], "array": array, "group": group,
+            "parameters": as_json(parameters), "array": array, **how,
+            **{name: [getattr(each, "id", each) for each in how[name]] for name in ("after", "after_any")},
+            "limits": job_limits(how["limits"] or {}),
         }  # fmt: skip
         headers = {"Idempotency-Key": key or secrets.token_hex(16)}
         answer = expected(Accepted, self.request("POST", "/v1/jobs", json=body, headers=headers))
@@ -240,9 +274,22 @@ class Client:
         way_out = "start one with `millrace serve`, or set MILLRACE_URL"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             way_out = (
-                "set SSL_CERT_FILE to the certificate of the authority that signed its own, or correct MILLRACE_URL"
+                "set MILLRACE_CA_FILE to the certificate of the authority that signed its own, or correct MILLRACE_URL"
             )
         return ServiceError(f"{self._address}: no service answers ({error or type(error).__name__}); {way_out}")
+
+
+def _trusting(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
+    """What vouches for a service. ServiceRefused if the file cannot be used."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        said = "is no certificate in PEM" if isinstance(error, ssl.SSLError | ValueError) else error.strerror
+        raise ServiceRefused(
+            f"MILLRACE_CA_FILE {os.fspath(ca_file)}: {said}; name the authority's certificate"
+        ) from error
 
 
 class Job:
@@ -275,6 +322,14 @@ class Job:
     def receipt(self) -> dict[str, Any]:
         """The receipt. Raises ServiceRefused if the job has not succeeded."""
         found: dict[str, Any] = expected(dict[str, Any], self._client.request("GET", f"/v1/jobs/{self.id}/receipt"))
+        return found
+
+    def estimate(self) -> dict[str, Any]:
+        """What the job will take, by its plan: the fields of `Estimate`. The service plans it for this, if need be.
+
+        Raises ServiceRefused if it cannot be planned yet.
+        """
+        found: dict[str, Any] = expected(Estimate, self._client.request("GET", f"/v1/jobs/{self.id}/estimate"))
         return found
 
     def refresh(self) -> Self:
@@ -441,6 +496,24 @@ def expected(kind: Any, answer: Any) -> Any:
     except ValidationError as error:
         raise ServiceError(f"unknown answer ({answer!r:.80}): is MILLRACE_URL that of a service?") from error
     return answer
+
+
+def job_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Limits for a request. Raises ServiceRefused if one is not a time, an amount of memory or a number."""
+    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "time": ("time_s", parse_seconds), "memory": ("memory_bytes", parse_bytes),
+        "gpu_memory": ("gpu_memory_bytes", parse_bytes), "gpus": ("gpus", whole),
+    }  # fmt: skip
+    found = {}
+    for name, value in limits.items():
+        if name not in fields:
+            raise ServiceRefused(f"limits: there is no {name!r}; there are {', '.join(fields)}")
+        field, parse = fields[name]
+        try:
+            found[field] = parse(value)
+        except ValueError as error:
+            raise ServiceRefused(f"limits, {name}: {error}") from error
+    return found
 
 
 def as_json(parameters: Mapping[str, Any]) -> dict[str, Any]:

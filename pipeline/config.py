@@ -69,6 +69,28 @@ def format_bytes(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d|)", re.IGNORECASE)
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def parse_seconds(text: Any) -> Any:
+    """Seconds from 90, 45min, 2h or 1.5d; ValueError lists the accepted forms."""
+    if not isinstance(text, str):
+        return text
+    matched = _DURATION.fullmatch(text.strip())
+    if matched is None:
+        raise ValueError(f"{text!r} is not a time; write it like 90s, 45min, 2h or 1.5d")
+    return float(matched[1]) * _SECONDS[matched[2].lower()]
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for people: 12 s, 45 min, 2.5 h, 3 d."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 DEVICE = r"^(auto|all|cpu|cuda(:\d+)?)$"
 _PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 SCHEDULER = rf"^(tcp|tls)://.+:{_PORT}$"
@@ -83,6 +105,7 @@ _FORMS = {
     "owner": "must be the name of a user",
     "name": "must be the name of a user or a group",
     "after": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
+    "after_any": "must be ids of jobs, each of 12 hexadecimal digits, as `millrace jobs` lists them",
 }
 # Pydantic's wording and ours.
 _WORDS = {"Input should be": "must be", "a valid integer": "a whole number", "a valid ": "a "}
@@ -113,8 +136,13 @@ class Settings(BaseModel):
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers run the job",
+        description="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler whose workers run the job",
     )
+    scheduler_ca: AbsolutePath | None = Field(
+        None, description="PEM file that vouches for a tls:// scheduler and its workers"
+    )
+    scheduler_cert: AbsolutePath | None = Field(None, description="PEM file with the certificate shown to them")
+    scheduler_key: AbsolutePath | None = Field(None, description="PEM file with that certificate's private key")
     overlap: Annotated[Literal[1, 2, 3, 5], BeforeValidator(whole)] = Field(
         5, description="number of the five stages that may overlap: 1, 2, 3 or 5 [default: 5]"
     )

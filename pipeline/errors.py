@@ -10,6 +10,8 @@ MillraceError                 not the user's mistake: exit code 1
 │       ├── DeadlineExceeded  a rank did not join or finish the collective in time
 │       └── Aborted           another rank or the service gave up
 ├── OperatorError             somebody's own function failed, or killed its workers
+├── LimitExceeded             a service's job took more than it may
+├── Crowded                   a job makes room for another on its workers, and goes on later
 ├── ServiceError              the service does not answer, or failed
 ├── AuditError                a result was checked and found wrong
 ├── ResultError               a published result is not what its job computes: exit code 6
@@ -125,6 +127,14 @@ class OperatorError(MillraceError):
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
         self.trace = trace
+
+
+class LimitExceeded(MillraceError):
+    """A job took more than its limits allow; its finished chunks are kept for another one."""
+
+
+class Crowded(MillraceError):
+    """Jobs that share workers take too much memory together: this one makes room, and goes on later."""
 
 
 class ServiceError(MillraceError):

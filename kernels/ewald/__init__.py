@@ -23,7 +23,7 @@ Sources: Hockney and Eastwood, "Computer Simulation Using Particles" (1988); Lia
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ class Method:
     dielectric : the relative permittivity
     exclude_radius_angstrom : points closer than this to any atom are set to zero; 0 disables it
     smear_per_angstrom : the charges are Gaussians; None: points
+    free : there is no cell
 
     Raises ValueError.
     """
@@ -81,6 +82,7 @@ class Method:
     dielectric: float = 1.0
     exclude_radius_angstrom: float = 0.0
     smear_per_angstrom: float | None = None
+    free: bool = False
 
     def __post_init__(self) -> None:
         if self.boundary not in ("tinfoil", "vacuum"):
@@ -92,7 +94,7 @@ class Method:
 
     @property
     def level(self) -> Level:
-        return level_of(self.accuracy)
+        return level_of(self.accuracy, free=self.free)
 
     @property
     def scheme(self) -> Scheme:
@@ -215,7 +217,7 @@ def potential(
     Returns the map: float32 [x, y, z], NumPy or CuPy like the atoms.
     Raises ValueError or TypeError with one line that names the parameter.
     """
-    method = method or Method()
+    method = replace(method or Method(), free=cell is None)
     out = cut_off(atoms, grid, method.scheme, cell=cell, out=out, workers=workers, stream=stream)
     if len(atoms) == 0:
         return out

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels.coulomb.geometry import Grid
 from kernels.ewald.mesh import DOUBLE_BELOW, Mesh, compacted
-from kernels.ewald.splitting import LEVELS
+from kernels.ewald.splitting import FREE_LEVELS, LEVELS
 from kernels.runtime.ladder import Variant
 from kernels.runtime.launch import blocks_of, kernel, on_stream
 
@@ -166,7 +166,7 @@ def _run(task: Task) -> None:
     task.field.add(task.field.solve(task.field.spread(task.atoms)), task.grid, task.out)
 
 
-_TAPS = tuple(level.taps for level in LEVELS)
+_TAPS = sorted({level.taps for level in (*LEVELS, *FREE_LEVELS)})
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {

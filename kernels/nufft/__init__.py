@@ -44,10 +44,11 @@ from kernels.nufft.checks import (
     on_host,
 )
 from kernels.nufft.toeplitz import Toeplitz, cartesian_kernel, toeplitz_kernel, toeplitz_shape
+from kernels.nufft.toeplitz.subspace import SubspaceToeplitz, subspace_kernels
 from kernels.runtime.arrays import check_out, check_workers
 
 __all__ = ["DTYPES", "METHODS", "Nufft", "Toeplitz", "adjoint", "cartesian_kernel", "forward", "toeplitz_kernel"]
-__all__ += ["toeplitz_shape"]
+__all__ += ["SubspaceToeplitz", "subspace_kernels", "toeplitz_shape"]
 
 
 class Nufft:

@@ -13,11 +13,14 @@ from kernels.nufft.exact import cuda as exact
 from kernels.nufft.gridding import cuda as gridding
 from kernels.nufft.gridding.spreading import grid_shape, kernel_for
 from kernels.nufft.toeplitz import cuda as toeplitz
+from kernels.nufft.toeplitz import subspace_cuda
 from kernels.runtime.ladder import Variant
 
 OPTIONS: tuple[str, ...] = ()
 
-VARIANTS: Mapping[str, Variant] = MappingProxyType({**exact.VARIANTS, **gridding.VARIANTS, **toeplitz.VARIANTS})
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {**exact.VARIANTS, **gridding.VARIANTS, **toeplitz.VARIANTS, **subspace_cuda.VARIANTS}
+)
 
 
 def terms_for(eps: float) -> Literal[1, 3] | None:

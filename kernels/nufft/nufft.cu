@@ -30,6 +30,8 @@
 //   exact_forward_product  the same for the forward transform                            (exact/forward.cuh)
 // Normal operator:
 //   weigh_coils, multiply, combine_coils       around a library's FFTs of a doubled grid (toeplitz/toeplitz.cuh)
+//   mix_coefficients                           instead of multiply: several images mixed by a matrix a cell
+//   cross_mixed                                the same between our own FFTs
 //   forward_rows, cross_lines, inverse_rows    our own FFTs, which skip zeros and unwanted values (toeplitz/lines.cuh)
 // Sources: Barnett, Magland, af Klinteberg (2019); Shih, Wright, Andén, Blaschke, Barnett, "cuFINUFFT: a load-balanced GPU
 // library for general-purpose nonuniform FFTs" (2021), for the shared-memory form of the adjoint.

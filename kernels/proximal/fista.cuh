@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(THREADS) fista_gradient(
     v[i] = make_float2(y.x - rate * (normal.x - b[i].x + damping * y.x), y.y - rate * (normal.y - b[i].y + damping * y.y));
 }
 
-// Rejects a step that would raise the objective, starts momentum again where it points uphill, and raises L if the
-// operator bends more than it says.
+// Rejects a step that would raise the objective and starts momentum again where it points uphill, both without random
+// shifts only, and raises L if the operator bends more than it says.
 __device__ inline void fista_update(const double* sums, double size, double* state, double* status, Fista fista) {
     if (status[2] <= fista.tolerance) {  // it rests
         state[REFUSED] = 1;
@@ -48,7 +48,7 @@ __device__ inline void fista_update(const double* sums, double size, double* sta
     const double fidelity = 0.5 * sums[1] - sums[2] + 0.5 * fista.energy;
     const double objective = fidelity + 0.5 * fista.damping * squares + fista.strength * size;
     const bool refused = fista.monotone && objective > state[OBJECTIVE] * (1 + 1e-6) && state[BETA] > 0;
-    const bool again = refused || sums[5] < 0;
+    const bool again = refused || (fista.monotone && sums[5] < 0);
     const double t = state[MOMENTUM], following = again ? 1.0 : 0.5 + sqrt(0.25 + t * t);
     state[LIPSCHITZ] = fmax(state[LIPSCHITZ], bent / fmax(change, 1e-300));
     state[BETA] = again ? 0.0 : (t - 1) / following;

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     footprint: Any
     mode: str | Sequence[str]
     cval: float
+    origin: int | Sequence[int]
     axes: int | Sequence[int] | None
     channel_axis: int | None
     nan_policy: str
@@ -54,6 +55,8 @@ def median_filter(image: Any, size: int | Sequence[int] | None = None, **options
                    that count, such as `disk(3)`, `ball(2)` or `cross(4, ndim=3)`; at most 31 samples wide
     mode         : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
     cval         : value beyond the edge for mode "constant", which the dtype can hold; a sample like any other
+    origin       : samples by which the window is moved to the left, along each filtered axis; its centre stays within
+                   it. Mode "valid" does not look at it
     axes         : axes to filter, at most three; default all but `channel_axis`
     channel_axis : the axis of the channels, never filtered (as in scikit-image)
     nan_policy   : float images: "propagate" (a window with a NaN gives NaN), "omit" (the rank among the others; NaN if
@@ -121,6 +124,7 @@ def _filtered(
     footprint: Any = None,
     mode: str | Sequence[str] = "reflect",
     cval: float = 0,
+    origin: int | Sequence[int] = 0,
     axes: int | Sequence[int] | None = None,
     channel_axis: int | None = None,
     nan_policy: str = "propagate",
@@ -150,7 +154,9 @@ def _filtered(
     if is_refused and bool((image != image).any()):  # noqa: PLR0124 - true only for NaN
         raise ValueError('image contains NaN (nan_policy "raise")')
     windows = {
-        axis: (taps, of) for axis, taps, of in zip(chosen, sizes, modes, strict=True) if taps > 1 or mask is not None
+        axis: (taps, of, shift)
+        for axis, taps, of, shift in zip(chosen, sizes, modes, _origins(origin, sizes, chosen), strict=True)
+        if taps > 1 or mask is not None
     }
     mask = None if mask is None else mask.transpose(np.argsort(chosen))
     if len(windows) > MAX_AXES:
@@ -188,6 +194,16 @@ def _body(image: Any, task: Task, out: Any, workers: int | None, stream: Any) ->
     from kernels.rank import cuda
 
     return cuda.filtered(image, task, out, stream=stream)
+
+
+def _origins(origin: Any, sizes: Sequence[int], axes: tuple[int, ...]) -> tuple[int, ...]:
+    origins = per_axis("origin", origin, axes)
+    for each, size in zip(origins, sizes, strict=True):
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise TypeError(f"origin must be a whole number of samples; got {each!r}")
+        if not -(size // 2) <= each <= (size - 1) // 2:
+            raise ValueError(f"origin must lie in {-(size // 2)} … {(size - 1) // 2} for a size of {size}; got {each}")
+    return tuple(map(int, origins))
 
 
 def _reshaped(mask: Any, axes: Sequence[Axis]) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
+import sys
+import time as clock
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,12 +17,14 @@ import click
 from pipeline.api_models import SILENT_S
 from pipeline.cli.local import FILE_PATH, kept
 from pipeline.cli.stdout import say
-from pipeline.config import format_bytes
-from pipeline.errors import ParameterError, ServiceRefused, printable
+from pipeline.config import format_bytes, format_seconds
+from pipeline.errors import MillraceError, ParameterError, ServiceRefused, counted, printable
 
 # Exit codes of `wait` and `submit --wait`, besides 0 for success, 1 if the service fails and 2 for a user's mistake.
 JOB_FAILED, JOB_CANCELLED, NOT_OVER_IN_TIME = 3, 4, 5
 _ENDINGS = {"succeeded": 0, "failed": JOB_FAILED, "cancelled": JOB_CANCELLED}
+# How often `jobs --watch` asks.
+WATCH_S = 2.0
 _STATES = ("queued", "planning", "running", "publishing", *_ENDINGS)
 
 JSON = click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -57,7 +61,19 @@ def submit_options() -> list[click.Option]:
         click.Option(
             ["--after"], multiple=True, metavar="JOB", help="run only after this job succeeds; may be repeated"
         ),
-        click.Option(["--array"], metavar="FROM-TO", help="one job for each number; {index} in paths becomes it"),
+        click.Option(
+            ["--after-any"], multiple=True, metavar="JOB", help="run only after this job ends, however it does"
+        ),
+        click.Option(
+            ["--array"],
+            metavar="FROM-TO[%N]",
+            help="one job for each number, {index} in paths; with %N at most N at the same time",
+        ),
+        click.Option(["--time"], help="time limit, such as 2h; the job fails after it and keeps its finished chunks"),
+        click.Option(["--memory"], help="limit on host memory, such as 16GiB"),
+        click.Option(["--gpu-memory"], help="limit on the memory of each GPU, such as 20GiB"),
+        click.Option(["--gpus"], type=click.IntRange(1), help="number of GPUs to run on [default: all]"),
+        click.Option(["--webhook"], metavar="URL", help="address to notify when the job ends"),
         click.Option(["--group"], help="one of your groups, whose users see the job [default: your first]"),
         click.Option(["--key"], help="idempotency key: repeating the command with it adds no job"),
         click.Option(["--wait"], is_flag=True, help="wait until the job is over; Ctrl-C leaves it running"),
@@ -68,8 +84,9 @@ def submit_options() -> list[click.Option]:
 
 def submit(
     workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
-    array: str | None, group: str | None, key: str | None, wait: bool, timeout: float | None, quiet: bool,
-    as_json: bool,
+    after_any: tuple[str, ...], time: str | None, memory: str | None, gpu_memory: str | None, gpus: int | None,
+    webhook: str | None, array: str | None, group: str | None, key: str | None, wait: bool, timeout: float | None,
+    quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a job to the service."""
     from pipeline.client import Client
@@ -77,13 +94,20 @@ def submit(
     if timeout is not None and not wait:
         raise ParameterError("--timeout limits --wait: pass both, or neither")
     with Client() as client:
-        asked = {"priority": priority, "after": after, "group": group, "key": key, **parameters}
+        limits = {"time": time, "memory": memory, "gpu_memory": gpu_memory, "gpus": gpus}
+        asked = {
+            "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group,
+            "key": key, "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
+        }  # fmt: skip
         if array is None:
             jobs = [client.submit(workload, input, output, **asked)]
         else:
             jobs = client.submit_array(workload, input, output, array, **asked)
         if not wait:
             _show(jobs, as_json, lambda job: job.id, listed=array is not None)
+        if sys.stderr.isatty() and not quiet:
+            _show_estimate(jobs)
+        if not wait:
             return
         _wait(jobs, timeout, quiet, as_json, listed=array is not None)
 
@@ -95,13 +119,22 @@ def submit(
 @click.option("--workload", help="only jobs of this workload")
 @click.option("--array", help="only jobs of this array")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="maximum number of jobs")
+@click.option("--watch", is_flag=True, help="keep the list up to date until Ctrl-C; to a file or pipe, print changes")
 @JSON
-def jobs(limit: int, as_json: bool, **filters: str | None) -> None:
+def jobs(limit: int, watch: bool, as_json: bool, **filters: str | None) -> None:
     """List jobs, the newest first."""
     from pipeline.client import Client
 
+    if watch and as_json:
+        raise ParameterError("--watch prints lines for people: leave --json out, or ask again with it")
     with Client() as client:
-        _show(list(client.jobs(limit=limit, **filters)), as_json, _line, listed=True)
+        if watch:
+            _watch(lambda: list(client.jobs(limit=limit, **filters)))
+        found = list(client.jobs(limit=limit, **filters))
+        if as_json:
+            _show(found, as_json, _line, listed=True)
+        elif found:
+            say("\n".join(_table(found)))
 
 
 @click.command()
@@ -204,12 +237,84 @@ def workers(as_json: bool) -> None:
 COMMANDS = (jobs, status, wait, logs, cancel, retry, result, workers)
 
 
+def _show_estimate(found: list[Any]) -> None:
+    """What the first of the jobs will take, on stderr; nothing if the service cannot tell yet."""
+    with suppress(MillraceError):
+        estimate = found[0].estimate()
+        each = "each: " if len(found) > 1 else ""
+        click.echo(f"estimate: {each}{_estimated(estimate)}", err=True)
+
+
+def _estimated(estimate: dict[str, Any]) -> str:
+    seconds = estimate["seconds"]
+    lasts = (
+        "time unknown without an earlier job" if seconds is None else f"about {format_seconds(seconds)} on this service"
+    )
+    return (
+        f"reads {format_bytes(estimate['read_bytes'])}, writes {format_bytes(estimate['written_bytes'])}, "
+        f"{format_bytes(estimate['memory_bytes'])} of buffers, {lasts}"
+    )
+
+
+def _watch(listed: Callable[[], list[Any]]) -> NoReturn:
+    """Lists the jobs again and again: in place on a terminal; else a line for each job that has changed."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    if is_terminal():
+        console = Console()
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                rows = _table(listed())[: console.height - 1]
+                live.update(Text("\n".join(rows), no_wrap=True, overflow="ellipsis"), refresh=True)
+                clock.sleep(WATCH_S)
+    shown: dict[str, Any] = {}
+    while True:
+        for job in reversed(listed()):
+            now = job.state, job.view["chunks_done"], job.view["cancelling"]
+            if shown.get(job.id) != now:
+                shown[job.id] = now
+                say(_line(job))
+        sys.stdout.flush()
+        clock.sleep(WATCH_S)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _table(found: list[Any]) -> list[str]:
+    """A header and a line for each job, in columns."""
+    rows = [("JOB", "STATE", "PROGRESS", "AGE", "OWNER", "WORKLOAD", "INPUT → OUTPUT"), *map(_row, found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return ["  ".join((*map(str.ljust, row[:-1], widths), row[-1])) for row in rows]
+
+
+def _row(job: Any) -> tuple[str, ...]:
+    view = job.view
+    done, chunks = view["chunks_done"], view["chunks"]
+    progress = f"{100 * done // chunks} %" if chunks else ""
+    what = f"{view['input']} → {view['output']}" + (f": {view['error']}" if view["error"] else "")
+    state = f"{view['state']} (stopping)" if view["cancelling"] else view["state"]
+    age = _age(clock.time() - view["submitted_at"])
+    return tuple(map(printable, (view["id"], state, progress, age, view["owner"], view["workload"], what)))
+
+
+def _age(seconds: float) -> str:
+    """Whole units, as far as they say something."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
 def _wait(found: list[Any], timeout: float | None, quiet: bool, as_json: bool, *, listed: bool) -> NoReturn:
     """Waits for the jobs and exits with the code of their outcomes."""
-    end = None if timeout is None else time.monotonic() + timeout
+    end = None if timeout is None else clock.monotonic() + timeout
     for job in found:
         try:
-            job.wait(progress=not quiet, timeout_s=None if end is None else max(end - time.monotonic(), 0.0))
+            job.wait(progress=not quiet, timeout_s=None if end is None else max(end - clock.monotonic(), 0.0))
         except TimeoutError as error:
             click.echo(f"millrace: job {job.id} is {job.state} after {timeout:g} s; it continues", err=True)
             raise SystemExit(NOT_OVER_IN_TIME) from error
@@ -274,11 +379,34 @@ def _details(job: Any) -> list[str]:
         "input": view["input"], "output": view["output"],
         "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
         "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
-        "attempts": view["attempts"], "submitted": iso_time(view["submitted_at"]),
+        "attempts": view["attempts"], **_taken(view), "submitted": iso_time(view["submitted_at"]),
         "started": iso_time(view["started_at"]), "finished": iso_time(view["finished_at"]),
         "error": view["error"] or "–",
     }  # fmt: skip
     return [printable(f"{name:11} {value}") for name, value in rows.items()]
+
+
+def _taken(view: dict[str, Any]) -> dict[str, Any]:
+    """What the job may take, will by its plan, and took."""
+    rows = {"limits": _amounts(view["limits"])}
+    if view["estimate"] is not None:
+        rows["estimate"] = _estimated(view["estimate"])
+    if view["used"]["seconds"]:
+        rows["used"] = _amounts({"time_s": view["used"]["seconds"], **view["used"]})
+    if view["preemptions"]:
+        rows["preempted"] = counted(view["preemptions"], "time")
+    return {name: value for name, value in rows.items() if value}
+
+
+def _amounts(values: dict[str, Any]) -> str:
+    """Times, memory and GPUs for people."""
+    forms: dict[str, Callable[[Any], str]] = {
+        "time_s": format_seconds,
+        "memory_bytes": lambda value: f"{format_bytes(value)} of memory",
+        "gpu_memory_bytes": lambda value: f"{format_bytes(value)} of GPU memory",
+        "gpus": lambda value: counted(value, "GPU"),
+    }
+    return ", ".join(form(values[name]) for name, form in forms.items() if values.get(name) is not None)
 
 
 def iso_time(at: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ import click
 
 from pipeline.cli.stdout import say
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import MillraceError, ParameterError, counted, printable
+from pipeline.errors import MillraceError, OutputError, ParameterError, counted, printable
 
 if TYPE_CHECKING:
     from pipeline.engine.planned import PlannedJob
@@ -73,6 +74,7 @@ def _setting_options(*names: str) -> list[click.Option]:
 _METAVARS = {
     "device": "DEVICE", "memory": "SIZE", "chunk_bytes": "SIZE", "threads": "N", "workers": "N",
     "scheduler": "ADDRESS", "overlap": "N", "metrics_port": "PORT",
+    "scheduler_ca": "FILE", "scheduler_cert": "FILE", "scheduler_key": "FILE",
 }  # fmt: skip
 _CONFIG = click.Option(
     ["--config"], type=FILE_PATH, metavar="FILE", help="TOML file with settings: device, memory, workers, threads …"
@@ -88,7 +90,8 @@ _METRICS_PORT = click.Option(
     ["--metrics-port"],
     help="port for the first worker's Prometheus metrics, the next for the second's, … [default: any free ports]",
 )
-_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), _CONFIG, _METRICS_PORT, _DRAIN]
+_CERTIFICATES = _setting_options("scheduler_ca", "scheduler_cert", "scheduler_key")
+_WORKER_OPTIONS = [*_setting_options("device", "workers", "threads"), *_CERTIFICATES, _CONFIG, _METRICS_PORT, _DRAIN]
 
 
 @click.command(params=[click.Argument(["scheduler"]), *_WORKER_OPTIONS])
@@ -98,6 +101,7 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
     By default one process for each GPU, or one on the CPU if there is no GPU. SIGTERM and SIGUSR1 drain: current
     chunks are finished and kept, other workers do the rest.
     """
+    from pipeline.cluster.dask.tls import use_certificates
     from pipeline.cluster.dask.worker_processes import serve_workers
     from pipeline.cluster.executor import worker_specs
 
@@ -105,6 +109,7 @@ def worker(scheduler: str, config: Path | None, drain_s: int, **flags: Any) -> N
         settings = load_settings({**flags, "scheduler": scheduler}, file=config)
     except ParameterError as error:
         raise ParameterError(str(error).replace("--scheduler:", "SCHEDULER:")) from error
+    use_certificates(settings)
     serve_workers(scheduler, worker_specs(settings), drain_s, settings.metrics_port)
 
 
@@ -117,12 +122,20 @@ def run_options() -> dict[str, list[click.Option]]:
             click.Option(["--dry-run"], is_flag=True, help="print the plan (chunks, bytes, memory) and stop"),
         ],
         "Output": [
+            click.Option(
+                ["--output", "template"],
+                metavar="NAME",
+                help="of many inputs: names of the results in the folder OUTPUT, made of {stem}, {suffix}, {name}, "
+                "{parent} and {index} [default: {name}]",
+            ),
             click.Option(["--preview"], type=FILE_PATH, metavar="FILE", help="also write a small PNG of the result"),
+            click.Option(["--no-clobber"], is_flag=True, help="stop if the output exists, instead of replacing it"),
             click.Option(["--json", "as_json"], is_flag=True, help="print the plan or the receipt as JSON"),
             click.Option(["--quiet"], is_flag=True, help="no progress bar and no summary"),
         ],
         "Advanced": [
             *_setting_options("chunk_bytes", "threads", "overlap", "metrics_port"),
+            *_CERTIFICATES,
             _CONFIG,
             click.Option(
                 ["--checksum"], is_flag=True, help="put the input's SHA-256 in the receipt, even if it is large"
@@ -135,36 +148,53 @@ def run(
     workload: str,
     parameters: dict[str, Any],
     *,
-    input: Path,  # noqa: A002 - shown in the command's help
+    inputs: tuple[Path, ...],
     output: Path,
+    template: str | None,
     config: Path | None,
     preview: Path | None,
     checksum: bool,
     resume: bool,
     dry_run: bool,
+    no_clobber: bool,
     as_json: bool,
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Run a job on this machine."""
+    """Run a job on this machine, or one for each of many files."""
+    from pipeline.cli.many import run_many
     from pipeline.cli.terminal import plan_lines, published_before_line, result_line
     from pipeline.cluster.executor import open_executor
+    from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
     from pipeline.workloads.protocol import Prefetches
 
-    _begun.append(output)
     settings = load_settings(flags, file=config)
     if workload in LOCAL_ONLY and settings.scheduler is not None:
         raise ParameterError(f"{workload} runs on this machine alone: leave --scheduler out")
-    spec = JobSpec(workload=workload, input=input, output=output, parameters=_parameters(workload, parameters))
-    if preview is not None:
-        check_preview(spec, preview)
+    kind = workload_named(workload)
     options = RunOptions(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
-    kind = workload_named(workload)
+    if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
+        for option, given in (
+            ("--preview", preview is not None),
+            ("--checksum", checksum),
+            ("--no-clobber", no_clobber),
+        ):
+            if given:
+                raise ParameterError(f"{option}: belongs to one input; leave it out")
+        run_many(
+            workload, _parameters(workload, parameters), inputs, output, template, settings, options,
+            dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
+        )  # fmt: skip
+        return
+    _begun.append(output)
+    spec = JobSpec(workload=workload, input=inputs[0], output=output, parameters=_parameters(workload, parameters))
+    if preview is not None:
+        check_preview(spec, preview)
     slow = kind if isinstance(kind, Prefetches) else None
     with (
         slow.prefetch(spec) if slow else nullcontext(),
@@ -176,14 +206,16 @@ def run(
             plan = job.describe()
             say(to_json(plan) if as_json else "\n".join(map(printable, plan_lines(plan))))
             return
-        if warning := job.job.summary.remarks.get("warning"):
-            click.echo(f"millrace: warning: {printable(warning)}", err=True)
+        _announce(job, quiet)
         if settings.metrics_port is not None:
             from pipeline.metrics import serve
 
             serve(settings.metrics_port)
         before = published_before(job) if resume else None
-        receipt = before or _carried_out(job, options, executor.stream, quiet)
+        older = os.path.lexists(output)
+        if before is None and no_clobber:
+            _refuse_older(output)
+        receipt = before or _carried_out(job, options, executor.stream, quiet, no_clobber)
     if preview is not None:
         try:
             write_preview(job.job, preview)
@@ -191,10 +223,27 @@ def run(
             raise type(error)(f"{output} is complete, but not its preview: {error}") from error
     if as_json or not quiet:
         line = result_line if before is None else published_before_line
-        say(to_json(receipt) if as_json else printable(line(receipt)), besides=f"; {output} is complete")
+        replaced = "; replaced an older result" if older and before is None else ""
+        say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
 
 
-def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool) -> Mapping[str, Any]:
+def _announce(job: PlannedJob, quiet: bool) -> None:
+    """What the user should know before work starts."""
+    remarks = job.job.summary.remarks
+    if (lost := remarks.get("not kept")) and not quiet:
+        click.echo(printable(f"{job.spec.output} does not keep of {job.spec.input}: {lost}"), err=True)
+    if warning := remarks.get("warning"):
+        click.echo(f"millrace: warning: {printable(warning)}", err=True)
+
+
+def _refuse_older(output: Path) -> None:
+    if os.path.lexists(output):
+        raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
+
+
+def _carried_out(
+    job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool, no_clobber: bool
+) -> Mapping[str, Any]:
     """The receipt of a run, with a progress bar on a terminal."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
@@ -207,6 +256,7 @@ def _carried_out(job: PlannedJob, options: RunOptions, stream: Stream, quiet: bo
         events = RunEvents(
             on_written=bar.written,
             on_recut=bar.recut,
+            on_computed=(lambda: _refuse_older(output)) if no_clobber else (lambda: None),
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")

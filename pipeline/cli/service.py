@@ -14,9 +14,10 @@ import click
 from pipeline.cli.client import JSON, iso_time
 from pipeline.cli.local import FILE_PATH
 from pipeline.cli.stdout import say
+from pipeline.config import merged
 from pipeline.errors import UserError, printable
 from pipeline.service.http.tokens import Role
-from pipeline.service.settings import ServiceSettings, load_service_settings
+from pipeline.service.settings import ServiceSettings, StateSettings, load_service_settings
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -144,4 +145,35 @@ def revoke(who: str, file: Path) -> None:
         say(f"revoked {each.id} of {each.user.name}")
 
 
-COMMANDS = (serve, config, token)
+def _of_the_state(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("--state-dir", help="the service's state folder [default: as for serve]")(command)
+    return click.option("--config", type=FILE_PATH, help="TOML file with the service's settings")(command)
+
+
+def _state_dir(config: Path | None, state_dir: str | None) -> Path:
+    return merged(StateSettings, {"state_dir": state_dir}, config)[0].state_dir
+
+
+@click.command()
+@click.argument("file", type=FILE_PATH)
+@_of_the_state
+def backup(file: Path, config: Path | None, state_dir: str | None) -> None:
+    """Copy the jobs, accounts and limits of a service to a new FILE, while it runs or not."""
+    from pipeline.service.state_folder import back_up
+
+    back_up(_state_dir(config, state_dir), file)
+
+
+@click.command()
+@click.argument("file", type=FILE_PATH)
+@_of_the_state
+def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
+    """Put a backup in the place of a service's jobs, accounts and limits, while it does not run. Those that were there
+    are kept beside it."""
+    from pipeline.service.state_folder import restore as restore_in
+
+    aside = restore_in(_state_dir(config, state_dir), file)
+    say("restored" if aside is None else f"restored; what was there before is {printable(str(aside))}")
+
+
+COMMANDS = (serve, config, token, backup, restore)

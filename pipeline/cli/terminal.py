@@ -66,6 +66,22 @@ def progress_bar(plan: Plan, title: str, *, shown: bool, note: Callable[[], str]
         )
 
 
+@contextmanager
+def files_bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that counts files; call what this yields with the number of further files that are done."""
+    if not shown:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """The output of `--dry-run`: input, parameters, device, chunks and memory."""
     image, device = plan["image"], plan["device"]
@@ -94,10 +110,12 @@ def result_line(receipt: Mapping[str, Any]) -> str:
     seconds, audit = receipt["wall_seconds"], receipt["audit"]
     rate = format_bytes((receipt["read_bytes"] + receipt["written_bytes"]) / max(seconds, 1e-9))
     halved = f" (halved {counted(receipt['halvings'], 'time')} to fit the device)" if receipt["halvings"] else ""
+    filtered = receipt["image"].get("filtered along")
+    axes = f"; filtered along {filtered}" if filtered else ""
     return (
         f"{receipt['output']}: {counted(receipt['chunks'], 'chunk')}{halved} on {receipt['device']['name']} "
         f"in {seconds:.2f} s ({rate}/s in and out); {counted(audit['samples'], 'sample')} checked, "
-        f"worst error {audit['worst_error']:.3g}"
+        f"worst error {audit['worst_error']:.3g}{axes}"
     )
 
 

@@ -55,6 +55,10 @@ class WorkloadGroup(click.Group, ABC):
 
     path: Any  # the type of input and output
 
+    def inputs(self) -> click.Argument:
+        """The argument before OUTPUT."""
+        return click.Argument(["input"], type=self.path)
+
     @abstractmethod
     def further_options(self) -> Sections:
         """Options that every subcommand takes, by the heading of the help under which they are listed."""
@@ -92,7 +96,7 @@ class WorkloadGroup(click.Group, ABC):
 
         return SectionedCommand(
             cmd_name,
-            arguments=[click.Argument(["input"], type=self.path), click.Argument(["output"], type=self.path)],
+            arguments=[self.inputs(), click.Argument(["output"], type=self.path)],
             sections=sections,
             help=workload.summary,
             callback=callback,
@@ -109,8 +113,24 @@ class WorkloadGroup(click.Group, ABC):
         return super().resolve_command(ctx, args)
 
 
+class _Inputs(click.Argument):
+    """One or more inputs. Of a single argument, click would say that the first is missing, not OUTPUT."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return "'INPUT'"
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        found = super().process_value(ctx, value)
+        if not found and not ctx.resilient_parsing:
+            raise click.UsageError("Missing argument 'OUTPUT'.", ctx)
+        return found
+
+
 class RunGroup(WorkloadGroup):
     path = local_commands.FILE_PATH
+
+    def inputs(self) -> click.Argument:
+        return _Inputs(["inputs"], type=self.path, nargs=-1, metavar="INPUT…")
 
     def further_options(self) -> Sections:
         return local_commands.run_options()
@@ -156,7 +176,8 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         return click.Option(declared, is_flag=True, default=None, help=info.description)
     choices = [each for each in _alternatives(info.annotation) if isinstance(each, str)]
     text = info.description or ""
-    several = get_origin(info.annotation) is dict
+    kind = get_origin(info.annotation)
+    several = kind in (dict, list)
     if info.is_required():
         text += " [required]"
     elif info.default is not None and not several:
@@ -165,7 +186,7 @@ def _parameter_option(name: str, info: FieldInfo) -> click.Option:
         declared,
         multiple=several,
         type=click.Choice(choices) if choices else str,
-        metavar=None if choices else "NAME=VALUE" if several else _metavar(info),
+        metavar=None if choices else "NAME=VALUE" if kind is dict else name.upper() if several else _metavar(info),
         help=text,
     )
 

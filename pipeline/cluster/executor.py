@@ -34,8 +34,10 @@ def open_executor(settings: Settings, modules: Sequence[str] = ()) -> Iterator[E
     """
     _refuse_contradictions(settings)
     if settings.scheduler is not None:
+        from pipeline.cluster.dask.tls import use_certificates
         from pipeline.cluster.dask.worker_processes import workers_of
 
+        use_certificates(settings)
         with workers_of(settings.scheduler, settings.device, settings.threads) as workers:
             workers.gathers_metrics = settings.metrics_port is not None
             yield Executor(device=workers, stream=workers.stream)

@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
+from pipeline.cluster.job_memory import NO_SHARE, MemoryShare, meter
 from pipeline.engine.checkpoints import Checkpoints
 from pipeline.engine.device_pipeline import DevicePipeline, slot_bytes
 from pipeline.engine.devices.device import Device
@@ -32,6 +33,7 @@ from pipeline.engine.stages import StageCounts, StageRecord
 from pipeline.errors import InputError, MillraceError, UserError, counted
 from pipeline.storage.partial import Opening
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
+from pipeline.workloads.many_files import open_job
 from pipeline.workloads.protocol import HoldsInput, KeepsIterates
 
 # Enough that work stealing balances the load, few enough that their overhead is negligible.
@@ -72,6 +74,8 @@ class ClusterJob:
     held_bytes: int  # of input that the job may keep besides the chunks
     ledger_identity: Mapping[str, Any]
     worker_device: WorkerDevice
+    share: MemoryShare = NO_SHARE
+    gpu_memory_bytes: int | None = None  # of each GPU; None: no bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,7 @@ def run_segment(
     def written(chunk: Chunk) -> None:
         nonlocal reported_at
         checkpoints.note(chunk)
+        meter.look()
         check()
         if time.monotonic() - reported_at >= REPORT_S:
             reported_at = time.monotonic()
@@ -256,12 +261,13 @@ class _OpenJob:
 
     def __init__(self, job: ClusterJob, device: Device) -> None:
         """Raises as `join_output`; MillraceError if this process cuts the job into other chunks."""
-        self.device = device
+        self.device = bounded(device, job)
+        self.name = job.name
         self.users = 0
         self.closed = threading.Event()
         self._stopping = threading.Lock()
         self._stopped = False
-        self.output = join_output(job, lambda workload: workload.open(job.spec))
+        self.output = join_output(job, lambda workload: open_job(workload, job.spec))
         try:
             plan = self.output.job.plan(job.budget)
             self.chunks: Sequence[Chunk] = plan.chunks
@@ -269,7 +275,7 @@ class _OpenJob:
                 cut = counted(len(plan.chunks), "chunk")
                 raise MillraceError(f"{_here()} cuts the job into {cut}, unlike the others")
             slots = min(device.ring_depth, len(plan.chunks))
-            self.pipeline = DevicePipeline(device, self.output, slot_bytes(plan.chunks), slots=slots)
+            self.pipeline = DevicePipeline(self.device, self.output, slot_bytes(plan.chunks), slots=slots)
             self.pipeline.__enter__()
         except BaseException:
             self.output.discard()
@@ -290,6 +296,8 @@ class _OpenJob:
             self.stop()
         finally:
             self.output.discard()
+            del self.pipeline  # with its ring
+            meter.closed(self.name)
             self.closed.set()
 
 
@@ -306,7 +314,8 @@ def _using(job: ClusterJob, running: _Running) -> Iterator[_OpenJob]:
         opened = _jobs.get(job.name)
         if opened is None:
             _close_idle()
-            opened = _jobs[job.name] = _OpenJob(job, own_device(job.worker_device))
+            with metered(job):
+                opened = _jobs[job.name] = _OpenJob(job, own_device(job.worker_device))
         opened.users += 1
     running.pipeline = opened.pipeline
     failed = True
@@ -343,6 +352,24 @@ def own_device(worker_device: WorkerDevice) -> Device:
     if pci_address is not None:
         stay_on(near_cores(pci_address))
     return device
+
+
+@contextmanager
+def metered(job: ClusterJob) -> Iterator[None]:
+    """Opens a job; its memory is measured until `meter.closed`."""
+    meter.opened(job.name, job.share)
+    try:
+        yield
+    except BaseException:
+        meter.closed(job.name)
+        raise
+
+
+def bounded(device: Device, job: ClusterJob) -> Device:
+    """The device within the job's bound on GPU memory, if it has one."""
+    if job.gpu_memory_bytes is None:
+        return device
+    return device.bounded(job.gpu_memory_bytes, partial(meter.note_gpu, job.name))
 
 
 def join_output(job: ClusterJob, open_job: Callable[[Workload], OpenJob]) -> Output:

@@ -17,8 +17,6 @@ T = TypeVar("T")
 _ROWS_KEPT = 16
 _SMALLEST_BYTES = 32 << 20
 _MOST_SPARE = 64
-_SLAB_BYTES = 8 << 20
-_PAGE_BYTES = 4096
 
 Key = tuple[int, ...]
 Memory = NDArray[np.uint8]
@@ -138,13 +136,10 @@ class BlockCache:
         self._reuse(block)
 
     def _memory(self, nbytes: int) -> Memory:
-        if not self._spare or len(self._spare[-1]) != nbytes:
-            self._spare.clear()
-            # Several at once: NumPy has the system back large arrays by large pages, which take few page faults.
-            count = max(_SLAB_BYTES // max(nbytes, 1), 1) if nbytes >= _PAGE_BYTES else 1
-            slab = np.empty(count * nbytes, np.uint8)
-            self._spare.extend(slab[first * nbytes : (first + 1) * nbytes] for first in range(count))
-        return self._spare.pop()
+        if self._spare and len(self._spare[-1]) == nbytes:
+            return self._spare.pop()
+        self._spare.clear()
+        return np.empty(nbytes, np.uint8)
 
     def _reuse(self, block: _Block) -> None:
         """Take an evicted block's memory for another block, unless a thread is looking at it."""

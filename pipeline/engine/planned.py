@@ -30,6 +30,23 @@ class PlannedDevice(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a job may take of workers; None: no bound.
+
+    memory_bytes     : host memory on each host, above that of the idle workers
+    gpu_memory_bytes : memory of each GPU
+    workers          : how many compute it
+    """
+
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    workers: int | None = None
+
+
+NO_BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedJob:
     """A job, its device and its chunks."""
 
@@ -40,6 +57,7 @@ class PlannedJob:
     version: Mapping[str, Any]  # of the input, as `input_version` gives it
     # How often chunks were halved because the device ran out of memory.
     halvings: int = 0
+    bounds: Bounds = NO_BOUNDS
 
     @property
     def workload(self) -> Workload:

@@ -23,7 +23,7 @@ from pipeline.engine.identity import InputIdentity, input_version
 from pipeline.engine.iterates import Iterates
 from pipeline.engine.ledger import Entry, Ledger, remove_leftovers
 from pipeline.engine.output import Output
-from pipeline.engine.planned import PlannedDevice, PlannedJob
+from pipeline.engine.planned import NO_BOUNDS, Bounds, PlannedDevice, PlannedJob
 from pipeline.engine.receipt import make_receipt, write_receipt
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import (
@@ -38,6 +38,7 @@ from pipeline.formats.image.preview import write_preview as draw_image
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.partial import Opening, PartialFile, behind_link, partial_path, samples_path
 from pipeline.workloads import Budget, Chunk, JobSpec, OpenJob, Plan, Workload, workload_named
+from pipeline.workloads.many_files import open_job
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import Audit, HoldsInput, KeepsIterates, NeedsWorkspace, Previews
 
@@ -53,6 +54,7 @@ class RunOptions:
     start_over   : with `resume`, if the interrupted run cannot be continued (another job, damaged): start over instead
                    of raising
     job          : the service's name of the job, for the receipt and `finished_before`
+    bounds       : on what the job may take of workers
     """
 
     memory_bytes: int
@@ -61,6 +63,7 @@ class RunOptions:
     resume: bool = False
     start_over: bool = False
     job: str | None = None
+    bounds: Bounds = NO_BOUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class RunEvents:
     on_published: Callable[[], None] = lambda: None
     # Called regularly while chunks are streamed; an exception stops the job.
     check: Callable[[], None] = lambda: None
+    # The most host memory that the workers of one host took for the job so far, and the most of one GPU; None: unknown.
+    on_memory: Callable[[int | None, int | None], None] = lambda memory_bytes, gpu_memory_bytes: None
     # The job failed or was stopped; the first number of chunks, of the second, is kept for a resumed run.
     # None of them: only the state of a chunk's iterations.
     on_kept: Callable[[int, int], None] = lambda kept, chunks: None
@@ -109,14 +114,14 @@ def watch(device: Device) -> None:
 
 
 def plan_job(
-    spec: JobSpec, device: PlannedDevice, options: RunOptions, open_job: Callable[[JobSpec], OpenJob] | None = None
+    spec: JobSpec, device: PlannedDevice, options: RunOptions, opening: Callable[[JobSpec], OpenJob] | None = None
 ) -> PlannedJob:
     """Check the job against its input and cut it into chunks so that the ring fits the memory.
 
-    open_job : instead of the workload's `open`
+    opening : instead of the workload's `open`
     """
     workload = workload_named(spec.workload)
-    job = (open_job or workload.open)(spec)
+    job = open_job(workload, spec) if opening is None else opening(spec)
     try:
         limit = _ring_bytes(job, options.memory_bytes) // device.ring_depth
         target = options.chunk_bytes or device.target_bytes(job.summary.nbytes)
@@ -133,7 +138,9 @@ def plan_job(
     except BaseException:
         job.close()
         raise
-    return PlannedJob(output=Output(workload, job), version=version, plan=plan, device=device, budget=budget)
+    return PlannedJob(
+        output=Output(workload, job), version=version, plan=plan, device=device, budget=budget, bounds=options.bounds
+    )
 
 
 def _same_cut(earlier: Budget, budget: Budget, options: RunOptions) -> Budget:

@@ -19,6 +19,7 @@ __all__ = [
     "STAGES",
     "TABLE",
     "AtWork",
+    "audit_entries_lost",
     "audit_error_ratio",
     "check_port",
     "collective_bytes",
@@ -59,6 +60,7 @@ usage_device_seconds = counter("millrace_usage_device_seconds_total")
 usage_gpu_seconds = counter("millrace_usage_gpu_seconds_total")
 usage_bytes = counter("millrace_usage_bytes_total")
 usage_jobs = counter("millrace_usage_jobs_total")
+audit_entries_lost = counter("millrace_audit_entries_lost_total")
 _errors = counter("millrace_errors_total")
 _INTERNAL = "internal"
 

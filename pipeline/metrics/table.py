@@ -78,6 +78,10 @@ TABLE = (
         "service",
     ),
     Metric(
+        "millrace_audit_entries_lost_total", "counter", "errors", (),
+        "Entries of the audit log that could not be written, such as on a full disk.", "service",
+    ),
+    Metric(
         "millrace_audit_error_ratio", "gauge", "ratio", ("workload",),
         "Worst error that the newest audit found, over its tolerance: above 1 a result was refused.", "service",
     ),

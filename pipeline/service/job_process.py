@@ -29,6 +29,7 @@ from pipeline.cluster.dask.worker_start import METHOD
 from pipeline.config import format_bytes
 from pipeline.errors import InputError, MillraceError, too_little_memory
 from pipeline.workloads import JobSpec, OpenJob, workload_named
+from pipeline.workloads.many_files import open_job
 
 LOG = logging.getLogger("millrace.service")
 # A process serves another job only if it has given back all but this share of its memory.
@@ -128,9 +129,10 @@ class Lease:
         self._process = process
         self.release = put_back
 
-    def open(self, spec: JobSpec) -> OpenJob:
-        """The job, open in the process until `release`. Raises as its workload's `open`; ProcessDied."""
-        return cast("OpenJob", _remote(self._process, 0, self._process.ask("open", spec)))
+    def open(self, spec: JobSpec, most_bytes: int | None = None) -> OpenJob:
+        """The job, open in the process until `release`; it may allocate `most_bytes` at most, if that is less than any
+        job may. Raises as its workload's `open`; ProcessDied."""
+        return cast("OpenJob", _remote(self._process, 0, self._process.ask("open", spec, most_bytes)))
 
     def settle(self) -> None:
         """Planning is over: `check` is called no more, since ending the process would lose what it writes."""
@@ -266,14 +268,18 @@ class _Server:
 
     def __init__(self, connection: Connection, limit_bytes: int, base_bytes: int) -> None:
         self._connection = connection
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = self._most_bytes = limit_bytes
         self._base_bytes = base_bytes
         self._objects: list[Any] = []
         self._input: Path | None = None
 
-    def open(self, spec: JobSpec) -> Members:
+    def open(self, spec: JobSpec, most_bytes: int | None) -> Members:
         self._input = spec.input
-        self._objects = [self._within_limit(lambda: workload_named(spec.workload).open(spec))]
+        self._most_bytes = min(most_bytes or self._limit_bytes, self._limit_bytes)
+        hard = self._base_bytes + self._limit_bytes
+        # An earlier job may have left some memory behind.
+        resource.setrlimit(resource.RLIMIT_DATA, (min(_allocated_bytes() + self._most_bytes, hard), hard))
+        self._objects = [self._within_limit(lambda: open_job(workload_named(spec.workload), spec))]
         return _members(self._objects[0])
 
     def get(self, number: int, name: str) -> Any:
@@ -308,8 +314,8 @@ class _Server:
             if too_little_memory(error) is None:
                 raise
             raise InputError(
-                f"{self._input}: planning the job takes more than {format_bytes(self._limit_bytes)} of memory; check "
-                "the file, or raise the service's memory"
+                f"{self._input}: planning the job takes more than {format_bytes(self._most_bytes)} of memory; check "
+                f"the file, or raise {'the service' if self._most_bytes == self._limit_bytes else 'the job'}'s memory"
             ) from error
 
 

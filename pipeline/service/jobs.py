@@ -5,8 +5,9 @@ are ignored, so that it can neither publish nor fail a job that another run has 
 
     queued ─Claimed▶ planning ─Planned▶ running ─Computed▶ publishing ─Published▶ succeeded
        ▲                 │                 │                    │
-       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, and Failed and Died if
-       │                                                        │   another attempt may help
+       ├──LeaseLost──────┴─────────────────┴────────────────────┤   also Stopped for a drain, Preempted for a job of an
+       │                                                        │   operator, and Failed and Died if another attempt
+       │                                                        │   may help
        └─RetryRequested─ failed, cancelled ◀──Failed, Stopped───┘   Stopped after CancelRequested
     queued ─CancelRequested▶ cancelled                queued ─DependencyFailed▶ failed
 """
@@ -21,6 +22,7 @@ __all__ = [
     "ACTIVE",
     "MOST_ATTEMPTS",
     "MOST_DEATHS",
+    "MOST_PREEMPTIONS",
     "Action",
     "CancelRequested",
     "Claimed",
@@ -35,6 +37,7 @@ __all__ = [
     "Job",
     "LeaseLost",
     "Planned",
+    "Preempted",
     "Progressed",
     "Published",
     "Recut",
@@ -51,6 +54,8 @@ __all__ = [
 MOST_ATTEMPTS = 3
 # Deaths of a process that a job may have caused, until it finishes another chunk.
 MOST_DEATHS = 3
+# After so many preemptions a job runs to its end.
+MOST_PREEMPTIONS = 3
 
 ACTIVE = frozenset({State.PLANNING, State.RUNNING, State.PUBLISHING})
 
@@ -64,7 +69,9 @@ class Job:
     epoch: int = 0  # of the newest claim; 0 before the first
     attempts: int = 0  # claims since it was submitted or retried, except those that ended with their server
     deaths: int = 0  # of processes that worked on it, since it last finished a chunk
+    preemptions: int = 0  # since it was submitted or retried
     waiting_for: frozenset[str] = frozenset()  # jobs that have to succeed first
+    waiting_for_end: frozenset[str] = frozenset()  # jobs that have to end first, however they do
     cancelling: bool = False  # the run has been asked to stop, for a cancellation
     chunks: int | None = None  # once planned
     chunks_done: int = 0
@@ -73,7 +80,12 @@ class Job:
 
     @property
     def claimable(self) -> bool:
-        return self.state is State.QUEUED and not self.waiting_for
+        return self.state is State.QUEUED and not self.waiting_for and not self.waiting_for_end
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether a more urgent job may take its place."""
+        return self.state is State.RUNNING and not self.cancelling and self.preemptions < MOST_PREEMPTIONS
 
 
 # Events from outside
@@ -108,9 +120,10 @@ class CancelRequested:
 
 @dataclass(frozen=True)
 class RetryRequested:
-    """The user wants it again; finished chunks are kept. `waiting_for`: dependencies that have not succeeded yet."""
+    """The user wants it again; finished chunks are kept. The sets: dependencies that it still waits for."""
 
     waiting_for: frozenset[str] = frozenset()
+    waiting_for_end: frozenset[str] = frozenset()
 
 
 # Events of a run, each with its claim's epoch
@@ -167,6 +180,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """The run has ended in favour of a more urgent job; its finished chunks are kept."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class LeaseLost:
     """The runner did not renew its lease, or its process is gone."""
 
@@ -183,7 +203,7 @@ class Died:
 
 Event = (
     DependencySucceeded | DependencyFailed | Claimed | CancelRequested | RetryRequested
-    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost | Died
+    | Planned | Progressed | Recut | Computed | Published | Failed | Stopped | Preempted | LeaseLost | Died
 )  # fmt: skip
 
 
@@ -262,8 +282,12 @@ def _told(job: Job, event: Event, state: State, **changes: object) -> Job:
 
 
 def _dependency(job: Job, event: DependencySucceeded | DependencyFailed) -> Outcome:
-    if event.job not in job.waiting_for or job.state is not State.QUEUED:
-        return job, ()  # repeated, or the job was cancelled meanwhile
+    if job.state is not State.QUEUED:
+        return job, ()  # it was cancelled meanwhile
+    if event.job in job.waiting_for_end:
+        return replace(job, waiting_for_end=job.waiting_for_end - {event.job}), ()
+    if event.job not in job.waiting_for:
+        return job, ()  # repeated
     if isinstance(event, DependencySucceeded):
         return replace(job, waiting_for=job.waiting_for - {event.job}), ()
     error = f"job {event.job}, which it comes after, was {event.state}" if event.state is State.CANCELLED else (
@@ -292,12 +316,14 @@ def _cancel_requested(job: Job, event: CancelRequested) -> Outcome:
 def _retry_requested(job: Job, event: RetryRequested) -> Outcome:
     if job.state not in (State.FAILED, State.CANCELLED):
         raise IllegalTransition(job, event)
-    changes = {"attempts": 0, "deaths": 0, "cancelling": False, "error": None, "waiting_for": event.waiting_for}
-    return _told(job, event, State.QUEUED, **changes), ()
+    counts = {"attempts": 0, "deaths": 0, "preemptions": 0}
+    waits = {"waiting_for": event.waiting_for, "waiting_for_end": event.waiting_for_end}
+    return _told(job, event, State.QUEUED, cancelling=False, error=None, **counts, **waits), ()
 
 
 def _of_a_run(
-    job: Job, event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | LeaseLost | Died
+    job: Job,
+    event: Planned | Progressed | Recut | Computed | Published | Failed | Stopped | Preempted | LeaseLost | Died,
 ) -> Outcome:
     if event.epoch != job.epoch or job.state not in ACTIVE:
         if event.epoch <= job.epoch:
@@ -319,9 +345,11 @@ def _of_a_run(
             return _failed(job, event, error, transient)
         case _, Died(what=what) if not job.cancelling:
             return _died(job, event, what)
-        case _, Stopped() | LeaseLost() | Died():
+        case _, Stopped() | Preempted() | LeaseLost() | Died():
             if job.cancelling:
                 return _cancelled(job, event)
+            if isinstance(event, Preempted):
+                job = replace(job, preemptions=job.preemptions + 1)
             return _told(job, event, State.QUEUED, attempts=job.attempts - 1), ()  # it has not failed
     raise IllegalTransition(job, event)
 

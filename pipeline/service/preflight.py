@@ -12,6 +12,8 @@ from pipeline.errors import ParameterError
 from pipeline.service.http.tokens import Tokens
 from pipeline.service.roots import DataRoots
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.tls import check_certificate
+from pipeline.service.webhooks import read_secret
 
 
 def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
@@ -22,6 +24,9 @@ def unusable_paths(settings: ServiceSettings) -> Iterator[str]:
         checks.append(partial(DataRoots, []))
     if settings.tokens_file is not None:
         checks.append(partial(Tokens, settings.tokens_file))
+    checks.append(partial(check_certificate, settings))
+    if settings.webhook_secret_file is not None:
+        checks.append(partial(read_secret, settings.webhook_secret_file))
     checks.append(partial(_check_state_dir, settings.state_dir))
     for check in checks:
         try:

@@ -65,6 +65,11 @@ class DataRoots:
         """Those of a group's jobs."""
         return self._groups.get(group, self)
 
+    def holds(self, path: Path) -> bool:
+        """Whether a job of any group may use that file."""
+        place = os.path.realpath(path)
+        return any(each._confinement.holds(place) for each in (self, *self._groups.values()))
+
     def confine(self) -> Confinement:
         """For jobs to carry: from now on, this process opens no path under the roots that leads out of them.
 

@@ -7,14 +7,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline import metrics
+from pipeline.api_models import JobLimits
 from pipeline.cluster.executor import Executor
+from pipeline.config import format_bytes, format_seconds
+from pipeline.engine.planned import Bounds, PlannedJob
 from pipeline.engine.run import RunEvents, RunOptions, finished_before, plan_job, run_job, write_preview
 from pipeline.engine.stages import StageRecord, StageTotals
-from pipeline.errors import AuditError, MillraceError, OperatorError, UserError, counted, shortage
+from pipeline.errors import (
+    AuditError,
+    Crowded,
+    LimitExceeded,
+    MillraceError,
+    OperatorError,
+    OutOfDeviceMemory,
+    ServiceRefused,
+    UserError,
+    counted,
+    shortage,
+)
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.job_process import JobProcesses, Lease, ProcessDied
 from pipeline.service.jobs import (
@@ -25,6 +40,7 @@ from pipeline.service.jobs import (
     Failed,
     Job,
     Planned,
+    Preempted,
     Progressed,
     Published,
     Recut,
@@ -49,6 +65,24 @@ class UnderWay:
     chunks_done: int
 
 
+def run_options(memory_bytes: int, limits: JobLimits, job: str) -> RunOptions:
+    """How to run a job whose ring may take so much memory."""
+    if limits.memory_bytes is not None:
+        memory_bytes = min(memory_bytes, limits.memory_bytes // 2)  # decoders and kernels take memory too
+    bounds = Bounds(memory_bytes=limits.memory_bytes, gpu_memory_bytes=limits.gpu_memory_bytes, workers=limits.gpus)
+    return RunOptions(memory_bytes=memory_bytes, resume=True, start_over=True, job=job, bounds=bounds)
+
+
+def estimate_of(planned: PlannedJob) -> tuple[dict[str, int], int]:
+    """What the job will take, as `api_models.Estimate` without seconds; and its work."""
+    plan = planned.plan
+    estimate = {
+        "chunks": len(plan.chunks), "read_bytes": plan.input_bytes, "written_bytes": plan.output_bytes,
+        "memory_bytes": planned.ring_bytes,
+    }  # fmt: skip
+    return estimate, sum(chunk.work for chunk in plan.chunks)
+
+
 class _StopRequested(Exception):
     """The run was asked to stop, or no longer owns its job."""
 
@@ -62,10 +96,13 @@ class Run:
     roots: DataRoots
     cleanup: Cleanup
     memory_bytes: int  # of its rings
-    tell: Callable[[Event], Job]  # stores the event and returns the changed job
+    tell: Callable[..., Job]  # (event, facts=None): stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
     processes: JobProcesses | None = None  # where the job is opened; None: here
     stopping: threading.Event = field(default_factory=threading.Event)
+    preempted: threading.Event = field(default_factory=threading.Event)  # stop for a more urgent job
+    on_crowded: Callable[[], None] = lambda: None  # others on its workers need its memory
+    started: float = field(default_factory=time.monotonic, init=False)
     thread: threading.Thread | None = None
     _job: OpenJob | None = field(default=None, init=False)  # once planned
     _lease: Lease | None = field(default=None, init=False)
@@ -74,6 +111,8 @@ class Run:
     _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _written: int = field(default=0, init=False)
     _told_at: float = field(default=0.0, init=False)
+    _memory_bytes: int | None = field(default=None, init=False)  # the most so far
+    _gpu_memory_bytes: int | None = field(default=None, init=False)
 
     @property
     def epoch(self) -> int:
@@ -91,7 +130,7 @@ class Run:
     def used(self, seconds: float) -> Used:
         """What the run used in its `seconds`: they count for every device that it could use, also if others did too."""
         described = self.executor.device.describe()
-        names = [str(each["name"]) for each in described.get("workers", [described])]
+        names = [str(each["name"]) for each in described.get("workers", [described])][: self.limits.gpus]
         stages = self._record.now() if self._record is not None else {}
         read, written = (stages[name].nbytes if name in stages else 0 for name in ("read", "write"))
         gpus = sum(name.startswith("cuda") for name in names)
@@ -101,48 +140,100 @@ class Run:
 
     def outcome(self) -> tuple[Event, Facts]:
         """Runs the job and returns how it ended; raises only if the store fails."""
+        event, receipt = self._outcome()
+        return event, Facts(receipt=receipt, memory_bytes=self._memory_bytes, gpu_memory_bytes=self._gpu_memory_bytes)
+
+    def _outcome(self) -> tuple[Event, Mapping[str, Any] | None]:
         epoch = self.epoch
         try:
             output = self.roots.writable(self.claimed.asked.output)
             self.cleanup.wait_until_removed(output)
             self._check()
             receipt = self._finished_before(output) or self._carry_out()
-            return Published(epoch), Facts(receipt=receipt)
+            return Published(epoch), receipt
         except _StopRequested:
-            return Stopped(epoch), Facts()
+            return self._stopped(), None
         except ProcessDied as error:
             metrics.count_error(error)
-            if self.stopping.is_set():
-                return Stopped(epoch), Facts()
+            if self.stopping.is_set() or self.preempted.is_set():
+                return self._stopped(), None
             self.log(str(error))
-            return Died(epoch, "the process that reads the input"), Facts()
+            return Died(epoch, "the process that reads the input"), None
+        except Crowded as error:
+            self.log(str(error))
+            self.on_crowded()
+            return Stopped(epoch), None
+        except LimitExceeded as error:
+            metrics.count_error(error)
+            return Failed(epoch, str(error), transient=False), None
+        except OutOfDeviceMemory as error:
+            metrics.count_error(error)
+            limit_bytes = self.limits.gpu_memory_bytes
+            if limit_bytes is None:
+                return Failed(epoch, str(error), transient=True), None
+            said = f"needs more than the {format_bytes(limit_bytes)} of GPU memory that it may take"
+            return Failed(epoch, f"{said}: submit it again with a larger --gpu-memory ({error})", transient=False), None
         except (UserError, AuditError, OperatorError) as error:
             for line in error.trace.splitlines() if isinstance(error, OperatorError) else ():
                 self.log(line)
             metrics.count_error(error)
-            return Failed(epoch, str(error), transient=False), Facts()
+            return Failed(epoch, str(error), transient=False), None
         except MillraceError as error:
             metrics.count_error(error)
-            return Failed(epoch, str(error), transient=True), Facts()
+            return Failed(epoch, str(error), transient=True), None
         except Exception as error:
             LOG.exception("job %s", self.claimed.job.id)
             metrics.count_error(error)
             short = shortage(error)
             what = short or f"internal error: {type(error).__name__}: {error}"
-            return Failed(epoch, what, transient=short is not None), Facts()
+            return Failed(epoch, what, transient=short is not None), None
 
-    def _carry_out(self) -> Mapping[str, Any]:
-        options = RunOptions(memory_bytes=self.memory_bytes, resume=True, start_over=True, job=self.claimed.job.id)
-        spec, open_job = self._spec(), None
+    def _stopped(self) -> Event:
+        is_preempted = self.preempted.is_set() and not self.stopping.is_set()
+        return Preempted(self.epoch) if is_preempted else Stopped(self.epoch)
+
+    @property
+    def limits(self) -> JobLimits:
+        return self.claimed.asked.limits
+
+    def estimate(self, within_s: float) -> tuple[dict[str, int], int]:
+        """Plans only: `estimate_of` the plan. Raises UserError; ServiceRefused if it takes longer."""
+        end = time.monotonic() + within_s
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise ServiceRefused(
+                    f"planning takes more than {within_s:g} s: the estimate will be there once it runs"
+                )
+
+        try:
+            planned = self._planned(check)
+            planned.output.discard()
+            return estimate_of(planned)
+        except ProcessDied as error:
+            raise ServiceRefused(f"{self.claimed.asked.input}: {error}") from error
+        finally:
+            self.release()
+
+    def _planned(self, check: Callable[[], None]) -> PlannedJob:
+        options, open_job = run_options(self.memory_bytes, self.limits, self.claimed.job.id), None
+        spec = self._spec()
         if self.processes is not None:
-            self._lease = self.processes.lease(self._check)
-            open_job = self._lease.open
+            self._lease = self.processes.lease(check)
+            open_job = partial(self._lease.open, most_bytes=self.limits.memory_bytes)
         planned = plan_job(spec, self.executor.device, options, open_job)
         if self._lease is not None:
             self._lease.settle()
+        return planned
+
+    def _carry_out(self) -> Mapping[str, Any]:
+        options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
+        planned = self._planned(self._check)
         self._job = planned.job
         try:
-            self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)))
+            estimate, work = estimate_of(planned)
+            facts = Facts(estimate=estimate, work=work)
+            self._go_on_after(Planned(self.epoch, len(planned.plan.chunks)), facts)
         except BaseException:
             planned.output.discard()
             raise
@@ -150,7 +241,8 @@ class Run:
             on_written=self._count,
             on_begun=self._begin,
             on_recut=self._begin_anew,
-            on_computed=lambda: self._go_on_after(Computed(self.epoch)),
+            on_computed=self._finish,
+            on_memory=self._note_memory,
             on_kept=lambda kept, chunks: self.log(
                 f"{kept} of {counted(chunks, 'chunk')} kept" if kept else "the last iterate kept"
             ),
@@ -199,13 +291,29 @@ class Run:
             self._written, self._record = 0, None
         self._go_on_after(Recut(self.epoch, len(plan.chunks)))
 
-    def _check(self) -> None:
-        if self.stopping.is_set():
-            raise _StopRequested
+    def _finish(self) -> None:
+        self._check()
+        self._go_on_after(Computed(self.epoch))
 
-    def _go_on_after(self, event: Event) -> None:
+    def _note_memory(self, memory_bytes: int | None, gpu_memory_bytes: int | None) -> None:
+        if memory_bytes is not None:
+            self._memory_bytes = max(memory_bytes, self._memory_bytes or 0)
+        if gpu_memory_bytes is not None:
+            self._gpu_memory_bytes = max(gpu_memory_bytes, self._gpu_memory_bytes or 0)
+
+    def _check(self) -> None:
+        if self.stopping.is_set() or self.preempted.is_set():
+            raise _StopRequested
+        limit_s, ran_s = self.limits.time_s, self.claimed.used.seconds + time.monotonic() - self.started
+        if limit_s is not None and ran_s > limit_s:
+            raise LimitExceeded(
+                f"ran for {format_seconds(ran_s)}, and may run for {format_seconds(limit_s)}: submit it again with a "
+                "larger --time, or retry it; its finished chunks are kept"
+            )
+
+    def _go_on_after(self, event: Event, facts: Facts | None = None) -> None:
         """Stores the event, and stops if this run no longer owns the job."""
-        job = self.tell(event)
+        job = self.tell(event, facts)
         if job.epoch != self.epoch or job.state not in ACTIVE or job.cancelling:
             raise _StopRequested
 

@@ -18,13 +18,13 @@ from pipeline import metrics
 from pipeline.api_models import State
 from pipeline.cluster.executor import Executor
 from pipeline.engine.run import finished_before
-from pipeline.errors import MillraceError, StorageError
+from pipeline.errors import MillraceError, ServiceRefused, StorageError
 from pipeline.service.cleanup import Cleanup
 from pipeline.service.job_process import JobProcesses
 from pipeline.service.jobs import Action, Died, Discard, Event, Failed, Job, LeaseLost, Progressed, Published, Stop
 from pipeline.service.roots import DataRoots
 from pipeline.service.run import Run, UnderWay
-from pipeline.service.store import Facts, Store
+from pipeline.service.store import Facts, Store, StoredJob
 
 LOG = logging.getLogger("millrace.service")
 LEASE_S = 30.0
@@ -35,6 +35,10 @@ PRUNE_S = 600.0
 CLOCK_OFF_S, DOUBT_S = 7 * 86_400.0, 86_400.0
 # Partial outputs of jobs cancelled so shortly before a kill may remain.
 LATELY_S = 600.0
+# Planning for an estimate may take so long.
+ESTIMATE_S = 20.0
+# A run is not preempted sooner, so that each run makes progress.
+LEAST_RUN_S = 60.0
 # Pause in claiming after one failure that is not a job's fault, and after many in a row.
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
 
@@ -130,6 +134,8 @@ class Runner:
         self._cleanup = Cleanup(store, roots)
         self._backoff = Backoff()
         self._runs: dict[str, Run] = {}
+        self._estimating = threading.Lock()
+        self._to_be_alone: set[str] = set()  # running jobs that shared their workers' memory with one that made room
         self._lock = threading.Lock()
         self._woken = threading.Event()
         self._draining = threading.Event()
@@ -220,6 +226,7 @@ class Runner:
                         self._tell(job, LeaseLost(epoch))
                 while self._may_claim() and self._claim():
                     pass
+                self._preempt(now)
                 if tick - pruned > PRUNE_S and not (self._clock.is_believed(now, tick) and self._prune(now)):
                     pruned = tick
             except MillraceError as error:
@@ -243,9 +250,36 @@ class Runner:
         return (
             not self._draining.is_set()
             and self.running < self._limits.jobs_at_once
+            and not self._to_be_alone & self._runs.keys()
             and self._backoff.is_over
             and self._has_workers()
         )
+
+    def _preempt(self, now: float) -> None:
+        """If a job of an operator waits since all places are taken, has a less urgent job give up its place."""
+        if not self._backoff.is_over or not self._has_workers():
+            return
+        with self._lock:
+            runs = list(self._runs.values())
+        if len(runs) < self._limits.jobs_at_once or any(
+            run.preempted.is_set() or run.stopping.is_set() for run in runs
+        ):
+            return
+        priority = self._store.most_urgent(now=now, owner_cap=self._limits.jobs_at_once_of_an_owner)
+        if priority is None or priority <= 0:  # only operators may submit above 0
+            return
+        tick = time.monotonic()
+        victims = [
+            run
+            for run in runs
+            if run.claimed.asked.priority < priority
+            and tick - run.started >= LEAST_RUN_S
+            and self._store.job(run.claimed.job.id).job.preemptible
+        ]
+        if victims:
+            victim = min(victims, key=lambda run: (run.claimed.asked.priority, -run.started))
+            self._log(victim.claimed.job.id, f"preempted by a job of priority {priority}; finished chunks are kept")
+            victim.preempted.set()
 
     def _claim(self) -> bool:
         """Claims and starts a job; returns whether there may be another to claim."""
@@ -254,8 +288,24 @@ class Runner:
         )
         if claimed is None:
             return False
+        return self._begin(self._run_of(claimed))
+
+    def estimate(self, stored: StoredJob) -> None:
+        """Plans a waiting job, and stores what it will take. One at a time.
+
+        Raises UserError if it cannot be planned, ServiceRefused if another one is being planned or it takes too long.
+        """
+        if not self._estimating.acquire(blocking=False):
+            raise ServiceRefused("another job is being planned; ask again")
+        try:
+            estimate, work = self._run_of(stored).estimate(ESTIMATE_S)
+        finally:
+            self._estimating.release()
+        self._store.note_estimate(stored.job.id, estimate, work, now=time.time())
+
+    def _run_of(self, claimed: StoredJob) -> Run:
         job, stopping = claimed.job.id, threading.Event()
-        run = Run(
+        return Run(
             claimed=claimed,
             executor=self._executor,
             roots=self._roots.of(claimed.asked.group),
@@ -266,8 +316,13 @@ class Runner:
             tell=partial(self._tell_until_stored, claimed.job, stopping),
             stopping=stopping,
             log=partial(self._log, job),
+            on_crowded=partial(self._let_alone, job),
         )
-        return self._begin(run)
+
+    def _let_alone(self, job: str) -> None:
+        """No job is claimed until those end that run besides this one."""
+        with self._lock:
+            self._to_be_alone = self._runs.keys() - {job}
 
     def _begin(self, run: Run) -> bool:
         """Starts a run on its own thread; returns False if the system refuses a thread."""
@@ -294,12 +349,13 @@ class Runner:
         began, job = time.monotonic(), run.claimed.job.id
         try:
             event, facts = run.outcome()
+            seconds = time.monotonic() - began
             if isinstance(event, Failed) and event.transient:
                 self._backoff.failed()
             elif isinstance(event, Published):
                 self._backoff.succeeded()
             self._tell_until_stored(
-                run.claimed.job, run.stopping, event, replace(facts, used=run.used(time.monotonic() - began))
+                run.claimed.job, run.stopping, event, replace(facts, used=run.used(seconds), run_seconds=seconds)
             )
             if isinstance(event, Published) and self._previews is not None:
                 run.draw_preview(self._previews / f"{job}.png")

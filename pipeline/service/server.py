@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import os
@@ -12,20 +11,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from pipeline import __version__
 from pipeline.cluster.dask import worker_start
 from pipeline.cluster.dask.worker_states import watched
 from pipeline.cluster.executor import Executor, open_executor, worker_specs
 from pipeline.config import Settings
 from pipeline.engine.devices.discovery import usable_gpus
-from pipeline.errors import DISK_FAULTS, MillraceError, ParameterError, StorageError
+from pipeline.errors import MillraceError, ParameterError, StorageError
 from pipeline.service import systemd
 from pipeline.service.app import make_app
+from pipeline.service.audit import AuditLog
 from pipeline.service.http.app_state import Service
 from pipeline.service.http.connections import BoundedRequests
 from pipeline.service.http.scrape import begin_job_counts
@@ -34,8 +36,11 @@ from pipeline.service.http.views import no_worker
 from pipeline.service.job_process import JobProcesses
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
-from pipeline.service.settings import JOBS, ServiceSettings
+from pipeline.service.settings import AUDIT, JOBS, ServiceSettings
+from pipeline.service.state_folder import sole_server
 from pipeline.service.store import Store
+from pipeline.service.tls import Renewal, check_certificate, warn_if_plain
+from pipeline.service.webhooks import Webhooks, check_webhook, read_secret
 from pipeline.stopping import SIGNALS
 from pipeline.workloads import unusable
 
@@ -66,14 +71,18 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
     roots = DataRoots(settings.data_roots, but=settings.state_dir, groups=settings.group_roots)
     roots.confine()
     tokens = TokensFile(settings.tokens_file).now if settings.tokens_file is not None else lambda: None
+    check_certificate(settings)
+    warn_if_plain(settings)
     _allow_files()
     for line in unusable():
         LOG.warning("%s", line)
     with ExitStack() as stack:
-        stack.enter_context(_sole_server(settings.state_dir))
+        stack.enter_context(sole_server(settings.state_dir))
         previews = _previews_folder(settings.state_dir)
+        audit = stack.enter_context(_audited(settings, roots))
         listener = stack.enter_context(_listening(settings))
-        store = Store(settings.state_dir / JOBS, quota_days=settings.quota_days)
+        secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
+        store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url, quota_days=settings.quota_days)
         stack.callback(store.close)
         os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
@@ -92,24 +101,32 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         runner = Runner(
             store, executor, roots, limits, previews=previews, has_workers=lambda: bool(workers()), processes=processes
         )
-        stopping, closing = threading.Event(), threading.Event()
+        stopping, over = threading.Event(), threading.Event()
         store_fault = _StoreFault(store)
         service = Service(
             settings=settings, store=store, runner=runner, roots=roots, previews=previews,
             workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
-            stopping=stopping, closing=closing,
+            stopping=stopping, closing=over, audit=audit,
         )  # fmt: skip
         # Without the unused lifespan: a second signal would log its traceback.
         server = _Server(
             uvicorn.Config(
                 make_app(service), http=BoundedRequests, log_level="warning", lifespan="off", proxy_headers=False,
+                ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
                 timeout_graceful_shutdown=CLOSE_S,
             )
         )  # fmt: skip
-        server.stopping, server.closing, server.watchdog = stopping, closing, systemd.Watchdog()
+        server.stopping, server.closing, server.watchdog = stopping, over, systemd.Watchdog()
         runner.start()
+        if secret is not None:
+            webhooks = Webhooks(store, secret, partial(_may_be_told, settings))
+            stack.callback(webhooks.close)
+            webhooks.start()
         host, port = listener.getsockname()[:2]
-        server.on_started = lambda: on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        scheme = "http"
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            scheme, server.renewal = "https", Renewal(settings.tls_cert, settings.tls_key)
+        server.on_started = lambda: on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         server.on_stop = lambda: _drain(runner, settings.drain_s)
         server.status = lambda: f"jobs running: {runner.running}, at most {settings.jobs_at_once} at once"
         server.run(sockets=[listener])
@@ -124,6 +141,7 @@ class _Server(uvicorn.Server):
     on_stop: Callable[[], None]
     status: Callable[[], str]
     watchdog: systemd.Watchdog
+    renewal: Renewal | None = None  # of the certificate
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -147,6 +165,8 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self.watchdog.beat(self.status())
+        if self.renewal is not None and self.config.ssl is not None:
+            self.renewal.look(self.config.ssl)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -171,6 +191,15 @@ def _settle() -> None:
     gc.freeze()
     begin_job_counts()
     gc.freeze()
+
+
+def _may_be_told(settings: ServiceSettings, url: str) -> bool:
+    try:
+        if url != settings.webhook_url:
+            check_webhook(url, settings.webhook_hosts)
+    except ParameterError:
+        return False
+    return True
 
 
 def _drain(runner: Runner, seconds: float) -> None:
@@ -207,6 +236,9 @@ def _executor_settings(settings: ServiceSettings) -> Settings:
             "workers": workers,
             "threads": settings.threads,
             "scheduler": settings.scheduler,
+            "scheduler_ca": settings.scheduler_ca,
+            "scheduler_cert": settings.scheduler_cert,
+            "scheduler_key": settings.scheduler_key,
             "memory": settings.memory,
         }
     )
@@ -254,30 +286,15 @@ def _allow_files() -> None:
 
 
 @contextmanager
-def _sole_server(state_dir: Path) -> Iterator[None]:
-    """Locks the state folder: only its sole server may take over the jobs of a killed one."""
-    # Both: people may remove a lock file that they think is stale; the lock of a folder may hold on this machine only.
-    wanted = ((state_dir, os.O_RDONLY | os.O_DIRECTORY), (state_dir / "lock", os.O_RDWR | os.O_CREAT))
-    with ExitStack() as stack:
-        locks: list[int] = []
-        try:
-            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for path, flags in wanted:
-                locks.append(os.open(path, flags, 0o600))
-                stack.callback(os.close, locks[-1])
-        except OSError as error:
-            kind = StorageError if error.errno in DISK_FAULTS else ParameterError
-            raise kind(f"state_dir {state_dir}: {error.strerror}; choose another") from error
-        try:
-            for descriptor in locks:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ParameterError(f"state_dir {state_dir}: another server is at work on it; choose another") from error
-        except OSError as error:  # on some network file systems
-            raise ParameterError(
-                f"state_dir {state_dir}: cannot be locked ({error.strerror}); choose one on a local disk"
-            ) from error
-        yield
+def _audited(settings: ServiceSettings, roots: DataRoots) -> Iterator[AuditLog]:
+    """The audit log, from the start of the service to its end."""
+    path = settings.audit_log or settings.state_dir / AUDIT
+    if settings.audit_log is not None and roots.holds(path):
+        raise ParameterError(f"audit_log {path}: jobs may write there; choose a file outside the data roots")
+    with closing(AuditLog(path, most_bytes=settings.audit_log_bytes, files=settings.audit_log_files)) as audit:
+        audit.note("start", who=None, source=socket.gethostname(), version=__version__)
+        yield audit
+        audit.note("stop", who=None, source=socket.gethostname())
 
 
 def _previews_folder(state_dir: Path) -> Path:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pipeline.config import DEVICE, SCHEDULER, NamedPath, format_bytes, merged, parse_bytes, whole
+from pipeline.api_models import LEAST_MEMORY_BYTES, JobLimits
+from pipeline.config import (
+    DEVICE,
+    SCHEDULER,
+    NamedPath,
+    format_bytes,
+    format_seconds,
+    merged,
+    parse_bytes,
+    parse_seconds,
+    whole,
+)
 from pipeline.errors import ParameterError
 
-JOBS = "jobs.sqlite"  # in the state_dir
+JOBS, AUDIT = "jobs.sqlite", "audit.jsonl"  # in the state_dir
 _MOST_OF_A_DATABASES_PATH = 504  # bytes: SQLite's 512, less the end of its log's name
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -25,14 +37,36 @@ def _listed(value: Any) -> Any:
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
-def _by_group(value: Any) -> Any:
-    """Splits GROUP=FOLDER:FOLDER,GROUP=FOLDER."""
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part]
-    if not all(equals for _, equals, _ in pairs):
-        raise ValueError(f"{value!r} is not GROUP=FOLDER:FOLDER,…")
-    return {group.strip(): folders for group, _, folders in pairs}
+def _listed_by_commas(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def checked_url(url: str) -> str:
+    """The address of a webhook; ValueError if it is none."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.port != 0
+    except ValueError:
+        fits = None
+    if not fits or not re.fullmatch("[!-~]+", url) or "\\" in url:
+        raise ValueError(
+            f"{url!a} is not an address like https://hooks.example.org/millrace, without a user or password"
+        )
+    return url
+
+
+def _table(form: str) -> Callable[[Any], Any]:
+    """Splits NAME=VALUE,NAME=VALUE; `form` for messages."""
+
+    def split(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError(f"{value!r} is not {form}")
+        return {name.strip(): text for name, _, text in pairs}
+
+    return split
 
 
 def _networks(value: Any) -> Any:
@@ -69,21 +103,72 @@ def _header(value: str) -> str:
 _Header = Annotated[str, AfterValidator(_header)]
 _Folder = Annotated[NamedPath, AfterValidator(_absolute)]
 _Count = Annotated[int, BeforeValidator(whole)]
+_Seconds = Annotated[float | None, BeforeValidator(parse_seconds)]
+_Bytes = Annotated[int | None, BeforeValidator(parse_bytes)]
+_Devices = Annotated[int | None, BeforeValidator(whole)]
 
 
-class ServiceSettings(BaseModel):
-    """Settings of `millrace serve`."""
+class LimitSettings(BaseModel):
+    """Limits of jobs: what a job may take that asks for nothing, and (`…_cap`) the most that it may ask for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    time: _Seconds = Field(default=None, gt=0)
+    time_cap: _Seconds = Field(default=None, gt=0)
+    memory: _Bytes = Field(default=None, ge=LEAST_MEMORY_BYTES)
+    memory_cap: _Bytes = Field(default=None, ge=LEAST_MEMORY_BYTES)
+    gpu_memory: _Bytes = Field(default=None, ge=1 << 20)
+    gpu_memory_cap: _Bytes = Field(default=None, ge=1 << 20)
+    gpus: _Devices = Field(default=None, ge=1)
+    gpus_cap: _Devices = Field(default=None, ge=1)
+
+    def granted(self, asked: JobLimits) -> JobLimits:
+        """The limits of a job: those it asks for, else the defaults, else the caps. ParameterError above a cap."""
+        found: dict[str, Any] = {}
+        for name, (field, shown) in _LIMIT_FORMS.items():
+            value, default, cap = getattr(asked, field), getattr(self, name), getattr(self, f"{name}_cap")
+            if value is None:
+                value = min((each for each in (default, cap) if each is not None), default=None)
+            elif cap is not None and value > cap:
+                raise ParameterError(
+                    f"limits.{field}: {shown(value)} is more than the {shown(cap)} that a job may have; ask for less"
+                )
+            found[field] = value
+        return JobLimits(**found)
+
+    def __str__(self) -> str:
+        given = self.model_dump(exclude_none=True)
+        return ",".join(f"{name}={_LIMIT_FORMS[name.removesuffix('_cap')][1](value)}" for name, value in given.items())
+
+
+# The field of `JobLimits`, and its form for people.
+_LIMIT_FORMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "time": ("time_s", format_seconds), "memory": ("memory_bytes", format_bytes),
+    "gpu_memory": ("gpu_memory_bytes", format_bytes), "gpus": ("gpus", str),
+}  # fmt: skip
+NO_DEFAULTS = LimitSettings()
+
+
+class StateSettings(BaseModel):
+    """Settings of commands that need only the state folder."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     state_dir: Annotated[_Folder, AfterValidator(_short_enough)] = Field(
         Path("~/.local/state/millrace"), validate_default=True, description="folder for jobs and previews"
     )
+
+
+class ServiceSettings(StateSettings):
+    """Settings of `millrace serve`."""
+
+    model_config = ConfigDict(extra="forbid")
+
     data_roots: Annotated[list[_Folder], BeforeValidator(_listed)] = Field(
         description="folders whose files jobs may read and write, separated by colons"
     )
     group_roots: Annotated[
-        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_by_group)
+        dict[str, Annotated[list[_Folder], BeforeValidator(_listed)]], BeforeValidator(_table("GROUP=FOLDER:FOLDER,…"))
     ] = Field(
         {}, description="folders that take the place of the data roots for the jobs of a group: GROUP=FOLDER:FOLDER,…"
     )
@@ -92,8 +177,13 @@ class ServiceSettings(BaseModel):
     scheduler: str | None = Field(
         None,
         pattern=SCHEDULER,
-        description="tcp://HOST:PORT of a Dask scheduler whose workers run the jobs",
+        description="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler whose workers run the jobs",
     )
+    scheduler_ca: _Folder | None = Field(
+        None, description="PEM file that vouches for a tls:// scheduler and its workers"
+    )
+    scheduler_cert: _Folder | None = Field(None, description="PEM file with the certificate shown to them")
+    scheduler_key: _Folder | None = Field(None, description="PEM file with that certificate's private key")
     device: str = Field("auto", pattern=DEVICE, description="device of the workers of this machine")
     workers: Annotated[int | None, BeforeValidator(whole)] = Field(
         None, ge=1, le=1024, description="worker processes on the CPU; by default one if there is no GPU"
@@ -110,6 +200,10 @@ class ServiceSettings(BaseModel):
     tokens_file: _Folder | None = Field(
         None, description="file of the users' tokens: lines that `millrace token` prints"
     )
+    tls_cert: _Folder | None = Field(
+        None, description="PEM file with the service's certificate and its chain: it then speaks HTTPS"
+    )
+    tls_key: _Folder | None = Field(None, description="PEM file with the certificate's private key, unencrypted")
     trusted_proxies: Annotated[list[str], BeforeValidator(_networks)] = Field(
         [], description="addresses or networks of reverse proxies whose headers are believed, separated by commas"
     )
@@ -121,11 +215,30 @@ class ServiceSettings(BaseModel):
     )
     proxy_operator_group: str | None = Field(None, description="group of a proxy's users who are operators")
     proxy_viewer_group: str | None = Field(None, description="group of a proxy's users who may only look")
+    audit_log: _Folder | None = Field(
+        None, description="file of who did what, from where; by default audit.jsonl in the state_dir"
+    )
+    audit_log_bytes: Annotated[int, BeforeValidator(parse_bytes)] = Field(
+        "64MiB", validate_default=True, ge=1 << 12, description="size at which another file of it begins"
+    )
+    audit_log_files: _Count = Field(16, ge=1, le=10_000, description="how many of these files are kept")
     quota_days: _Count = Field(30, ge=1, le=366, description="days, of which today is the last, that quotas are for")
     jobs_at_once: _Count = Field(2, ge=1, le=1024, description="maximum number of running jobs")
     jobs_at_once_of_an_owner: _Count = Field(8, ge=1, le=1024, description="maximum number of one owner's running jobs")
     jobs_waiting_of_an_owner: _Count = Field(10_000, ge=1, description="maximum number of one owner's unfinished jobs")
     keep_days: _Count = Field(90, ge=1, le=36_500, description="days to keep records of finished jobs; outputs stay")
+    limits: Annotated[LimitSettings, BeforeValidator(_table("time=2h,memory_cap=16GiB,…"))] = Field(
+        NO_DEFAULTS,
+        description="limits of each job: defaults, and caps on what it may ask for, such as "
+        "time=12h,time_cap=2d,memory=8GiB,gpu_memory=20GiB,gpus_cap=4 [default: none]",
+    )
+    webhook_url: Annotated[str, AfterValidator(checked_url)] | None = Field(
+        None, description="address to notify of every job that ends"
+    )
+    webhook_hosts: Annotated[list[str], BeforeValidator(_listed_by_commas)] = Field(
+        [], description="HOST or HOST:PORT, separated by commas, that jobs may have notified [default: none]"
+    )
+    webhook_secret_file: _Folder | None = Field(None, description="file with the secret that signs notifications")
     drain_s: _Count = Field(10, ge=0, le=86_400, description="seconds for running jobs to stop after SIGTERM")
 
     @property
@@ -148,7 +261,9 @@ class InForce:
     def lines(self) -> list[str]:
         """The output of `millrace config check`."""
         values = self.settings.model_dump(mode="json")
-        values["memory"] = format_bytes(self.settings.memory)
+        for name in ("memory", "audit_log_bytes"):
+            values[name] = format_bytes(values[name])
+        values["limits"] = str(self.settings.limits) or None
         width = max(map(len, values))
         return [f"{name:{width}}  {_shown(value)}  ({self.sources[name]})" for name, value in values.items()]
 
@@ -159,8 +274,12 @@ def load_service_settings(flags: Mapping[str, Any], *, file: Path | None = None)
     Raises ParameterError, which names the source of a wrong value.
     """
     settings, sources = merged(ServiceSettings, flags, file)
+    if (settings.webhook_url or settings.webhook_hosts) and settings.webhook_secret_file is None:
+        raise ParameterError("webhook_secret_file: is not set, and webhooks need it; name a file with a secret")
     if settings.proxy_user_header is not None and not settings.trusted_proxies:
         raise ParameterError("proxy_user_header: set trusted_proxies too: only their headers are believed")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise ParameterError("tls_cert and tls_key: set both, or neither")
     if not settings.on_loopback and settings.is_open_to_all:
         raise ParameterError(f"host {settings.host} is open to others: set a tokens_file, or listen on 127.0.0.1")
     return InForce(settings=settings, sources=sources)

@@ -11,6 +11,7 @@ one, as in `millrace run`, files are opened as usual. Hard links and mounts are 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -23,7 +24,7 @@ from typing import Any
 from pipeline.errors import MillraceError
 
 _STATE_FILES = ("lock", "previews")
-_STATE_PREFIX = "jobs.sqlite"
+_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
@@ -60,7 +61,7 @@ class Confinement:
         if self._real_state is None or not _is_under(place, self._real_state):
             return False
         first = place[len(self._real_state) :].strip("/").partition("/")[0]
-        return first in _STATE_FILES or first.startswith(_STATE_PREFIX)
+        return first in _STATE_FILES or first.startswith(_STATE_PREFIXES)
 
 
 _known: dict[tuple[tuple[Path, ...], Path | None], Confinement] = {}  # by their roots and states
@@ -75,6 +76,11 @@ def _received(roots: tuple[Path, ...], state: Path | None) -> Confinement:
     confinement = Confinement(roots, state)
     confine(confinement)
     return confinement
+
+
+def is_confined(path: Path) -> bool:
+    """Whether a path may not lead out of the roots of a service's job."""
+    return bool(_confining(path))
 
 
 def resolved(path: Path) -> Path:
@@ -190,8 +196,10 @@ class Subfolders:
                 os.close(descriptor)
 
 
-def put_within(folders: Subfolders, name: str, buffers: Sequence[Any], unfinished: str) -> None:
+def put_within(folders: Subfolders, name: str, buffers: Sequence[Any] | Iterator[Any], unfinished: str) -> None:
     """Write the file `name`, of these buffers, in an open folder, in place of an older one, without following any link.
+
+    Those of an iterator are written one by one, so that they may be of the same memory.
 
     Missing folders on the way are created. The file is either old or new, never partial, even if the process is killed.
 
@@ -207,8 +215,10 @@ def put_within(folders: Subfolders, name: str, buffers: Sequence[Any], unfinishe
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(temporary, flags, 0o666, dir_fd=begun)
     try:
-        for first in range(0, len(buffers), _WRITTEN_AT_ONCE):
-            _write_all(descriptor, [memoryview(each).cast("B") for each in buffers[first : first + _WRITTEN_AT_ONCE]])
+        at_once = 1 if isinstance(buffers, Iterator) else _WRITTEN_AT_ONCE
+        left = iter(buffers)
+        while some := [memoryview(each).cast("B") for each in itertools.islice(left, at_once)]:
+            _write_all(descriptor, some)
     finally:
         os.close(descriptor)
     os.replace(temporary, last, src_dir_fd=begun, dst_dir_fd=ended)

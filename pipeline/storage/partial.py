@@ -182,7 +182,7 @@ class PartialFolder(SharedDescriptor):
         with self._in_use() as descriptor:
             return open_within(descriptor, name, flags, make_folders=make_folders)
 
-    def put(self, name: str, buffers: Sequence[Any]) -> None:
+    def put(self, name: str, buffers: Sequence[Any] | Iterator[Any]) -> None:
         """Write a file inside, which may lie in subfolders, all or nothing; no link is followed. As `put_within`."""
         with self._in_use():
             put_within(self._folders, name, buffers, f"{_UNFINISHED}/{self._token}-{threading.get_ident()}")
@@ -194,7 +194,7 @@ class PartialFolder(SharedDescriptor):
     def flush(self) -> None:
         """Sync what has been written so far."""
         with self._in_use() as descriptor, writing(self.final):
-            _sync_file_system(descriptor)
+            sync_file_system(descriptor)
 
     def keep(self) -> None:
         """Close, and leave the partial folder in place for RESUME. Harmless after `publish` or `discard`."""
@@ -208,7 +208,7 @@ class PartialFolder(SharedDescriptor):
         with writing(self.final), in_its_folder(self.path) as here:
             with suppress(FileNotFoundError):  # what killed workers have left
                 remove_files_within(self._descriptor, _UNFINISHED)
-            _sync_file_system(self._descriptor)
+            sync_file_system(self._descriptor)
             if not is_at(here, self._descriptor):
                 raise OutputError(f"{self.path}: {_GONE}")
             set_mode(self._descriptor, mode_of(self.final))
@@ -326,7 +326,7 @@ def _exchanged(one: Path, other: Path) -> bool:
     raise error
 
 
-def _sync_file_system(descriptor: int) -> None:
+def sync_file_system(descriptor: int) -> None:
     """One sync for a whole tree: an fsync for each of many thousand chunk files would take minutes."""
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ParameterError
@@ -37,10 +38,8 @@ def _mri() -> Workload:
     return Mri()
 
 
-def _rank(name: str) -> Workload:
-    from pipeline.workloads.filters import rank
-
-    found: Workload = getattr(rank, name)
+def _filter(module: str, name: str) -> Workload:
+    found: Workload = getattr(import_module(f"pipeline.workloads.filters.{module}"), name.replace("-", "_"))
     return found
 
 
@@ -50,12 +49,21 @@ def _smooth() -> Workload:
     return Smoothing()
 
 
+# By their module of `pipeline.workloads.filters`.
+_FILTERS = {
+    "bilateral": ("bilateral",),
+    "chain": ("chain",),
+    "composites": ("deviation", "divide-background", "dog", "log", "subtract-background", "unsharp"),
+    "morphology": ("bottomhat", "close", "dilate", "erode", "open", "tophat"),
+    "rolling_ball": ("rolling-ball",),
+    "rank": ("maximum", "median", "minimum", "percentile"),
+}
 # Each is imported when it is first asked for.
 _BUILT_IN: dict[str, Callable[[], Workload]] = {
     "coulomb": _coulomb,
     "mri": _mri,
     "smooth": _smooth,
-    **{name: partial(_rank, name) for name in ("maximum", "median", "minimum", "percentile")},
+    **{name: partial(_filter, module, name) for module, names in _FILTERS.items() for name in names},
 }
 # Runs the code of the user who starts the command; a service refuses it.
 LOCAL_ONLY: dict[str, Callable[[], Workload]] = {"map": _map}

@@ -48,6 +48,10 @@ def both(source, folder, **options):
         {"regularizer": "l1-wavelet", "strength": "0.01"},
         {"regularizer": "tv", "strength": "0.01"},
         {"regularizer": "llr,l1-wavelet", "strength": "0.005", "frames": 10},
+        {"gradient_delay": "0.4,-0.3"},
+        {"frames": 10, "basis": "basis.npy"},
+        {"frames": 10, "basis": "complex.npy", "regularizer": "llr", "strength": "0.01"},
+        {"frames": 10, "basis": "basis.npy", "regularizer": "l1-wavelet", "strength": "0.01"},
     ],
     ids=str,
 )
@@ -58,6 +62,11 @@ def test_the_cpus_images(tmp_path, options):
     np.save(tmp_path / "field.npy", 100 * np.exp(-(r[:, None] ** 2 + r**2) / 0.05))
     if "field_map" in options:
         options = options | {"field_map": tmp_path / "field.npy"}
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 2)))[0]
+    np.save(tmp_path / "basis.npy", basis)
+    np.save(tmp_path / "complex.npy", basis * np.exp(1j * np.arange(4)[:, None]))
+    if "basis" in options:
+        options = options | {"basis": tmp_path / options["basis"]}
     source = write_npz(tmp_path / "a.npz")
     found, expected = both(source, tmp_path, sensitivities=str(tmp_path / "maps.npy"), **options)
     assert normalised_error(found, expected) < TOLERANCE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from pipeline.service.store import Store
 from pipeline.stopping import Stopped
 from tests.images import names_in, read_image
 from tests.pipeline.service.live import WAIT_S, live_service
+from tests.pipeline.workloads.packages import BUILT_IN
 
 
 class Gate:
@@ -132,6 +134,8 @@ def job_view(**changes):
         "output": "o", "parameters": {}, "priority": 0, "array": None, "index": None, "state": "running",
         "cancelling": False, "attempts": 1, "chunks": None, "chunks_done": 0, "error": None, "submitted_at": 1.0,
         "started_at": 2.0, "finished_at": None, "device_seconds": 0.0, "held": False,
+        "preemptions": 0, "throttle": None, "limits": {}, "estimate": None,
+        "used": {"seconds": 0.0, "memory_bytes": None, "gpu_memory_bytes": None},
     } | changes  # fmt: skip
 
 
@@ -183,7 +187,7 @@ def test_a_certificate_that_is_not_trusted_here_is_told_with_what_to_set(monkeyp
     answering(monkeypatch, untrusted)
     with (
         Client("https://gpu-node") as client,
-        pytest.raises(ServiceError, match="set SSL_CERT_FILE to the cert") as caught,
+        pytest.raises(ServiceError, match="set MILLRACE_CA_FILE to the cert") as caught,
     ):
         client.workloads()
     assert "millrace serve" not in str(caught.value)
@@ -403,13 +407,75 @@ def test_submit_and_wait(service, gate):
     found = json.loads(done.output)
     assert (found["state"], found["parameters"]) == ("succeeded", {"size": "5"})
     assert run("status", found["id"]).output.splitlines()[1].split() == ["state", "succeeded"]
-    assert f"{found['id']}  succeeded  smooth in.npy → out.npy" in run("jobs").output
+    header, line = run("jobs").output.splitlines()
+    assert header.split("  ")[0] == "JOB"
+    assert header.split() == ["JOB", "STATE", "PROGRESS", "AGE", "OWNER", "WORKLOAD", "INPUT", "→", "OUTPUT"]
+    age = line[header.index("AGE") : header.index("OWNER")].split()
+    assert (int(age[0]) < WAIT_S, age[1]) == (True, "s")
+    assert line.split()[:4] == [found["id"], "succeeded", "100", "%"]
+    assert line[header.index("OWNER") :].split() == ["local", "smooth", "in.npy", "→", "out.npy"]
     assert run("logs", found["id"], "--follow").output.splitlines()[-1].endswith("succeeded")
     assert json.loads(run("result", found["id"], "--receipt").output)["job"] == found["id"]
     target = service.parent / "fetched.npy"
     assert run("result", found["id"], target).output.strip() == str(target)
     np.testing.assert_array_equal(read_image(target), box(read_image(service / "in.npy"), 5))
     assert "cpu" in run("workers").output
+
+
+def test_limits_and_the_rest_of_a_submission(service, gate):
+    gate.open.set()
+    first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
+    asked = ("--time", "1.5h", "--memory", "2GiB", "--gpu-memory", "20GiB", "--gpus", 1, "--after-any", first)
+    assert run("submit", "smooth", "in.npy", "b-{index}.npy", "--array", "0-1%1", *asked).exit_code == 0
+    with Client() as client:
+        (found, _) = client.jobs(limit=2)
+        limits = {"time_s": 5400.0, "memory_bytes": 2 << 30, "gpu_memory_bytes": 20 << 30, "gpus": 1}
+        assert (found.view["limits"], found.view["throttle"]) == (limits, 1)
+        again = client.submit("smooth", "in.npy", "c.npy", limits={"time": 5400, "memory": 2 << 30}, after_any=[found])
+        assert again.view["limits"] == limits | {"gpu_memory_bytes": None, "gpus": None}
+        assert again.wait(timeout_s=WAIT_S).state == "succeeded"
+        for wrong, said in (({"time": "soon"}, "'soon' is not a time"), ({"cores": 1}, "there is no 'cores'"),
+                            ({"memory": 5}, "limits.memory_bytes: .* greater than")):  # fmt: skip
+            with pytest.raises(ServiceRefused, match=said):
+                client.submit("smooth", "in.npy", "d.npy", limits=wrong)
+    refused = run("submit", "smooth", "in.npy", "d.npy", "--webhook", "http://127.0.0.1/").exception
+    assert str(refused) == "webhook: 127.0.0.1:80 is not a host that the service may notify; there are: none"
+    said = dict(line.split(None, 1) for line in run("status", again.id).output.splitlines())
+    assert said["limits"] == "90 min, 2.0 GiB of memory"
+    assert re.fullmatch(r"[\d.]+ s", said["used"])
+    estimate = r"reads \d+ KiB, writes \d+ KiB, [\d.]+ [KM]iB of buffers, about [\d.e-]+ s on this service"
+    assert re.fullmatch(estimate, said["estimate"])
+
+
+def test_the_list_is_kept_up_to_date(service, gate, monkeypatch):
+    """To a pipe: a line for each job, and again once it has changed. On a terminal: the whole table."""
+    first = run("submit", "smooth", "in.npy", "a.npy").output.strip()
+    assert gate.reached.wait(WAIT_S)
+
+    def finish():
+        with Client() as client:
+            client.job(first).wait(timeout_s=WAIT_S)
+
+    rounds = iter([lambda: None, gate.open.set, finish])
+
+    def pause(seconds):
+        for each in rounds:
+            each()
+            return
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.cli.client.clock.sleep", pause)
+    lines = run("jobs", "--watch").output.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == [first] * len(lines)
+    assert (lines[0].split()[1], lines[-1].split()[1]) == ("running", "succeeded")
+    assert len(set(lines)) == len(lines)
+    refused = run("jobs", "--watch", "--json").exception
+    assert str(refused).startswith("--watch prints lines for people")
+    table = []
+    monkeypatch.setattr("rich.live.Live.update", lambda self, text, refresh: table.append(text.plain))
+    monkeypatch.setattr("pipeline.cli.client.is_terminal", lambda: True)
+    run("jobs", "--watch")
+    assert [line.split()[:2] for line in table[0].splitlines()] == [["JOB", "STATE"], [first, "succeeded"]]
 
 
 def test_exit_codes(service, gate):
@@ -493,7 +559,7 @@ def test_an_array_of_jobs(service, gate):
     assert done.exit_code == 0
     found = json.loads(done.output)
     assert [each["output"] for each in found] == [f"out-{number}.npy" for number in (1, 2, 3)]
-    assert len(run("jobs", "--array", found[0]["array"]).output.splitlines()) == 3
+    assert len(run("jobs", "--array", found[0]["array"]).output.splitlines()) == 1 + 3
     assert len(json.loads(run("jobs", "--array", found[0]["array"], "--json", "--limit", 2).output)) == 2
 
 
@@ -717,7 +783,7 @@ def test_parameters_from_python_that_are_no_json(service, gate):
 def test_names_of_others_do_not_act_on_the_terminal(service, gate, monkeypatch):
     gate.open.set()
     job = json.loads(run("submit", "smooth", "in.npy", "two\nlines\x1b[31m.npy", "--wait", "--json").output)["id"]
-    (line,) = run("jobs").output.splitlines()
+    _, line = run("jobs").output.splitlines()
     assert line.endswith(r"in.npy → two\nlines\x1b[31m.npy")
     assert r"two\nlines\x1b[31m.npy" in run("status", job).output
     titles = []
@@ -748,7 +814,7 @@ def test_bash_completes_commands_workloads_and_options():
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         "submit",
-        "coulomb maximum median minimum mri percentile smooth",
+        " ".join(BUILT_IN),
         "--size --sigma",
         "running",
     ]

@@ -140,6 +140,11 @@ def _health() -> list[Panel]:
             [Query("60 * sum by (kind) (rate(millrace_errors_total[$__rate_interval])) > 0", "{{kind}}")],
         ),
         graph(
+            "Entries of the audit log lost", "How many each minute could not be written, such as on a full disk.",
+            "suffix: entries/min",
+            [Query("60 * sum(rate(millrace_audit_entries_lost_total[$__rate_interval]))", "lost")],
+        ),
+        graph(
             "Audit error", "Worst error of the newest audit over what is tolerated. Above 1 the result was wrong, and "
             "an alert comes; integer images come close to 1 by rounding alone.", "percentunit",
             [Query("max by (workload) (millrace_audit_error_ratio)", "{{workload}}")],

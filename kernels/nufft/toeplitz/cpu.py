@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.nufft.cpu import Plan, default_workers
-from kernels.nufft.toeplitz.kernel import kernel_from_spread
+from kernels.nufft.toeplitz.kernel import kernel_from_spread, pairs_of
 
 Array = NDArray[Any]
 
@@ -49,16 +49,15 @@ class Convolution:
         return out
 
     def apply_sense(self, image: Array, maps: Array, out: Array | None, stream: Any) -> Array:
-        out = np.empty(self._shape, image.dtype) if out is None else out
+        out = np.empty(image.shape, image.dtype) if out is None else out
         workers = self._workers if len(maps) < self._workers else 1
-        total = np.zeros(self._shape, image.dtype)
+        total = np.zeros(image.shape, image.dtype)
         turn = threading.Condition()
         added = 0
 
         def one(coil: int) -> None:
             nonlocal added
-            normal = self._normal(maps[coil] * image, workers)
-            normal *= maps[coil].conj()
+            normal = self._of_coil(image, maps[coil], workers)
             with turn:  # in coil order, so that the bits do not depend on thread timing
                 turn.wait_for(lambda: added == coil)
                 np.add(total, normal, out=total)
@@ -79,15 +78,54 @@ class Convolution:
             for _ in pool.map(one, range(count)):
                 pass
 
+    def _of_coil(self, image: Array, coil: Array, workers: int) -> Array:
+        normal = self._normal(coil * image, workers)
+        normal *= coil.conj()
+        return normal
+
     def _normal(self, image: Array, workers: int) -> Array:
+        grid = self._transformed(image, workers)
+        grid *= self._kernel
+        return self._cropped(grid, workers)
+
+    def _transformed(self, image: Array, workers: int) -> Array:
+        """The FFT on the doubled grid."""
         from scipy import fft
 
-        padded, axes = self._kernel.shape, range(len(self._shape))
         grid = image
-        for axis in reversed(axes):
-            grid = fft.fft(grid, padded[axis], axis=axis, workers=workers)
-        grid *= self._kernel
-        for axis in axes:
+        for axis in reversed(range(len(self._shape))):
+            grid = fft.fft(grid, self._kernel.shape[axis], axis=axis, workers=workers)
+        return grid
+
+    def _cropped(self, grid: Array, workers: int) -> Array:
+        """The image of a grid, which is overwritten."""
+        from scipy import fft
+
+        for axis in range(len(self._shape)):
             grid = fft.ifft(grid, axis=axis, norm="forward", overwrite_x=True, workers=workers)
             grid = grid[(slice(None),) * axis + (slice(self._shape[axis]),)]
         return np.asarray(grid)
+
+
+class SubspaceConvolution(Convolution):
+    """The CPU body of kernels.nufft.SubspaceToeplitz."""
+
+    def __init__(self, kernels: Array, coefficients: int, shape: tuple[int, ...], workers: int | None) -> None:
+        super().__init__(kernels[0].real, shape, workers)
+        self._kernels = kernels
+        self._places = {pair: place for place, pair in enumerate(pairs_of(coefficients))}
+
+    def _of_coil(self, image: Array, coil: Array, workers: int) -> Array:
+        grids = [self._transformed(coil * each, workers) for each in image]
+        out = np.empty_like(image)
+        for row in range(len(image)):
+            mixed: Any = 0
+            for column, grid in enumerate(grids):
+                mixed = mixed + self._element(row, column) * grid
+            out[row] = self._cropped(mixed, workers)
+        out *= coil.conj()
+        return out
+
+    def _element(self, row: int, column: int) -> Array:
+        kernel = self._kernels[self._places[min(row, column), max(row, column)]]
+        return np.asarray(kernel if row <= column else kernel.conj())

@@ -211,30 +211,69 @@ def _run_lines(task: Task) -> None:
 
 
 def _lines_of(task: Task, work: Any, struct: LinesStruct, image: Any, maps: Any, out: Any, *, first: bool) -> None:
-    sizes, padded, coils = tuple(struct.image), tuple(struct.padded), struct.coils
-    logs = [LOGARITHMS.get(n, 0) for n in padded]
-    tables = [_twiddles(n, task.body.device.id) for n in padded]
-    rows, stream, given = sizes[0] * sizes[1], task.stream, NULL if maps is None else maps
-    blocks = blocks_of(rows * coils, LINE_THREADS // (padded[2] // 8))
-    args: tuple[Any, ...] = (image, given, work, tables[2], struct)
-    launch(f"forward_rows<{logs[2]}>", (blocks,), LINE_THREADS, *args, stream=stream)
+    lines = Lines(struct=struct, device=task.body.device.id, stream=task.stream)
+    lines.forward_rows(image, maps, work)
+    lines.forward_planes(work, struct.coils)
+    lines.across(0, "CONVOLVE", work, struct.coils, task.body.kernel)
+    lines.inverse_planes(work, struct.coils)
+    lines.inverse_rows(work, maps, out, first=first)
 
-    def across(axis: int, kind: str, outers: int) -> None:
-        stride = math.prod(padded[axis + 1 :])
-        numbers = (ctypes.c_longlong(stride), ctypes.c_longlong(math.prod(padded[1:]) * (sizes[0] if axis == 0 else 1)))
-        args = (work, task.body.kernel, tables[axis], *numbers, ctypes.c_int(sizes[axis]), ctypes.c_int(outers))
-        shared_bytes = crossing_bytes(padded[axis])
-        blocks, threads = (stride // INTERLEAVED * outers,), padded[axis] // 8 * INTERLEAVED
-        launch(f"cross_lines<{logs[axis]}, {kind}>", blocks, threads, *args, stream=stream, shared_bytes=shared_bytes)
 
-    if len(task.body.shape) == 3:
-        across(1, "FORWARD", coils * sizes[0])
-    across(0, "CONVOLVE", coils)
-    if len(task.body.shape) == 3:
-        across(1, "INVERSE", coils * sizes[0])
-    args = (work, given, out, tables[2], ctypes.c_bool(first), struct)
-    entry = f"inverse_rows<{logs[2]}, {'false' if maps is None else 'true'}>"
-    launch(entry, (rows,), LINE_THREADS, *args, stream=stream)
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Launches of lines.cuh. work: complex64 [images, x, padded y, padded z]."""
+
+    struct: LinesStruct
+    device: int
+    stream: Any
+
+    def forward_rows(self, image: Any, maps: Any, work: Any) -> None:
+        """Along z, of each coil of `struct`."""
+        log, table = self._of(2)
+        struct, padded = self.struct, self.struct.padded[2]
+        blocks = blocks_of(struct.image[0] * struct.image[1] * struct.coils, LINE_THREADS // (padded // 8))
+        args = (image, NULL if maps is None else maps, work, table, struct)
+        launch(f"forward_rows<{log}>", (blocks,), LINE_THREADS, *args, stream=self.stream)
+
+    def inverse_rows(self, work: Any, maps: Any, out: Any, *, first: bool) -> None:
+        log, table = self._of(2)
+        struct = self.struct
+        args = (work, NULL if maps is None else maps, out, table, ctypes.c_bool(first), struct)
+        entry = f"inverse_rows<{log}, {'false' if maps is None else 'true'}>"
+        launch(entry, (struct.image[0] * struct.image[1],), LINE_THREADS, *args, stream=self.stream)
+
+    def forward_planes(self, work: Any, images: int) -> None:
+        """Along y; in 2-D there is none."""
+        if self.struct.padded[1] > 1:
+            self.across(1, "FORWARD", work, images * self.struct.image[0])
+
+    def inverse_planes(self, work: Any, images: int) -> None:
+        if self.struct.padded[1] > 1:
+            self.across(1, "INVERSE", work, images * self.struct.image[0])
+
+    def across(self, axis: int, kind: str, work: Any, outers: int, kernel: Any = NULL) -> None:
+        log, table = self._of(axis)
+        size, stride = self.struct.padded[axis], self.stride(axis)
+        args = (work, kernel, table, *self.strides(axis), ctypes.c_int(self.struct.image[axis]), ctypes.c_int(outers))
+        blocks, threads = (stride // INTERLEAVED * outers,), size // 8 * INTERLEAVED
+        shared_bytes = crossing_bytes(size)
+        launch(f"cross_lines<{log}, {kind}>", blocks, threads, *args, stream=self.stream, shared_bytes=shared_bytes)
+
+    def stride(self, axis: int) -> int:
+        return math.prod(self.struct.padded[axis + 1 :])
+
+    def strides(self, axis: int) -> tuple[ctypes.c_longlong, ctypes.c_longlong]:
+        """Between a line's values, and between the outer indices."""
+        padded, sizes = self.struct.padded, self.struct.image
+        outer = math.prod(padded[1:]) * (sizes[0] if axis == 0 else 1)
+        return ctypes.c_longlong(self.stride(axis)), ctypes.c_longlong(outer)
+
+    def twiddles(self, axis: int) -> Any:
+        return _twiddles(self.struct.padded[axis], self.device)
+
+    def _of(self, axis: int) -> tuple[int, Any]:
+        """The logarithm of an axis' doubled size, and its twiddles."""
+        return LOGARITHMS.get(self.struct.padded[axis], 0), self.twiddles(axis)
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(

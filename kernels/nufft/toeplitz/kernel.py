@@ -10,6 +10,7 @@ import numpy as np
 from kernels.nufft.checks import checked_shape, on_host
 from kernels.nufft.gridding.spreading import fast_size
 
+MOST_COEFFICIENTS = 12
 SMALLEST_LINE, LARGEST_LINE = 128, 1024  # values of a line that lines.cuh can transform
 
 
@@ -50,3 +51,8 @@ def grid_kernel(trajectory: Any, weights: Any, shape: tuple[int, ...], numpy: An
         index = index * n + numpy.rint(trajectory[:, axis]).astype(numpy.int64) % n
     summed = numpy.bincount(index, weights=weights.astype(numpy.float64), minlength=int(np.prod(shape)))
     return numpy.ascontiguousarray(summed.reshape(shape).astype(numpy.float32))
+
+
+def pairs_of(coefficients: int) -> list[tuple[int, int]]:
+    """The elements of a Hermitian matrix's upper triangle, row by row: the order of a subspace's kernels."""
+    return [(row, column) for row in range(coefficients) for column in range(row, coefficients)]

@@ -190,6 +190,53 @@ cross_lines(float2* __restrict__ work, const float* __restrict__ kernel, const f
     }
 }
 
+// As CONVOLVE, with several coefficients of a coil instead of one image: at each place a Hermitian matrix mixes them (its
+// upper triangle in `kernels`, row by row). Lines that are transformed wait in shared memory for those of the other
+// coefficients, `apart` away. A place costs 16 bytes a coefficient, and the matrix once a coil.
+template <int LOG, class Element>
+__global__ void __launch_bounds__(Line<LOG>::T * INTERLEAVED)
+cross_mixed(float2* __restrict__ work, const Element* __restrict__ kernels, const float2* __restrict__ twiddles,
+            long long stride, long long outer_stride, int wanted, int outers, int coefficients, long long apart) {
+    using L = Line<LOG>;
+    extern __shared__ float2 crossing[];
+    const int lane = threadIdx.x % INTERLEAVED, t = threadIdx.x / INTERLEAVED;
+    const long long outer = blockIdx.x % outers, column = blockIdx.x / outers * INTERLEAVED + lane;
+    float2* at = work + outer * outer_stride + column;
+    float2* line = crossing + lane;
+    float2* waiting = crossing + L::PLACES * INTERLEAVED + threadIdx.x;
+    constexpr int THREADS_HERE = L::T * INTERLEAVED;
+    float2 v[8];
+    for (int k = 0; k < coefficients; ++k) {
+#pragma unroll
+        for (int m = 0; m < 8; ++m) {
+            const int i = t + m * L::T;
+            v[m] = i < wanted ? at[k * apart + i * stride] : make_float2(0, 0);
+        }
+        transform<LOG, false, INTERLEAVED>(v, t, line, twiddles);
+#pragma unroll
+        for (int m = 0; m < 8; ++m) waiting[(k * 8 + m) * THREADS_HERE] = v[m];
+    }
+    const long long cells = L::SIZE * stride;
+    for (int row = 0; row < coefficients; ++row) {
+#pragma unroll
+        for (int m = 0; m < 8; ++m) v[m] = make_float2(0, 0);
+        for (int column_of = 0; column_of < coefficients; ++column_of) {
+            const int upper = row < column_of ? row : column_of, right = row < column_of ? column_of : row;
+            const Element* from = kernels + (upper * coefficients - upper * (upper - 1) / 2 + right - upper) * cells + column;
+#pragma unroll
+            for (int m = 0; m < 8; ++m)
+                add_product(v[m], from[(t + m * L::T) * stride], waiting[(column_of * 8 + m) * THREADS_HERE],
+                            row > column_of);
+        }
+        transform<LOG, true, INTERLEAVED>(v, t, line, twiddles);
+#pragma unroll
+        for (int m = 0; m < 8; ++m) {
+            const int i = t + m * L::T;
+            if (i < wanted) at[row * apart + i * stride] = v[m];
+        }
+    }
+}
+
 // Transformed back along z; conj(map) × the image's values summed over coils, or each coil's own. A block per row.
 template <int LOG, bool COMBINED>
 __global__ void __launch_bounds__(LINE_THREADS)

@@ -40,6 +40,46 @@ __global__ void multiply(float4* __restrict__ grid, const float2* __restrict__ k
     }
 }
 
+// sum += by × value, or its conjugate
+__device__ inline void add_product(float2& sum, float by, float2 value, bool) {
+    sum.x += by * value.x;
+    sum.y += by * value.y;
+}
+
+__device__ inline void add_product(float2& sum, float2 by, float2 value, bool conjugate) {
+    const float y = conjugate ? -by.y : by.y;
+    sum.x += by.x * value.x - y * value.y;
+    sum.y += by.x * value.y + y * value.x;
+}
+
+// At each cell, the K coefficients of each coil times a Hermitian matrix, whose upper triangle is in `kernels`, row by
+// row. Grids are [coefficient][coil][cell]. A thread per cell, which loads its matrix once for several coils: 16 K bytes
+// a coil and cell, and the matrix, against 8 K² operations.
+template <int K, class Element>
+__global__ void mix_coefficients(float2* __restrict__ grids, const Element* __restrict__ kernels, long long cells, int coils) {
+    const long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x;
+    if (i >= cells) return;
+    Element matrix[K * (K + 1) / 2];
+#pragma unroll
+    for (int k = 0; k < K * (K + 1) / 2; ++k) matrix[k] = kernels[k * cells + i];
+    for (int coil = blockIdx.y; coil < coils; coil += gridDim.y) {
+        float2 value[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) value[k] = grids[(k * static_cast<long long>(coils) + coil) * cells + i];
+#pragma unroll
+        for (int row = 0; row < K; ++row) {
+            float2 sum = make_float2(0, 0);
+#pragma unroll
+            for (int column = 0; column < K; ++column) {
+                const int upper = row < column ? row : column, right = row < column ? column : row;
+                const Element by = matrix[upper * K - upper * (upper - 1) / 2 + right - upper];
+                add_product(sum, by, value[column], row > column);
+            }
+            grids[(row * static_cast<long long>(coils) + coil) * cells + i] = sum;
+        }
+    }
+}
+
 // conj(map) × the corner, summed over coils; added to `out` except for the first part of the coils. A thread per pixel.
 __global__ void combine_coils(const float2* __restrict__ grid, const float2* __restrict__ maps, float2* __restrict__ out,
                               bool first, Doubled g) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kernels.rank.cpu import extremes, networks, ordered, samples
 from kernels.rank.keys import keys_of
-from kernels.rank.task import Axis, Task
+from kernels.rank.task import Axis, Task, axis_of
 from kernels.runtime.arrays import native
 from kernels.runtime.threads import for_each
 from kernels.smoothing.borders import border_indices
@@ -23,7 +24,8 @@ TILE_SAMPLES = 1 << 16  # of a tile with its halo, if the window is not larger t
 # A thread costs more than it saves below these.
 MIN_SAMPLES_ORDERED, MIN_SAMPLES_BY_ROWS = 1 << 14, 1 << 18
 TILES_PER_WORKER = 4
-FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 24 << 10, 256 << 10  # of a core
+MIN_INNER = 64  # samples
+FIRST_CACHE_BYTES, SECOND_CACHE_BYTES = 24 << 10, 512 << 10  # of a core
 MIN_COLUMNS, MOST_COLUMNS = 512, 2048
 
 
@@ -38,6 +40,7 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
     if task.samples == 1 and not task.may_miss and task.footprint is None:
         result.reshape(-1)[...] = native(image).reshape(-1)
         return result
+    task = _lengthened(task)
     keys = keys_of(task)
     source, target = (array.reshape(-1).view(keys.bits) for array in (native(image), result))
     positions = tuple(_sources(axis) for axis in task.axes)
@@ -64,7 +67,8 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
         if is_median:
             done = networks.median_tile(*common, (0,) * task.taps[2], *further)
         else:
-            done = extremes.extreme_tile(*common, task.taps, int(task.rank.of(task.samples)) == 0, *further)
+            is_minimum = int(task.rank.of(task.samples)) == 0
+            done = extremes.extreme_band(*common, task.taps, is_minimum, *further, _extreme_lines(task, tile))
         if not done:
             for part in _cut(_ordered_steps(task), tile.tolist()):
                 compute_ordered(part)
@@ -76,6 +80,20 @@ def filtered(image: Array, task: Task, out: Array | None, *, workers: int | None
     steps = _row_steps(task, threads, is_median) if by_rows else _ordered_steps(task)
     for_each(compute_rows if by_rows else compute_ordered, _cut(steps, ((0,) * 5, task.out_shape)), threads)
     return result
+
+
+def _lengthened(task: Task) -> Task:
+    """The same task with many inner samples, or planes, as an axis of its own: tiles are cut along axes."""
+    first, second, third = task.axes
+    if first.length > 1 or first.taps > 1:
+        return task
+    if task.inner >= MIN_INNER:
+        inner, mask = axis_of(task.inner, 1, "nearest"), task.footprint
+        mask = None if mask is None else mask.reshape(second.taps, third.taps, 1)
+        return replace(task, axes=(second, third, inner), inner=1, footprint=mask)
+    if second.length == second.taps == 1:
+        return replace(task, axes=(first, axis_of(task.planes, 1, "nearest"), third), planes=1)
+    return task
 
 
 def _sources(axis: Axis) -> NDArray[np.int64]:
@@ -92,14 +110,18 @@ def _row_steps(task: Task, threads: int, is_median: bool) -> list[int]:
     across = -(-columns.out_length * task.inner // strip)
     strip = -(-columns.out_length // across)
     deep = 1 if planes.taps == 1 else max(planes.taps, 8)
-    if is_median:
-        lines = rows.out_length
-    else:
-        lines = max(SECOND_CACHE_BYTES // (strip * task.inner * size * (deep + planes.taps)) - rows.taps, rows.taps, 8)
+    lines = rows.out_length
     tiles = across * task.planes * -(-planes.out_length // deep) * -(-rows.out_length // lines)
     more = -(-TILES_PER_WORKER * threads // tiles)
     lines = max(min(lines, -(-rows.out_length // more)), min(2 * rows.taps, lines))
     return [1, deep, lines, strip, task.inner]
+
+
+def _extreme_lines(task: Task, tile: Array) -> int:
+    """Lines of a tile that fit a core's cache with their halo, but for windows that exceed it."""
+    (deep, _, columns), taps = (tile[1] - tile[0])[1:4], task.taps
+    line = int(columns) * task.inner * task.dtype.itemsize * (int(deep) + taps[0] - 1)
+    return max(SECOND_CACHE_BYTES // line - taps[1], taps[1], 8)
 
 
 def _ordered_steps(task: Task) -> list[int]:

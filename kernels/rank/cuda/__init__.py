@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import gather, ordered, square
+from kernels.rank.cuda import extremes, gather, ordered, square
 from kernels.rank.task import Task
 from kernels.runtime.launch import on_stream
 
@@ -66,6 +66,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=square.ENTRIES,
             run=square.run,
             applies=square.applies,
+        ),
+        "extremes": Variant(
+            summary="minima and maxima of boxes, axis by axis",
+            entries=extremes.ENTRIES,
+            run=extremes.run,
+            applies=extremes.applies,
         ),
     }
 )

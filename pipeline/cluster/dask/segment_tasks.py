@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
@@ -25,6 +26,8 @@ from pipeline.cluster.segments import (
 from pipeline.errors import ClusterError, MillraceError, OperatorError
 from pipeline.workloads import LOCAL_ONLY, runs_own_code
 
+# Two segments at a time on each worker: one is read while the other is written.
+TASKS_A_WORKER = 2
 LIVENESS_SECONDS = 0.5
 # When a job is stopped, chunks in hand have so long to finish; the caller waits a little longer.
 FINISH_SECONDS = 4.0
@@ -39,8 +42,17 @@ STAGES_TOPIC = "millrace-stages"
 class SegmentTasks:
     """One pass of a job's segments over the workers."""
 
-    def __init__(self, client: Client, job: ClusterJob, where: str, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        job: ClusterJob,
+        where: str,
+        check: Callable[[], None],
+        addresses: Callable[[], list[str]] | None = None,
+    ) -> None:
+        """addresses : of the workers that may run the segments; None: all"""
         self._client = client
+        self._addresses = addresses
         self._job = job
         self._where = where
         self._check = check
@@ -51,21 +63,30 @@ class SegmentTasks:
     def receipts(self, segments: Sequence[Segment]) -> Iterator[SegmentReceipt]:
         """The receipts of the segments, in the order in which they finish."""
         try:
-            for segment in segments:
-                self._submit(segment)
-            while self._running:
+            waiting = deque(segments)
+            while waiting or self._running:
+                while waiting and len(self._running) < self._most_at_once():
+                    self._submit(waiting.popleft())
                 future = self._next_finished()
                 segment = self._running.pop(future)
                 receipt = self._outcome(future, segment)
                 if receipt is None:
-                    self._submit(segment)
+                    waiting.appendleft(segment)
                 else:
                     yield receipt
         finally:
             self._end()
 
+    def _most_at_once(self) -> int:
+        """With all workers, the scheduler holds the tasks; with some, only as many as they run can be bound to them:
+        one that dies is replaced by another."""
+        return sys.maxsize if self._addresses is None else TASKS_A_WORKER * max(len(self._addresses()), 1)
+
     def _submit(self, segment: Segment) -> None:
         self._attempts[segment] += 1
+        # If all of these die, others may take it: otherwise it would wait forever.
+        addresses = self._addresses() if self._addresses is not None else []
+        bound = {"workers": addresses, "allow_other_workers": True} if addresses else {}
         future = submit(
             self._client,
             self._where,
@@ -76,6 +97,7 @@ class SegmentTasks:
             key=(f"segment-{self._job.name}", segment.chunks[0], self._attempts[segment]),
             pure=False,
             retries=0,
+            **bound,
         )
         self._running[future] = segment
         future.add_done_callback(self._finished.put)

@@ -28,13 +28,12 @@ from pipeline.cluster.dask import scheduler as scheduler_setup
 from pipeline.cluster.dask import worker_start, worker_states
 from pipeline.cluster.dask.connection import Connection
 from pipeline.cluster.dask.hung_workers import LocalWorkers, silent_replaced
+from pipeline.cluster.dask.segment_tasks import TASKS_A_WORKER
 from pipeline.cluster.dask.worker_start import WorkerSpec
 from pipeline.cluster.dask.workers import CONNECT_SECONDS, START_SECONDS, DaskWorkers
 from pipeline.cluster.segments import WorkerDevice, leave
 from pipeline.errors import ClusterError, DeviceUnavailable, too_many_files
 
-# Two segments at a time on each worker: one is read while the other is written.
-TASKS_A_WORKER = 2
 LOOPBACK = "127.0.0.1"
 LOOK_SECONDS = 2.0  # a running scheduler answers within this time
 END_SECONDS = 10.0  # before workers that do not end are killed

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline import metrics
-from pipeline.cluster import segments
+from pipeline.cluster import job_memory, segments
 from pipeline.cluster.silence import Silence
 from pipeline.engine.planned import PlannedDevice
 from pipeline.workloads import workloads
@@ -80,6 +80,7 @@ def _heartbeat(worker: Any) -> dict[str, Any]:
         "host": socket.gethostname(),
         "host_memory_bytes": _HOST_MEMORY_BYTES,
         "in_hand": segments.in_hand(),
+        job_memory.REPORT: job_memory.meter.report(),
     }
 
 

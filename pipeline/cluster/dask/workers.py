@@ -27,9 +27,11 @@ from pipeline.cluster.communicators.base import Deadline
 from pipeline.cluster.dask.connection import Connection, listen, scheduler_lost, submit
 from pipeline.cluster.dask.hung_workers import ChunkWatch
 from pipeline.cluster.dask.segment_tasks import STAGES_TOPIC, SegmentTasks
+from pipeline.cluster.dask.worker_states import REPORT
 from pipeline.cluster.gang.gang_lock import one_at_a_time
 from pipeline.cluster.gang.gang_stream import GangStream
 from pipeline.cluster.gang.member import STUCK_EXIT_CODE
+from pipeline.cluster.job_memory import MemoryShare, MemoryWatch
 from pipeline.cluster.segments import ClusterJob, DeviceProfile, WorkerDevice, cut_segments, profile
 from pipeline.engine.devices.device import good_chunk_bytes
 from pipeline.engine.ledger import Ledger
@@ -78,6 +80,7 @@ class DaskWorkers:
         self.name = f"{len(self._profiles)} × {kind}"
         # `--memory` is per host, and the workers on a host share it.
         self.ring_depth = self._ring_depth * max(hosts.values())
+        self._in_use: Counter[str] = Counter()  # addresses of workers, by the jobs that run on only some
         self._records: WeakValueDictionary[str, StageRecord] = WeakValueDictionary()  # by running job
 
     def _hear(self, event: tuple[float, Any]) -> None:
@@ -103,7 +106,6 @@ class DaskWorkers:
         Raises the job's first own error; ClusterError if the scheduler is lost, or if a segment kills one worker after
         another.
         """
-        client = self._connection.client
         if not ledger.exists:
             ledger.create()
         cluster_job = ClusterJob(
@@ -113,28 +115,43 @@ class DaskWorkers:
             held_bytes=job.job.hold_at_most(job.budget.budget_bytes) if isinstance(job.job, HoldsInput) else 0,
             ledger_identity=ledger.identity,
             worker_device=self._worker_device,
+            share=MemoryShare(limit_bytes=job.bounds.memory_bytes, ring_bytes=job.ring_bytes),
+            gpu_memory_bytes=job.bounds.gpu_memory_bytes,
         )
+        with self._some(job.bounds.workers) as some:
+            return self._stream(cluster_job, job, plan, ledger, events, some)
+
+    def _stream(
+        self,
+        cluster_job: ClusterJob,
+        job: PlannedJob,
+        plan: Plan,
+        ledger: Ledger,
+        events: RunEvents,
+        some: SomeWorkers | None,
+    ) -> StageRecord:
+        client = self._connection.client
         record = self._new_record()
+        memory = MemoryWatch(self.identities, _report_of, cluster_job.name, cluster_job.share, events.on_memory)
+        events = replace(events, check=_both(events.check, memory))
         if self.gathers_metrics:
             events = _counting(job.workload, events)
         events.on_begun(record)
         ring_bytes = job.budget.budget_bytes * self.ring_depth
-        gang = GangStream(self, cluster_job, job, ranks=len(self._profiles), memory_bytes=ring_bytes)
+        ranks = len(self._profiles) if some is None else some.count
+        gang = GangStream(some or self, cluster_job, job, ranks=ranks, memory_bytes=ring_bytes)
         if gang.is_better:
             gang.stream(plan, ledger, events, record)
             return record
         listen(client, self._where, STAGES_TOPIC, self._hear)  # a restarted scheduler has no subscriptions
         watch = ChunkWatch(self.identities, self._end_worker, cluster_job, record, self._where)
 
-        def check() -> None:
-            events.check()
-            watch()
-
-        run = SegmentTasks(client, cluster_job, self._where, check)
+        addresses = None if some is None else some.addresses
+        run = SegmentTasks(client, cluster_job, self._where, _both(events.check, watch), addresses)
         by_index = {chunk.index: chunk for chunk in plan.chunks}
         self._records[cluster_job.name] = record
         with record.timed():
-            for receipt in run.receipts(cut_segments(plan, len(self._profiles))):
+            for receipt in run.receipts(cut_segments(plan, ranks)):
                 record.under_way.pop(receipt.segment.chunks[0], None)
                 record.include(receipt.stages)
                 for notes in receipt.notes:
@@ -142,6 +159,15 @@ class DaskWorkers:
                 for index in receipt.segment.chunks:
                     events.on_written(by_index[index])
         return record
+
+    @contextmanager
+    def _some(self, count: int | None) -> Iterator[SomeWorkers | None]:
+        """At most `count` of the workers; None: all of them."""
+        if count is None or count >= len(self._profiles):
+            yield None
+            return
+        with closing(SomeWorkers(self, count, self._in_use)) as some:
+            yield some
 
     # For gangs
 
@@ -245,6 +271,47 @@ class DaskWorkers:
             raise ClusterError(f"a worker of {self._where} does not answer: {type(error).__name__}: {error}") from error
 
 
+class SomeWorkers:
+    """Some of the workers for one job: those that the fewest such jobs use. A lost one is replaced.
+
+    For gangs as `DaskWorkers`.
+    """
+
+    def __init__(self, workers: DaskWorkers, count: int, in_use: Counter[str]) -> None:
+        """in_use : of all such jobs together, by address"""
+        self._workers = workers
+        self.count = count
+        self._in_use = in_use
+        self._chosen: list[str] = []
+        self.lock, self.tell, self.start_on = workers.lock, workers.tell, workers.start_on
+
+    def addresses(self) -> list[str]:
+        """Those of the chosen workers that are alive, as many as there may be."""
+        heard = self._workers.last_heard()
+        with _choosing:
+            for lost in [address for address in self._chosen if address not in heard]:
+                self._chosen.remove(lost)
+                del self._in_use[lost]
+            others = sorted(heard.keys() - set(self._chosen), key=lambda address: (self._in_use[address], address))
+            for address in others[: self.count - len(self._chosen)]:
+                self._chosen.append(address)
+                self._in_use[address] += 1
+            return list(self._chosen)
+
+    def last_heard(self) -> Mapping[str, float]:
+        heard, chosen = self._workers.last_heard(), self.addresses()
+        return {address: heard[address] for address in chosen if address in heard}
+
+    def close(self) -> None:
+        """The workers are free for other jobs."""
+        with _choosing:
+            self._in_use.subtract(self._chosen)
+            self._chosen.clear()
+
+
+_choosing = threading.Lock()
+
+
 class _SchedulersLock:
     """A lock between processes. Its holder renews it; if the holder dies, it expires in half a minute.
 
@@ -321,6 +388,19 @@ def _counting(workload: Workload, events: RunEvents) -> RunEvents:
         events.on_written(chunk)
 
     return replace(events, on_written=written)
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def check() -> None:
+        first()
+        second()
+
+    return check
+
+
+def _report_of(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    report: Mapping[str, Any] = worker["metrics"].get(REPORT, {})
+    return report
 
 
 def _end_process(address: str) -> None:

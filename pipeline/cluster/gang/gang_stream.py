@@ -22,7 +22,8 @@ from pipeline import metrics
 from pipeline.cluster.gang.gang import GangLimits, GangResult, GangWorkers, run_gang
 from pipeline.cluster.gang.member import Member
 from pipeline.cluster.gang.rank_device import RankDevice
-from pipeline.cluster.segments import ClusterJob, EndedJobs, join_output, own_device
+from pipeline.cluster.job_memory import meter
+from pipeline.cluster.segments import ClusterJob, EndedJobs, bounded, join_output, metered, own_device
 from pipeline.engine.ledger import Entry, Ledger
 from pipeline.engine.output import Output
 from pipeline.engine.planned import PlannedJob
@@ -193,14 +194,15 @@ _at_work = metrics.AtWork({})
 @_at_work
 def compute_run(member: Member, job: ClusterJob, facts: Any, run: Run) -> RankReport:
     """Compute this rank's shards of a run, combine those of all ranks, and write this rank's chunks durably."""
-    device = own_device(job.worker_device)
+    device = bounded(own_device(job.worker_device), job)
     device.enter()
     output, rank = _opened(job, facts), RankDevice(device, member)
     shared = output.job
     assert isinstance(shared, SharedJob)
     try:
-        member.compute(lambda shard: shared.share(run.region, shard, rank))
-        total = member.reduce(shared.reduction, deterministic=True)
+        with device.allocating():
+            member.compute(lambda shard: shared.share(run.region, shard, rank))
+            total = member.reduce(shared.reduction, deterministic=True)
         member.communicator.confirm()  # chunks written from a bad sum would be noted for the audit
         mine = run.chunks[member.rank :: member.size]
         if mine:
@@ -233,7 +235,7 @@ def _write(
 @_at_work
 def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     """Do this rank's part of one chunk; rank 0 writes it durably."""
-    device = own_device(job.worker_device)
+    device = bounded(own_device(job.worker_device), job)
     device.enter()
     output, rank = _opened(job, None), RankDevice(device, member)
     joint = output.job
@@ -241,7 +243,8 @@ def compute_jointly(member: Member, job: ClusterJob, number: int) -> RankReport:
     record, began = rank.record, time.perf_counter()
     try:
         chunk = joint.plan(job.budget).chunks[number]
-        outputs = joint.compute_jointly(chunk, member, rank)
+        with device.allocating():
+            outputs = joint.compute_jointly(chunk, member, rank)
     except MemoryError as error:  # CuPy's too is one
         raise OutOfDeviceMemory(f"{device.name}: {error}; split the coils over more workers") from error
     computed = time.perf_counter()
@@ -297,7 +300,9 @@ def _opened(job: ClusterJob, facts: Any) -> Output:
         if job.name not in _open:
             for name in list(_open):
                 _open.pop(name).discard()
-            _open[job.name] = join_output(job, open_job)
+                meter.closed(name)
+            with metered(job):
+                _open[job.name] = join_output(job, open_job)
         return _open[job.name]
 
 
@@ -307,6 +312,7 @@ def _close(name: str) -> None:
         found = _open.pop(name, None)
     if found is not None:
         found.discard()
+        meter.closed(name)
 
 
 def _close_soon(name: str, address: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Any
 
+from pipeline.config import format_bytes
 from pipeline.engine.devices import cuda_driver
 from pipeline.engine.devices.buffers import CudaSlot, Slot, allocate_cuda_slot, allocate_host_slot, buffer_bytes
 from pipeline.engine.devices.cuda_driver import Call
@@ -73,9 +76,44 @@ class Device(ABC):
     def drain(self) -> None:
         """Wait until no started work can touch a slot."""
 
+    def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> Device:
+        """The same device for one job, which may take no more of its own memory; a CPU has none.
+
+        on_taken : called with the bytes that the job has taken
+        """
+        return self
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """In the context, this thread's temporary arrays count towards the bound."""
+        return nullcontext()
+
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """The description for the receipt."""
+
+
+class GpuBound:
+    """Memory of a GPU that one job may take: its ring's slots, and a pool for the temporary arrays of its kernels."""
+
+    def __init__(self, memory_bytes: int, pool: Any, on_taken: Callable[[int], None]) -> None:
+        self.pool = pool
+        self._memory_bytes = memory_bytes
+        self._slots_bytes = 0
+        self._on_taken = on_taken
+
+    def take(self, slot_bytes: int) -> None:
+        """A slot takes its memory. OutOfDeviceMemory if the bound leaves none."""
+        self._slots_bytes += slot_bytes
+        left = self._memory_bytes - self._slots_bytes
+        if left <= 0:
+            raise OutOfDeviceMemory(
+                f"the job's ring takes more than the {format_bytes(self._memory_bytes)} of GPU memory that it may take"
+            )
+        self.pool.set_limit(size=left)
+        self.note()
+
+    def note(self) -> None:
+        self._on_taken(self._slots_bytes + self.pool.total_bytes())
 
 
 class CpuDevice(Device):
@@ -140,9 +178,26 @@ class CudaDevice(Device):
             self._upload = self._compute
         self._origin = cupy.cuda.Event()
         self._origin_time = 0.0
+        self._bound: GpuBound | None = None
+
+    def bounded(self, memory_bytes: int, on_taken: Callable[[int], None]) -> CudaDevice:
+        twin = copy(self)
+        twin._bound = GpuBound(memory_bytes, self._cupy.cuda.MemoryPool(), on_taken)
+        return twin
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        if self._bound is None:
+            yield
+            return
+        with self._cupy.cuda.using_allocator(self._bound.pool.malloc):
+            yield
+        self._bound.note()
 
     def allocate(self, input_bytes: int, output_bytes: int) -> Slot:
         self.enter()
+        if self._bound is not None:
+            self._bound.take(input_bytes + output_bytes)
         return allocate_cuda_slot(input_bytes, output_bytes)
 
     def begin(self) -> None:
@@ -165,7 +220,7 @@ class CudaDevice(Device):
         before, after = self._calls(chunk, slot, twin)
         try:
             cuda_driver.make(before)
-            with self._compute:
+            with self._compute, self.allocating():
                 job.compute(chunk, twin.inputs(chunk), twin.outputs(chunk), self._compute)
             cuda_driver.make(after)
         except self._cupy.cuda.memory.OutOfMemoryError as error:

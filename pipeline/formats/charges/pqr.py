@@ -16,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import InputError, counted
 from pipeline.formats.charges.base import Array, Molecule, cell_vectors
@@ -36,6 +37,11 @@ _LOOSE_ATOM = re.compile(r"\s*(ATOM|HETATM)\s", re.IGNORECASE)
 _CELL = re.compile(r"\s*CRYST1", re.IGNORECASE)
 _END, _MODEL = re.compile(r"END|(?i:\s*(END|ENDMDL)\b)"), re.compile(r"MODEL|(?i:\s*MODEL\b)")
 _LONGEST_QUOTE = 40
+BLOCK_BYTES = 1 << 18
+# Any whole number of so many digits is a float64, and so are these powers of ten.
+_MOST_DIGITS = 15
+_POWERS = 10.0 ** np.arange(_MOST_DIGITS + 1)
+_ATOM, _HETATM = (np.frombuffer(name, np.uint8) for name in (b"ATOM", b"HETATM"))
 
 Five = tuple[float, float, float, float, float]
 
@@ -51,10 +57,13 @@ def read_pqr(path: Path) -> Molecule:
         data = file.head(file.size)
     finally:
         file.close()
-    values, cell = _Lines(path).read(_lines(path, data))
+    lines = _Lines(path)
+    for block in _blocks(_text_of(path, data)):
+        lines.read_block(block)
+    values, cell = lines.values, lines.cell
     if len(values) == 0:
         raise InputError(f"{path}: has no ATOM or HETATM line; a PQR file has one for each atom")
-    table = np.array(values, np.float64).reshape(-1, 5)
+    table = np.frombuffer(values).reshape(-1, 5)
     return Molecule(
         coordinates=np.ascontiguousarray(table[:, :3]),
         cell=cell,
@@ -65,17 +74,33 @@ def read_pqr(path: Path) -> Molecule:
 
 def stated_cell(path: Path, data: bytes) -> Array | None:
     """Only the cell, from the content of a PQR file. InputError if its line cannot be read."""
-    return _Lines(path).read(line if _CELL.match(line) else "" for line in _lines(path, data))[1]
+    lines = _Lines(path)
+    lines.read(line if _CELL.match(line) else "" for line in _lines(_text_of(path, data)))
+    return lines.cell
 
 
-def _lines(path: Path, data: bytes) -> Iterator[str]:
-    """The lines, one at a time: all together take many times the file's size. Latin-1 decodes every byte; the relevant
-    fields are ASCII."""
+def _text_of(path: Path, data: bytes) -> bytes:
+    """The file's content with line feeds alone. InputError if it is not text."""
     if b"\0" in data:
         raise InputError(f"{path}: holds NUL bytes: is it compressed, in UTF-16 or damaged? Save it as plain text")
     data = data.removeprefix(BOM_UTF8)
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return data
+
+
+def _blocks(data: bytes) -> Iterator[bytes]:
+    """The content in runs of whole lines."""
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
+        yield data[start:stop]
+        start = stop
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """The lines, one at a time: all together take many times the file's size. Latin-1 decodes every byte; the relevant
+    fields are ASCII."""
     return (line.rstrip(b"\n").decode("latin-1") for line in BytesIO(data))
 
 
@@ -83,15 +108,27 @@ class _Lines:
     """Reads the lines once; only atoms, the cell and ends of models count."""
 
     def __init__(self, path: Path) -> None:
+        self.values = array("d")  # x, y, z, charge and radius of each atom, one after another
+        self.cell: Array | None = None
         self._path = path
-        self._cell: Array | None = None
+        self._count = 0  # of lines
         self._ended: tuple[int, str] | None = None
 
-    def read(self, lines: Iterable[str]) -> tuple[array[float], Array | None]:
-        """x, y, z, charge and radius of each atom, one after another; the cell."""
-        values = array("d")
-        append, finite = values.extend, math.isfinite
-        for number, line in enumerate(lines, 1):
+    def read_block(self, block: bytes) -> None:
+        """Reads whole lines, at once if they are alike."""
+        found = _alike(block) if self._ended is None else None
+        if found is None:
+            self.read(_lines(block))
+            return
+        self.values.frombytes(found.tobytes())
+        self._count += len(found)
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Reads them one by one."""
+        values, finite = self.values, math.isfinite
+        append = values.extend
+        for number, line in enumerate(lines, self._count + 1):
+            self._count = number
             if line.startswith(("ATOM", "HETATM")) or _LOOSE_ATOM.match(line):
                 if self._ended is not None:
                     raise self._second_model(number)
@@ -104,7 +141,6 @@ class _Lines:
                 self._note_cell(number, self._cell_of(number, line.lstrip()))
             elif self._ended is None and (_END.match(line) or (values and _MODEL.match(line))):
                 self._ended = number, _quoted(line.split()[0])
-        return values, self._cell
 
     def _by_columns(self, number: int, line: str) -> Five:
         cut = [line[start:stop] for start, stop in _COORDINATE_COLUMNS]
@@ -134,9 +170,9 @@ class _Lines:
     def _note_cell(self, number: int, cell: Array | None) -> None:
         if cell is None:
             return
-        if self._cell is not None and not np.array_equal(cell, self._cell):
+        if self.cell is not None and not np.array_equal(cell, self.cell):
             raise self._fault(number, "this CRYST1 differs from an earlier one; keep one of them")
-        self._cell = cell
+        self.cell = cell
 
     def _second_model(self, number: int) -> InputError:
         assert self._ended is not None
@@ -166,6 +202,70 @@ class _Lines:
 
     def _fault(self, number: int, what: str) -> InputError:
         return InputError(f"{self._path}:{number}: {what}")
+
+
+def _alike(block: bytes) -> Array | None:
+    """(atoms, 5): the last fields of lines that are all atoms with as many fields, three times as fast as line
+    by line. None if some are otherwise: `_by_spaces` takes more, and messages name the line."""
+    text = np.frombuffer(block, np.uint8)
+    is_blank = (text == ord(" ")) | (text == ord("\n"))
+    if ((text < ord("!")) & ~is_blank).any() or (text > ord("~")).any():
+        return None
+    starts = np.concatenate([[0], np.flatnonzero(text[:-1] == ord("\n")) + 1])
+    fields = np.flatnonzero(~is_blank & np.concatenate([[True], is_blank[:-1]]))
+    count = len(fields) // len(starts)
+    # With a chain or without: ATOM serial name residue [chain] number x y z charge radius.
+    if count not in (10, 11) or len(fields) != count * len(starts):
+        return None
+    begins = fields.reshape(-1, count)
+    ends = np.flatnonzero(~is_blank & np.concatenate([is_blank[1:], [True]])).reshape(-1, count) + 1
+    in_their_lines = (begins[:, 0] == starts).all() and (ends[:-1, -1] < starts[1:]).all()
+    if not in_their_lines or not _begin_atoms(text, starts):
+        return None
+    if not _are_digits(text, begins[:, -6], ends[:, -6]):
+        return None
+    return _decimals(text, begins[:, -5:], ends[:, -5:])
+
+
+def _are_digits(text: NDArray[np.uint8], starts: NDArray[np.intp], ends: NDArray[np.intp]) -> bool:
+    """Whether the fields hold nothing else."""
+    others = np.concatenate([[0], np.cumsum((text < ord("0")) | (text > ord("9")), dtype=np.int32)])
+    return bool((others[ends] == others[starts]).all())
+
+
+def _decimals(text: NDArray[np.uint8], starts: NDArray[np.intp], ends: NDArray[np.intp]) -> Array | None:
+    """The numbers -1.25 of these fields; None if one is written otherwise or has more digits than a float64.
+
+    A quotient of a whole number below 2⁵³ and a power of ten below 10²³ has the bits that `float` finds.
+    """
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if longest > _MOST_DIGITS + 2:
+        return None
+    whole, decimals, digits = (np.zeros(starts.shape, np.int64) for _ in range(3))
+    has_point = np.zeros(starts.shape, np.bool_)
+    for place in range(longest):
+        inside = place < lengths
+        byte = text[np.minimum(starts + place, len(text) - 1)]
+        digit = byte - np.uint8(ord("0"))  # wraps around below
+        is_digit, is_point = (digit < 10) & inside, (byte == ord(".")) & inside
+        is_sign = (byte == ord("-")) & (place == 0)
+        if not (is_digit | (is_point & ~has_point) | is_sign | ~inside).all():
+            return None
+        whole = np.where(is_digit, 10 * whole + digit, whole)
+        digits += is_digit
+        decimals += is_digit & has_point
+        has_point |= is_point
+    if (digits == 0).any() or (digits > _MOST_DIGITS).any():
+        return None
+    numbers = whole / _POWERS[decimals]
+    return np.where(text[starts] == ord("-"), -numbers, numbers)
+
+
+def _begin_atoms(text: NDArray[np.uint8], starts: NDArray[np.intp]) -> bool:
+    """Whether each line begins with ATOM or HETATM; lines have ten fields, so that none ends before."""
+    first = text[starts[:, None] + np.arange(6)]
+    return bool(((first[:, :4] == _ATOM).all(axis=1) | (first == _HETATM).all(axis=1)).all())
 
 
 def _by_spaces(line: str) -> Five | None:

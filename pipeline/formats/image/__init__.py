@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
+from pipeline.formats.image.file_list import FileLists
+from pipeline.formats.image.metadata.geotiff import GeoTags
 from pipeline.formats.image.npy import Npy
 from pipeline.formats.image.png import Png
 from pipeline.formats.image.pnm import Pnm
@@ -18,7 +20,7 @@ from pipeline.storage.partial import Opening
 from pipeline.storage.positional import first_bytes, reading
 
 __all__ = ["FORMATS", "ImageHeader", "ImageReader", "ImageWriter", "Opening", "Region", "Storage"]
-__all__ += ["create_image", "format_for_output", "open_image"]
+__all__ += ["create_image", "format_for_output", "not_kept", "open_image"]
 
 FORMATS: tuple[ImageFormat, ...] = (Tiff(), Zarr(), Png(), Pnm(), Npy())
 
@@ -62,12 +64,27 @@ def create_image(
     return form.create(path, header, opening)
 
 
+def not_kept(header: ImageHeader, path: Path) -> str | None:
+    """What is known of an image and a file of that name does not state, in words; None if nothing is lost."""
+    known = header.calibration.facts(header.axes)
+    place = header.metadata.get("geo")
+    if isinstance(place, GeoTags):
+        known |= {"place": "georeference"} if place.is_placed else {}
+        known |= {"nodata": "nodata value"} if place.nodata is not None else {}
+    kept = format_for_output(path).keeps(header, path)
+    return ", ".join(words for key, words in known.items() if key not in kept) or None
+
+
+# Made by the engine of many files of one kind.
+_LISTS = FileLists(open_image, format_for_output)
+
+
 def _format_of(path: Path) -> ImageFormat | None:
     with reading(path):
         path.stat()
         is_folder = path.is_dir()
     beginning = b"" if is_folder else first_bytes(path, _FIRST_BYTES)
-    for form in FORMATS:
+    for form in (*FORMATS, _LISTS):
         if form.recognises(path, beginning):
             return form
     if is_folder:
@@ -78,7 +95,7 @@ def _format_of(path: Path) -> ImageFormat | None:
 
 def _by_suffix(path: Path) -> ImageFormat | None:
     suffix = path.suffix.lower()
-    return next((form for form in FORMATS if suffix in form.suffixes), None)
+    return next((form for form in (*FORMATS, _LISTS) if suffix in form.suffixes), None)
 
 
 def _suffixes() -> list[str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
+from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
 
 # The order of axes: time points, channels, planes, rows, columns, and the samples of a pixel (gray, RGB, alpha, inks).
@@ -20,6 +21,10 @@ from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFold
 AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
 DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+
+OF_COMPLEX = (
+    "complex samples are not filtered: save the magnitude, or the real and the imaginary part, as float32 or float64"
+)
 
 # Values of a TIFF's metadata: of "photometric", and of the last of "extra_samples".
 WHITE_IS_ZERO, INKS = 0, 5
@@ -75,10 +80,12 @@ class ImageHeader:
 
     shape    : samples along each axis
     axes     : one letter for each axis, of `AXES` in this order. C: declared channels, as of fluorescence;
-               S: colour samples, alpha or others, interleaved in each pixel
+               S: colour samples, alpha or others, interleaved in each pixel. The axis N, before all others, counts
+               the files of a list
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
-    metadata : what a new file of the same format takes over (resolution, tuple type, pixel size, …)
+    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …)
+    calibration : sizes, units, positions, and channels by name, for files of any format
     """
 
     shape: tuple[int, ...]
@@ -86,6 +93,7 @@ class ImageHeader:
     dtype: np.dtype[Any]
     maxval: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +166,11 @@ class ImageReader(Reader):
     # The file's blocks (tiles, compressed strips, Zarr chunks): reading along their boundaries decodes nothing twice.
     # None: every region costs the same.
     block_shape: tuple[int, ...] | None = None
+
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        """The dtype as stored and the offset of samples that are one run of bytes in C order; None if they are not."""
+        return None
 
     @abstractmethod
     def read(self, region: Region, out: NDArray[Any]) -> None:
@@ -244,6 +257,10 @@ class ImageFormat(ABC):
     def refusal(self, header: ImageHeader, path: Path) -> str | None:
         """Why this format cannot hold such an image at this path, and which can; None if it can."""
 
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        """Which known facts (`Calibration.facts`, "place", "nodata") a file of this image states; by default none."""
+        return set()
+
     def storing(self, storage: Storage) -> ImageFormat:
         """The format that creates files stored like this. ParameterError if it cannot."""
         for option, given in vars(storage).items():
@@ -255,6 +272,11 @@ class ImageFormat(ABC):
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...] | None:
         """The blocks in which `create` stores such an image: whole ones are written fastest. None: no preference."""
+        return None
+
+    def head(self, header: ImageHeader, path: Path) -> bytes | None:
+        """The file's bytes before its samples, if such an image is stored as these and then the samples, as they are in
+        memory; else None."""
         return None
 
     @abstractmethod

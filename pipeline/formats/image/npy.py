@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import (
     DTYPES,
+    OF_COMPLEX,
     ImageFormat,
     ImageHeader,
     ImageReader,
@@ -65,6 +66,9 @@ class Npy(ImageFormat):
             return f"{path}: .npy holds {', '.join(DTYPES)} here, not {header.dtype}; convert it first"
         return None
 
+    def head(self, header: ImageHeader, path: Path) -> bytes:
+        return npy_head(header)
+
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         """C order, native byte order."""
         head = npy_head(header)
@@ -86,6 +90,10 @@ class NpyReader(ImageReader):
                 f"{file.path}: truncated: its header promises {counted(self.header.nbytes, 'byte')} of samples, "
                 f"the file holds {file.size - offset:,}; copy or save it again"
             )
+
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        return None if self._fortran else (self._samples.dtype, self._samples.offset)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -123,7 +131,8 @@ def _read_header(file: PositionalFile) -> tuple[np.dtype[Any], bool, tuple[int, 
 
 def _dtype_of(path: Path, descr: str) -> np.dtype[Any]:
     if descr[:1] not in "<>|=" or descr[1:] not in _SUPPORTED:
-        raise InputError(f"{path}: holds samples of type {_type_name(descr)}; {_wanted()}")
+        way_out = OF_COMPLEX if descr[1:2] == "c" else _wanted()
+        raise InputError(f"{path}: holds samples of type {_type_name(descr)}; {way_out}")
     return np.dtype(descr)
 
 

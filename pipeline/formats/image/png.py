@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from pipeline.storage.positional import PositionalFile, memory_of
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _IHDR = struct.Struct(">IIBBBBB")
-_LONGEST_SIDE = 1_000_000  # libpng's limit as commonly built; the format itself allows 2**31 - 1
+LONGEST_SIDE = 1_000_000  # libpng's limit as commonly built; the format itself allows 2**31 - 1
 _LONGEST_CARRIED = 4 << 20
 # Chunks that define how samples are shown, carried over to a new PNG: colour space, gamma, luminance, resolution, and
 # Exif's orientation.
@@ -71,8 +71,8 @@ class Png(ImageFormat):
             return f"{path}: PNG holds one image of rows and columns with up to 4 channels, not {kind}{others}"
         if header.dtype not in (np.dtype(np.uint8), np.dtype(np.uint16)):
             return f"{path}: PNG holds uint8 and uint16 samples, not {header.dtype}{others}"
-        if max(header.shape) > _LONGEST_SIDE:
-            return f"{path}: PNG readers take up to {_LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
+        if max(header.shape) > LONGEST_SIDE:
+            return f"{path}: PNG readers take up to {LONGEST_SIDE:,} pixels a side, not {header.shape}{others}"
         return None
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
@@ -83,24 +83,26 @@ class PngWriter(SpooledWriter):
     """Encodes bands of rows, from the first to the last."""
 
     def _encoded(self) -> Iterator[bytes]:
-        height, width, channels = (*self.header.shape, 1)[:3]
-        depth = 8 * self.header.dtype.itemsize
-        yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
-        carried = dict(self.header.metadata.get("png_chunks", ()))
-        yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
-        rows = max(1, _BAND_BYTES // (self.header.nbytes // height))
-        bands = [(first, min(first + rows, height)) for first in range(0, height, rows)]
-        for compressed in deflated_bands(self._filtered_rows, bands):
-            yield _chunk(b"IDAT", compressed)
-        yield _chunk(b"IEND", b"")
+        return png_pieces(self.header, self._rows)
 
-    def _filtered_rows(self, first: int, stop: int) -> memoryview:
-        """Rows `first` to `stop` as PNG stores them: the filter's number, then the difference to the row above."""
-        above = max(first - 1, 0)
-        shape = (stop - above, *self.header.shape[1:])
-        region = Region((above, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
+    def _rows(self, first: int, stop: int) -> NDArray[Any]:
+        shape = (stop - first, *self.header.shape[1:])
         rows = np.empty(shape, self.header.dtype)
-        self._samples.read(self._scratch, region, rows)
+        self._samples.read(self._scratch, Region((first, *(0,) * (len(shape) - 1)), (stop, *shape[1:])), rows)
+        return rows
+
+
+def png_pieces(header: ImageHeader, rows_of: Callable[[int, int], NDArray[Any]]) -> Iterator[bytes]:
+    """The bytes of a PNG. rows_of: returns rows from the first number up to the second, from several threads."""
+    height, width, channels = (*header.shape, 1)[:3]
+    depth = 8 * header.dtype.itemsize
+    yield _SIGNATURE + _chunk(b"IHDR", _IHDR.pack(width, height, depth, _COLOUR_OF[channels], 0, 0, 0))
+    carried = dict(header.metadata.get("png_chunks", ()))
+    yield from (_chunk(kind, carried[kind]) for kind in _CARRIED if kind in carried)
+
+    def encoded(first: int, stop: int) -> memoryview:
+        """Rows as PNG stores them: the filter's number, then the difference to the row above."""
+        rows = rows_of(max(first - 1, 0), stop)
         stored = rows.astype(rows.dtype.newbyteorder(">"), copy=False).reshape(len(rows), -1).view(np.uint8)
         filtered = np.empty((stop - first, 1 + stored.shape[1]), np.uint8)
         filtered[:, 0] = _FILTER_UP
@@ -110,6 +112,12 @@ class PngWriter(SpooledWriter):
         else:
             np.subtract(stored[1:], stored[:-1], out=filtered[:, 1:])
         return memory_of(filtered)
+
+    rows = max(1, _BAND_BYTES // (header.nbytes // height))
+    bands = [(first, min(first + rows, height)) for first in range(0, height, rows)]
+    for compressed in deflated_bands(encoded, bands):
+        yield _chunk(b"IDAT", compressed)
+    yield _chunk(b"IEND", b"")
 
 
 @dataclass(frozen=True)
@@ -161,9 +169,9 @@ def _read_header(file: PositionalFile) -> ImageHeader:
     if first.kind != b"IHDR" or first.length != _IHDR.size:
         raise InputError(f"{file.path}: corrupt: a PNG starts with its IHDR chunk; copy or export it again")
     width, height, depth, colour, *methods = _IHDR.unpack(_data_of(file, first))
-    if not (0 < width <= _LONGEST_SIDE and 0 < height <= _LONGEST_SIDE):
+    if not (0 < width <= LONGEST_SIDE and 0 < height <= LONGEST_SIDE):
         raise InputError(
-            f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {_LONGEST_SIDE:,} a side can be read; "
+            f"{file.path}: its header says {width:,} × {height:,} pixels; 1 to {LONGEST_SIDE:,} a side can be read; "
             "export it as .tif"
         )
     if depth not in _DEPTHS.get(colour, ()):

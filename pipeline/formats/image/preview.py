@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import INKS, STRAIGHT_ALPHA, WHITE_IS_ZERO, ImageHeader, ImageReader, Region
+from pipeline.formats.image.metadata import Channel
+from pipeline.formats.image.preview_marks import marked
 
 LONGEST_SIDE = 1024
 # Samples averaged at a time, 8 MiB of float64, and the limit of cached decoded blocks.
@@ -19,20 +21,28 @@ TILE_SAMPLES = 1 << 20
 BLOCKS_BYTES = 32 << 20
 
 Span = tuple[int, int]  # start, stop
+_DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
+_COLOURS = ("00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF", "FFFFFF")
 
 
 def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) -> None:
     """Average the image down to at most `longest_side` pixels and write it as PNG.
 
-    Of a volume the middle plane is shown, of several channels or time points the first.
-    8-bit samples keep their values; all others except alpha (a second or fourth channel) are stretched so that the
-    darkest pixel is black and the brightest white. If there are more than four channels, the first is shown.
+    Of a volume the middle plane is shown, of several time points the first, of declared channels up to seven, each in
+    its colour. 8-bit samples keep their values; all others except alpha (a second or fourth sample) are stretched so
+    that one pixel in a thousand is black, and one white. Of more than four samples in a pixel, the first is shown.
+    A scale bar and the channels' names are drawn as far as they are known.
     """
     with images.open_image(image) as reader:
         reader.hold_at_most(BLOCKS_BYTES)
-        small = _as_light(_averaged(reader, longest_side), reader.header)
-        pixels = _as_bytes(small, reader.header)
-    write_pixels(preview, pixels)
+        header = reader.header
+        step = _step(header, longest_side)
+        shown = _shown_channels(header)
+        if len(shown) > 1:
+            pixels = _composite(reader, step, shown)
+        else:
+            pixels = _as_bytes(_as_light(_averaged(reader, step), header), header)
+    write_pixels(preview, marked(pixels, header.calibration, step, shown))
 
 
 def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
@@ -47,17 +57,38 @@ def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
         writer.discard()
 
 
-def _averaged(reader: ImageReader, longest_side: int) -> NDArray[np.float64]:
-    """Rows × columns (× channels): the mean of each `step` × `step` block, NaN excluded."""
+def _step(header: ImageHeader, longest_side: int) -> int:
+    sizes = dict(zip(header.axes, header.shape, strict=True))
+    return math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
+
+
+def _shown_channels(header: ImageHeader) -> list[Channel]:
+    """The declared channels of the picture, with their colours there."""
+    count = header.shape[header.axes.index("C")] if "C" in header.axes else 1
+    known = header.calibration.channels or (Channel(),) * count
+    if "S" in header.axes or count == 1:
+        return [Channel(known[0].name, _COLOURS[-1])]
+    return [Channel(channel.name, channel.colour or colour) for channel, colour in zip(known, _COLOURS, strict=False)]
+
+
+def _composite(reader: ImageReader, step: int, channels: Sequence[Channel]) -> NDArray[np.uint8]:
+    """The sum of the channels, each stretched and in its colour."""
+    grays = [_as_bytes(_averaged(reader, step, number), reader.header) for number in range(len(channels))]
+    colours = np.array([list(bytes.fromhex(str(channel.colour))) for channel in channels], np.float64)
+    light = np.tensordot(np.stack(grays, axis=-1) / 255, colours, axes=1)
+    return np.asarray(np.rint(np.clip(light, 0, 255)), np.uint8)
+
+
+def _averaged(reader: ImageReader, step: int, channel: int = 0) -> NDArray[np.float64]:
+    """Rows × columns (× samples): the mean of each `step` × `step` block, NaN excluded."""
     header = reader.header
     sizes = dict(zip(header.axes, header.shape, strict=True))
-    step = math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
     # If there are more channels than a PNG has, only the first is read.
     channels = sizes.get("S", 1) if sizes.get("S", 1) <= 4 else 1
     sums = np.zeros((-(-sizes["Y"] // step), -(-sizes["X"] // step), channels))
     counts = np.zeros_like(sums)
     for rows, columns in _tiles(reader, sizes["Y"], sizes["X"], channels):
-        samples = _tile(reader, rows, columns, channels)
+        samples = _tile(reader, rows, columns, channels, channel)
         present = ~np.isnan(samples)
         blocks = tuple(slice(start // step, -(-stop // step)) for start, stop in (rows, columns))
         with np.errstate(invalid="ignore", over="ignore"):
@@ -79,11 +110,11 @@ def _tiles(reader: ImageReader, rows: int, columns: int, channels: int) -> Itera
             yield (top, min(top + height, rows)), (left, min(left + width, columns))
 
 
-def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int) -> NDArray[np.float64]:
-    """Rows × columns × samples of the image: of its first time point and channel, and of a volume's middle plane."""
+def _tile(reader: ImageReader, rows: Span, columns: Span, channels: int, channel: int) -> NDArray[np.float64]:
+    """Rows × columns × samples of the image: of its first time point, a channel, and a volume's middle plane."""
     sizes = dict(zip(reader.header.axes, reader.header.shape, strict=True))
     middle = sizes.get("Z", 1) // 2
-    spans = {"Z": (middle, middle + 1), "Y": rows, "X": columns, "S": (0, channels)}
+    spans = {"Z": (middle, middle + 1), "Y": rows, "X": columns, "S": (0, channels), "C": (channel, channel + 1)}
     region = Region(*zip(*(spans.get(letter, (0, 1)) for letter in reader.header.axes), strict=True))
     samples = np.empty(region.shape, reader.header.dtype)
     reader.read(region, samples)
@@ -121,7 +152,7 @@ def _as_bytes(pixels: NDArray[np.float64], header: ImageHeader) -> NDArray[np.ui
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     colours = pixels if channels in (1, 3) else pixels[..., :-1]
     shown = colours[np.isfinite(colours)]
-    low, high = (shown.min(), shown.max()) if shown.size else (0.0, 1.0)
+    low, high = np.percentile(shown, _DARK_AND_BRIGHT, method="inverted_cdf") if shown.size else (0.0, 1.0)
     stretched = _stretched(pixels, low, high)
     if channels in (2, 4):
         stretched[..., -1] = _stretched(pixels[..., -1], 0, _opaque(header))

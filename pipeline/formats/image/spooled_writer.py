@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,16 @@ class SpooledWriter(ImageWriter):
             raise
         self._samples = ContiguousSamples(shape=header.shape, dtype=header.dtype, offset=0)
 
-    @abstractmethod
     def _encoded(self) -> Iterator[bytes]:
-        """The encoded file, in pieces."""
+        """The encoded file, in pieces; for writers that leave `_encode_into` as it is."""
+        raise NotImplementedError
+
+    def _encode_into(self, file: PartialFile) -> None:
+        """Write the encoded file."""
+        position = 0
+        for piece in self._encoded():
+            file.write_at(position, piece)
+            position += len(piece)
 
     def write(self, region: Region, samples: NDArray[Any]) -> None:
         require_fit(self.header, region, samples)
@@ -51,10 +57,7 @@ class SpooledWriter(ImageWriter):
     def publish(self, on_sealed: Callback = no_callback) -> None:
         if self._file is None:
             raise ValueError(f"{self.path}: only its owner publishes it")
-        position = 0
-        for piece in self._encoded():
-            self._file.write_at(position, piece)
-            position += len(piece)
+        self._encode_into(self._file)
         self._file.publish(on_sealed)
         self._scratch.discard()
 

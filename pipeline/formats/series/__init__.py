@@ -12,11 +12,13 @@ from pipeline.formats.series.base import SeriesFormat, SeriesHeader
 def series_format_for_output(path: Path) -> SeriesFormat:
     """The format that the suffix selects. OutputError if there is none."""
     from pipeline.formats.series.bart import BartSeries
+    from pipeline.formats.series.dicom import Dicom
     from pipeline.formats.series.nifti import Nifti
     from pipeline.formats.series.npy import NpySeries
+    from pipeline.formats.series.png import PngSeries
     from pipeline.formats.series.zarr import ZarrSeries
 
-    formats: tuple[SeriesFormat, ...] = (Nifti(), BartSeries(), NpySeries(), ZarrSeries())
+    formats: tuple[SeriesFormat, ...] = (Nifti(), BartSeries(), NpySeries(), ZarrSeries(), Dicom(), PngSeries())
     for form in formats:
         if path.name.lower().endswith(form.suffixes):
             return form

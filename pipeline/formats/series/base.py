@@ -28,6 +28,7 @@ class SeriesHeader:
     voxel_mm  : along x, y and z; for slices, z is their distance
     affine    : (4, 4), from indices (x, y, z, 1) to mm along NIfTI's axes right, anterior, superior; None: unknown
     title     : one line of text
+    window    : the values shown as black and white, for formats that are `windowed`; None: automatic
     """
 
     shape: tuple[int, int, int, int]
@@ -36,6 +37,7 @@ class SeriesHeader:
     voxel_mm: tuple[float, float, float] | None = None
     affine: NDArray[np.float64] | None = None
     title: str = ""
+    window: tuple[float, float] | None = None
 
     @property
     def image(self) -> ImageHeader:
@@ -52,6 +54,7 @@ class SeriesFormat(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    windowed: ClassVar[bool] = False  # it says which values are black and white
 
     def refusal(self, header: SeriesHeader, path: Path) -> str | None:
         """Why this format cannot hold such a series, and which can; None if it can."""

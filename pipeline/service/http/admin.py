@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from pipeline.api_models import CancelledView, CapView, HoldView, QueueView, State, UsageView
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.identity import CurrentUser, Operator, operator_of, user_of
+from pipeline.service.http.identity import Audit, CurrentUser, Operator, operator_of, user_of
 from pipeline.service.http.views import JobId
 from pipeline.service.jobs import ACTIVE, CancelRequested, IllegalTransition
 from pipeline.service.store import Cap
@@ -83,33 +83,36 @@ def queue(service: ThisService) -> QueueView:
 
 
 @admin.post("/hold")
-def hold(service: ThisService, user: Operator, target: Target) -> QueueView:
+def hold(service: ThisService, user: Operator, audit: Audit, target: Target) -> QueueView:
     """Let queued jobs wait until they are released; those that run go on."""
     if target.jobs:
         service.store.hold_jobs(target.jobs, True, by=user.name, now=time.time())
     else:
         service.store.hold(*target.hold, by=user.name, now=time.time())
+    audit("hold", **target.model_dump(exclude_defaults=True))
     return queue(service)
 
 
 @admin.post("/release")
-def release(service: ThisService, user: Operator, target: Target) -> QueueView:
+def release(service: ThisService, user: Operator, audit: Audit, target: Target) -> QueueView:
     """End a hold."""
     if target.jobs:
         service.store.hold_jobs(target.jobs, False, by=user.name, now=time.time())
     else:
         service.store.release(*target.hold, now=time.time())
     service.runner.wake()
+    audit("release", **target.model_dump(exclude_defaults=True))
     return queue(service)
 
 
 @admin.post("/cancel")
-def cancel(service: ThisService, user: Operator, target: Target) -> CancelledView:
+def cancel(service: ThisService, user: Operator, audit: Audit, target: Target) -> CancelledView:
     """Cancel jobs, at most 200 at a time; `more` says whether there are others."""
     found = target.jobs or service.store.unfinished(owner=target.owner, group=target.group, limit=MOST_JOBS + 1)
     for job in found[:MOST_JOBS]:
         with suppress(IllegalTransition):  # it has ended meanwhile
             cancel_job(service, job, by=user.name)
+    audit("cancel", **target.model_dump(exclude_defaults=True) | {"jobs": found[:MOST_JOBS]})
     return CancelledView(jobs=found[:MOST_JOBS], more=len(found) > MOST_JOBS)
 
 
@@ -128,12 +131,19 @@ def caps(service: ThisService) -> list[CapView]:
 
 
 @admin.post("/caps")
-def change_cap(service: ThisService, change: CapChange) -> list[CapView]:
+def change_cap(service: ThisService, audit: Audit, change: CapChange) -> list[CapView]:
     """Set or remove a limit; it is in force at once, and stays over restarts."""
     if change.value is None:
         service.store.remove_cap(change.kind, change.name, change.what, now=time.time())
     else:
         service.store.set_cap(Cap(change.kind, change.name, change.what, change.value), now=time.time())
+    audit(
+        "cap",
+        kind=change.kind,
+        name=change.name,
+        cap=change.what,
+        value="none" if change.value is None else change.value,
+    )
     service.runner.wake()
     return caps(service)
 

@@ -22,12 +22,22 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from pipeline.api_models import TERMINAL, Accepted, EventView, JobPage, JobView, State, WorkerView, WorkloadView
+from pipeline.api_models import (
+    TERMINAL,
+    Accepted,
+    Estimate,
+    EventView,
+    JobPage,
+    JobView,
+    State,
+    WorkerView,
+    WorkloadView,
+)
 from pipeline.config import brief
-from pipeline.errors import OutputError
+from pipeline.errors import OutputError, ParameterError
 from pipeline.service.http.admin import cancel_job
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.identity import CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
+from pipeline.service.http.identity import Audit, CurrentUser, Submitter, is_let_in, own_job, user_of, visible_job
 from pipeline.service.http.scrape import TargetGroup, exposition, target_groups
 from pipeline.service.http.tokens import User
 from pipeline.service.http.views import Submission, event_view, job_view, progress_view, silent_workers
@@ -35,6 +45,7 @@ from pipeline.service.jobs import ACTIVE
 from pipeline.service.parameters import parameters_of
 from pipeline.service.roots import DataRoots
 from pipeline.service.store import JobFilter, NewJob, StoredJob
+from pipeline.service.webhooks import check_webhook
 from pipeline.storage import archive
 from pipeline.storage.positional import PositionalFile
 from pipeline.workloads import workloads
@@ -56,6 +67,7 @@ probes = APIRouter(tags=["probes"])
 def submit(
     service: ThisService,
     user: Submitter,
+    audit: Audit,
     request: Submission,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Response:
@@ -70,8 +82,12 @@ def submit(
     group = user.groups[0] if request.group is None else request.group
     if not user.sees(group):
         raise HTTPException(403, f"group: {user.name} does not belong to {brief(group)!r}")
-    roots = service.roots.of(group)
-    new = [_checked(each, roots) for each in request.jobs(user.name, group, secrets.token_hex(6))]
+    roots, limits = service.roots.of(group), service.settings.limits.granted(request.limits)
+    _check_devices(limits.gpus, len(service.workers()))
+    if request.webhook is not None:
+        check_webhook(request.webhook, service.settings.webhook_hosts)
+    asked = request.jobs(user.name, group, secrets.token_hex(6))
+    new = [_checked(replace(each, limits=limits), roots) for each in asked]
     body = hashlib.sha256(json.dumps(request.model_dump(), sort_keys=True).encode()).hexdigest()
     ids = service.store.accept(
         new, now=time.time(), key=idempotency_key, body_sha256=body,
@@ -79,6 +95,10 @@ def submit(
     )  # fmt: skip
     service.runner.wake()
     views = [job_view(service.store.job(each)) for each in ids]
+    audit(
+        "submit", job=ids[0], jobs=len(ids), array=views[0].array, group=group, workload=request.workload,
+        input=request.input, output=request.output,
+    )  # fmt: skip
     accepted = Accepted(array=views[0].array, jobs=views).model_dump_json()
     return Response(accepted, 201, {"Location": f"/v1/jobs/{ids[0]}"}, "application/json")
 
@@ -108,20 +128,35 @@ def show(service: ThisService, user: CurrentUser, job: str) -> JobView:
     return job_view(visible_job(service, user, job))
 
 
+@v1.get("/v1/jobs/{job}/estimate", tags=["jobs"])
+def estimate(service: ThisService, user: Submitter, job: str) -> Estimate:
+    """What a job will take, by its plan. A job that has not been planned yet is planned for this; its input must be
+    there."""
+    stored = own_job(service, user, job)
+    if stored.estimate is None and stored.job.state is State.QUEUED:
+        service.runner.estimate(stored)
+        stored = service.store.job(job)
+    if stored.estimate is None:
+        raise HTTPException(409, f"job {job} is {stored.job.state}: there is no estimate")
+    return stored.estimate
+
+
 @v1.post("/v1/jobs/{job}/cancel", tags=["jobs"])
-def cancel(service: ThisService, user: Submitter, job: str) -> JobView:
+def cancel(service: ThisService, user: Submitter, audit: Audit, job: str) -> JobView:
     """Cancel a job and remove its partial output. Cancelling a cancelled job has no effect."""
-    own_job(service, user, job)
+    owner = own_job(service, user, job).asked.owner
     cancel_job(service, job, by=user.name)
+    audit("cancel", job=job, owner=owner)
     return job_view(service.store.job(job))
 
 
 @v1.post("/v1/jobs/{job}/retry", tags=["jobs"])
-def retry(service: ThisService, user: Submitter, job: str) -> JobView:
+def retry(service: ThisService, user: Submitter, audit: Audit, job: str) -> JobView:
     """Queue a failed or cancelled job again; finished chunks are kept."""
-    own_job(service, user, job)
+    owner = own_job(service, user, job).asked.owner
     _, actions = service.store.retry(job, now=time.time())
     service.runner.act(job, actions)
+    audit("retry", job=job, owner=owner)
     return job_view(service.store.job(job))
 
 
@@ -181,9 +216,10 @@ def receipt(service: ThisService, user: CurrentUser, job: str) -> Response:
     "/v1/jobs/{job}/result", tags=["results"], response_class=FileResponse,
     responses={200: {"content": {"application/octet-stream": {}, archive.MEDIA_TYPE: {}}}},
 )  # fmt: skip
-def result(service: ThisService, user: CurrentUser, job: str) -> Response:
+def result(service: ThisService, user: CurrentUser, audit: Audit, job: str) -> Response:
     """The output; a folder is sent as a tar archive."""
     asked = _succeeded(service, user, job).asked
+    audit("download", job=job, owner=asked.owner, output=asked.output)
     output = service.roots.of(asked.group).within(asked.output)
     if output.is_dir():
         disposition = f"attachment; filename*=UTF-8''{quote(output.name, safe='')}.tar"
@@ -277,6 +313,14 @@ async def _events(service: Service, job: str, after: int, request: Request) -> A
             with suppress(TimeoutError):
                 wait_s = RUNNING_POLL_S if stored.job.state in ACTIVE else IDLE_POLL_S
                 await asyncio.wait_for(changed.wait(), wait_s)
+
+
+def _check_devices(asked: int | None, there: int) -> None:
+    """A job that asks for more than there are would hide a mistake. Without any worker it is not known."""
+    if asked is not None and 0 < there < asked:
+        raise ParameterError(
+            f"limits.gpus: {asked} are more than the {there} of this service; ask for {there} or fewer"
+        )
 
 
 def _checked(new: NewJob, roots: DataRoots) -> NewJob:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from pipeline.service.audit import AuditLog
 from pipeline.service.http.proxies import Proxies
 from pipeline.service.http.sessions import Sessions
 from pipeline.service.http.tokens import Tokens
@@ -31,6 +32,7 @@ class Service:
     workers: Callable[[], list[dict[str, Any]]]
     ready: Callable[[], str | None]
     tokens: Callable[[], Tokens | None] = lambda: None
+    audit: AuditLog | None = None
     stopping: threading.Event = field(default_factory=threading.Event)  # no job is accepted any more
     closing: threading.Event = field(default_factory=threading.Event)  # no job runs any more: streams end
     sessions: Sessions = field(init=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
@@ -25,6 +25,11 @@ _BEARER = HTTPBearer(
 
 async def user_of(request: Request, _: Annotated[object, Security(_BEARER)] = None) -> User:
     """Who makes a request; 401 if that is not known. Does not block."""
+    request.state.user = user = await _known_user(request)
+    return user
+
+
+async def _known_user(request: Request) -> User:
     service: Service = request.app.state.service
     proxied = service.proxies.user(request)
     if proxied is not None:
@@ -64,6 +69,47 @@ async def operator_of(user: CurrentUser) -> User:
 
 Submitter = Annotated[User, Depends(submitter_of)]
 Operator = Annotated[User, Depends(operator_of)]
+
+
+class Auditor:
+    """Notes what the user of a request does."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __call__(self, what: str, **facts: Any) -> None:
+        service: Service = self._request.app.state.service
+        if service.audit is not None:
+            service.audit.note(what, **_whose(self._request), **facts)
+
+
+async def auditor_of(request: Request) -> Auditor:
+    """Notes what the user of this request does."""
+    return Auditor(request)
+
+
+Audit = Annotated[Auditor, Depends(auditor_of)]
+
+
+def note_refusal(request: Request, status: int, detail: str) -> None:
+    """Notes a request that was refused for who made it: one that came with a wrong token, or asks for too much."""
+    service: Service = request.app.state.service
+    is_anonymous = "authorization" not in request.headers and request.url.path != "/login"
+    if service.audit is None or status not in (401, 403) or (status == 401 and is_anonymous):
+        return
+    what = "sign-in refused" if status == 401 else "refused"
+    service.audit.note_refusal(
+        what, **_whose(request), request=f"{request.method} {request.url.path[:200]}", why=detail
+    )
+
+
+def _whose(request: Request) -> dict[str, Any]:
+    user: User | None = getattr(request.state, "user", None)
+    peer, client = getattr(request.state, "peer", ""), request.client.host if request.client is not None else ""
+    return {
+        "who": user.name if user is not None else None, "by": user.by if user is not None else None, "source": client,
+        "through": peer if peer != client else None,
+    }  # fmt: skip
 
 
 async def is_let_in(request: Request, stored: StoredJob | None) -> bool:

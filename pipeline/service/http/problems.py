@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
 from pipeline.config import brief, explain
-from pipeline.errors import MillraceError, StorageError, UserError
+from pipeline.errors import MillraceError, ServiceRefused, StorageError, UserError
+from pipeline.service.http.identity import note_refusal
 from pipeline.service.jobs import CancelRequested, IllegalTransition, RetryRequested
 from pipeline.service.store import DependencyForgotten, NoSuchJob, OutputTaken
 
@@ -25,6 +26,7 @@ _STATUS: Mapping[type[MillraceError], int] = {
     NoSuchJob: 404,
     OutputTaken: 409,
     DependencyForgotten: 409,
+    ServiceRefused: 409,
     UserError: 422,
     StorageError: 503,
     MillraceError: 500,
@@ -86,6 +88,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
+        note_refusal(request, error.status_code, str(error.detail))
         headers = (
             {**(error.headers or {}), "Allow": _allowed(app, request)} if error.status_code == 405 else error.headers
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 
 from pipeline.service.http.tokens import Token, digest_of
@@ -17,13 +18,17 @@ class Sessions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._lock = threading.Lock()  # what is read later must not be replaced by what was read earlier
         self._tokens = store.sessions(now=time.time())  # the token's digest and the expiry, by the cookie's digest
 
     def begin(self, token: Token) -> tuple[str, float]:
         """A new session of the token's user: the cookie, and the seconds that it stays valid."""
         secret, now = secrets.token_urlsafe(32), time.time()
         lasts = min(SESSION_S, (token.expires_at or float("inf")) - now)
-        self._tokens = self._store.begin_session(digest_of(secret), token=token.digest, expires_at=now + lasts, now=now)
+        with self._lock:
+            self._tokens = self._store.begin_session(
+                digest_of(secret), token=token.digest, expires_at=now + lasts, now=now
+            )
         return secret, lasts
 
     def token_of(self, cookie: str) -> str | None:
@@ -33,4 +38,5 @@ class Sessions:
 
     def end(self, cookie: str) -> None:
         """Signs out; harmless if the session is over."""
-        self._tokens = self._store.end_session(digest_of(cookie), now=time.time())
+        with self._lock:
+            self._tokens = self._store.end_session(digest_of(cookie), now=time.time())

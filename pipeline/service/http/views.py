@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.api_models import SILENT_S, EventView, JobView, ProgressView, StageView
+from pipeline.api_models import SILENT_S, EventView, JobLimits, JobView, ProgressView, StageView
 from pipeline.engine.stages import STAGES, StageTotals
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.run import UnderWay
@@ -21,7 +21,7 @@ MOST_DEPENDENCIES = 100_000
 # Jobs cannot run if every worker's last heartbeat is older.
 LOST_S = 20.0
 INDEX = "{index}"
-_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:%([0-9]{1,5}))?")
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$", examples=["5f0c2b9a1d3e"])]
 Path_ = Annotated[str, Field(pattern=r"\S", max_length=4096, examples=["scan.tif"])]
 
@@ -46,6 +46,20 @@ def _true_json(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
+class AskedLimits(JobLimits):
+    """What a job asks to be limited to; the service's defaults and caps hold for the rest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _reject_bools(cls, value: Any) -> Any:
+        return _reject_bool(value)
+
+
+NOTHING_ASKED = AskedLimits()
+
+
 class Submission(BaseModel):
     """A job, or with `array` one job for each number of the range."""
 
@@ -63,7 +77,16 @@ class Submission(BaseModel):
         0, ge=-100, le=100, description="higher runs first; above 0 for operators only"
     )
     after: list[JobId] = Field([], max_length=1000, description="jobs that have to succeed first")
-    array: str | None = Field(None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}$", examples=["1-3"])
+    after_any: list[JobId] = Field([], max_length=1000, description="jobs that have to end first, however they do")
+    array: str | None = Field(
+        None, pattern=r"^[0-9]{1,9}-[0-9]{1,9}(%[1-9][0-9]{0,4})?$", examples=["1-3", "0-999%20"],
+        description="FROM-TO, or FROM-TO%N: at most N of them run at the same time",
+    )  # fmt: skip
+    limits: AskedLimits = NOTHING_ASKED
+    webhook: str | None = Field(
+        None, max_length=1000, examples=["https://hooks.example.org/millrace"],
+        description="an address to notify when the job ends, at one of the hosts that the service allows",
+    )  # fmt: skip
     group: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._@-]{0,64}$",
@@ -75,9 +98,10 @@ class Submission(BaseModel):
         numbers = self.numbers()
         if numbers is not None and not 1 <= len(numbers) <= MOST_OF_AN_ARRAY:
             raise ValueError(f"array {self.array} has {len(numbers)} jobs; 1 to {MOST_OF_AN_ARRAY} are allowed")
-        if numbers is not None and len(numbers) * len(self.after) > MOST_DEPENDENCIES:
+        befores = len(self.after) + len(self.after_any)
+        if numbers is not None and len(numbers) * befores > MOST_DEPENDENCIES:
             raise ValueError(
-                f"{len(numbers):,} jobs that come after {len(self.after):,} each are more than {MOST_DEPENDENCIES:,} "
+                f"{len(numbers):,} jobs that come after {befores:,} each are more than {MOST_DEPENDENCIES:,} "
                 "dependencies; submit smaller arrays"
             )
         if numbers is not None and INDEX not in self.output:
@@ -90,6 +114,12 @@ class Submission(BaseModel):
         found = _RANGE.fullmatch(self.array)
         assert found is not None, "the pattern has been checked"
         return range(int(found[1]), int(found[2]) + 1)
+
+    @property
+    def throttle(self) -> int | None:
+        """How many jobs of the array may run at the same time."""
+        found = _RANGE.fullmatch(self.array or "")
+        return None if found is None or found[3] is None else int(found[3])
 
     def jobs(self, owner: str, group: str, array_id: str) -> list[NewJob]:
         """The jobs to create."""
@@ -105,7 +135,8 @@ class Submission(BaseModel):
         return NewJob(
             owner=owner, group=group, workload=self.workload, input=filled(self.input), output=filled(self.output),
             parameters={name: filled(value) for name, value in self.parameters.items()}, priority=self.priority,
-            after=frozenset(self.after), array_id=array_id, array_index=number,
+            after=frozenset(self.after), after_any=frozenset(self.after_any), array_id=array_id, array_index=number,
+            throttle=self.throttle, limits=self.limits, webhook=self.webhook,
         )  # fmt: skip
 
 
@@ -135,6 +166,8 @@ def job_view(stored: StoredJob) -> JobView:
         attempts=job.attempts, chunks=job.chunks, chunks_done=job.chunks_done, error=job.error,
         submitted_at=stored.submitted_at, started_at=stored.started_at, finished_at=stored.finished_at,
         device_seconds=stored.device_seconds, held=stored.held,
+        preemptions=job.preemptions, throttle=asked.throttle, limits=asked.limits, estimate=stored.estimate,
+        used=stored.used,
     )  # fmt: skip
 
 

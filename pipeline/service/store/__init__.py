@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline import metrics
 from pipeline.api_models import TERMINAL, State
@@ -22,6 +24,7 @@ from pipeline.service.store.job_events import JobEvents
 from pipeline.service.store.limits import UNFINISHED, Cap, HoldKind, Rules, Subject, called
 from pipeline.service.store.records import (
     NO_FACTS,
+    Delivery,
     Facts,
     JobFilter,
     NewJob,
@@ -37,6 +40,7 @@ from pipeline.service.store.transaction import NoSuchJob, OutputTaken, Reading, 
 __all__ = [
     "HALF_LIFE_S",
     "Cap",
+    "Delivery",
     "DependencyForgotten",
     "Facts",
     "JobFilter",
@@ -65,14 +69,16 @@ class DependencyForgotten(ParameterError):
 class Store:
     """The jobs of one state folder. Thread-safe."""
 
-    def __init__(self, path: Path, *, quota_days: int = 30) -> None:
+    def __init__(self, path: Path, *, quota_days: int = 30, webhook: str | None = None) -> None:
         """Opens or creates the database, and brings it to the newest version.
 
         quota_days : the period of quotas
+        webhook    : a URL to notify of every job that ends, besides the job's own
 
         Raises StorageError if that fails, ParameterError if a newer Millrace wrote it.
         """
         self.path = path
+        self._webhook = webhook
         self._quota_days = quota_days
         self.job_events = JobEvents()
         self._database = Database(path, {"halved": (2, _halved)})
@@ -125,7 +131,7 @@ class Store:
             rules = self._rules(transaction, now)
             rules.refuse_over_quota(owner, new[0].group)
             _refuse_too_many(transaction, rules, new, most_of_an_owner)
-            befores = frozenset().union(*(each.after for each in new))
+            befores = frozenset().union(*(each.after | each.after_any for each in new))
             states = {before: transaction.job(before, groups).job.state for before in befores}
             ids = [transaction.add(each, states) for each in new]
             if key is not None:
@@ -142,12 +148,16 @@ class Store:
         """
         with self._write(now) as transaction:
             if facts.used is not None:  # even if the event is ignored
-                values = {"id": job, "seconds": facts.used.device_seconds}
-                whose = transaction.execute("add_device_seconds", **values).fetchone()
+                values = {"seconds": facts.used.device_seconds}
+                ran = {"id": job, "run_seconds": facts.run_seconds}
+                whose = transaction.execute("add_device_seconds", **values, **ran).fetchone()
                 if whose is not None:
                     owner, group = whose["owner"], whose["owner_group"]
                     transaction.execute("add_share", **values, owner=owner, at=now)
                     transaction.account(Usage(day=None, owner=owner, group=group, runs=1, **vars(facts.used)))
+            if facts.memory_bytes is not None or facts.gpu_memory_bytes is not None:
+                taken = {"memory_bytes": facts.memory_bytes, "gpu_memory_bytes": facts.gpu_memory_bytes}
+                transaction.execute("note_memory", id=job, **taken)
             return transaction.apply(job, event, facts)
 
     def retry(self, job: str, *, now: float) -> Outcome:
@@ -162,8 +172,8 @@ class Store:
             if using is not None and using["id"] != job:
                 writer = f"job {using['id']}" if using["owner_group"] == asked.group else "a job of another group"
                 raise OutputTaken(f"{asked.output}: {writer} writes it; wait for it, then retry")
-            waiting = transaction.waiting_for(job)
-            result = transaction.apply(job, RetryRequested(waiting))
+            waiting, waiting_for_end = transaction.waiting_for(job)
+            result = transaction.apply(job, RetryRequested(waiting, waiting_for_end))
             for after in sorted(waiting):
                 try:
                     state = transaction.job(after).job.state
@@ -181,11 +191,7 @@ class Store:
         owner_cap : maximum number of one owner's active jobs, unless an operator has set another
         """
         with self._write(now) as transaction:
-            blocked = self._rules(transaction, now).blocked(owner_cap)
-            if blocked is None:
-                return None
-            owners, groups = json.dumps(blocked.owners), json.dumps(blocked.groups)
-            found = transaction.execute("claimable", blocked_owners=owners, blocked_groups=groups, now=now).fetchone()
+            found = self._claimable(transaction, now, owner_cap)
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -193,6 +199,28 @@ class Store:
             claimed = transaction.job(found["id"])
         metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
         return claimed
+
+    def most_urgent(self, *, now: float, owner_cap: int) -> int | None:
+        """The priority of the job that `claim` would give; None if there is none."""
+        with self._read() as reading:
+            found = self._claimable(reading, now, owner_cap)
+            return None if found is None else int(found["priority"])
+
+    def _claimable(self, reading: Reading, now: float, owner_cap: int) -> sqlite3.Row | None:
+        blocked = self._rules(reading, now).blocked(owner_cap)
+        if blocked is None:
+            return None
+        owners, groups = json.dumps(blocked.owners), json.dumps(blocked.groups)
+        found: sqlite3.Row | None = reading.execute(
+            "claimable", blocked_owners=owners, blocked_groups=groups, now=now
+        ).fetchone()
+        return found
+
+    def note_estimate(self, job: str, estimate: Mapping[str, Any], work: int, *, now: float) -> None:
+        """Notes what the job will take by its plan."""
+        with self._write(now) as transaction:
+            transaction.execute("note_estimate", id=job, work=work, estimate=json.dumps(estimate))
+            transaction.changed.add(job)
 
     def renew(self, runner: str, at_work: Sequence[str], *, now: float, lease_s: float) -> None:
         """Extends the leases of the jobs that the runner is working on."""
@@ -238,6 +266,21 @@ class Store:
         """Adds a line to the job's log."""
         with self._write(now) as transaction:
             transaction.note(job, "log", message)
+
+    def due_deliveries(self, *, now: float, most: int) -> list[Delivery]:
+        """Notifications to send now, the longest due first."""
+        with self._read() as reading:
+            return [Delivery(**dict(row)) for row in reading.execute("due_deliveries", now=now, most=most)]
+
+    def put_off_delivery(self, delivery: str, *, due: float) -> None:
+        """A try has failed; the next one is at `due`."""
+        with self._write(due) as transaction:
+            transaction.execute("put_off_delivery", id=delivery, due=due)
+
+    def forget_delivery(self, delivery: str) -> None:
+        """It was delivered, or is given up."""
+        with self._write(0.0) as transaction:
+            transaction.execute("forget_delivery", id=delivery)
 
     def prune(self, *, now: float, keep_s: float = float("inf"), most: int = PRUNED_AT_ONCE) -> list[str]:
         """Forgets some jobs that were over `keep_s` ago, and old idempotency keys.
@@ -343,7 +386,7 @@ class Store:
         """The newest first."""
         with self._read() as reading:
             rows = reading.execute("list_jobs", **wanted.values(), limit=limit).fetchall()
-        return [stored(row, frozenset()) for row in rows]
+        return [stored(row, frozenset(), frozenset()) for row in rows]
 
     def list_json(self, wanted: JobFilter, *, limit: int) -> tuple[str, int | None]:
         """`list_jobs` as a JSON list of `JobView`, built by SQLite; and `before` of the next page, if any."""
@@ -410,7 +453,7 @@ class Store:
     def _write(self, now: float) -> Iterator[Transaction]:
         """One transaction; once it is on disk, listeners of the changed jobs are woken."""
         with storing(self.path), self._database.writing() as connection:
-            transaction = Transaction(connection, self.path, now)
+            transaction = Transaction(connection, self.path, now, self._webhook)
             yield transaction
         for each in transaction.ended:
             each.count()

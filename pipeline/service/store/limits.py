@@ -23,7 +23,6 @@ _SPENT: Mapping[str, Any] = {
     "bytes": (format_bytes, lambda row: row["read_bytes"] + row["written_bytes"]),
     "jobs": (lambda jobs: counted(round(jobs), "job"), lambda row: row["succeeded"] + row["failed"] + row["cancelled"]),
 }
-CAPS = (RUNNING, UNFINISHED, *_SPENT)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Cap:
 
     kind: Subject
     name: str
-    what: str  # one of CAPS
+    what: str  # running, unfinished, or a quota
     value: float
 
 

@@ -1,13 +1,14 @@
 -- Every statement of the store by name; {name} includes another statement.
 
 -- name: add_job
-INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index, state,
-                  epoch, attempts, cancelling, chunks, chunks_done, error, story, submitted_at, changed_at)
-VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index, :state, 0,
-        0, 0, NULL, 0, NULL, :story, :at, :at);
+INSERT INTO jobs (id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
+                  throttle, parked, limits, webhook, state, epoch, attempts, cancelling, chunks, chunks_done, error, story,
+                  submitted_at, changed_at)
+VALUES (:id, :owner, :group, :workload, :input, :output, :written, :parameters, :priority, :array_id, :array_index,
+        :throttle, :parked, :limits, :webhook, :state, 0, 0, 0, NULL, 0, NULL, :story, :at, :at);
 
 -- name: add_dependency
-INSERT INTO dependencies (job, after, state) VALUES (:job, :after, :state);
+INSERT INTO dependencies (job, after, state, any_end) VALUES (:job, :after, :state, :any_end);
 
 -- name: add_request
 INSERT INTO requests (owner, key, body_sha256, jobs, at) VALUES (:owner, :key, :body_sha256, :jobs, :at);
@@ -22,7 +23,7 @@ DELETE FROM requests WHERE at < :before;
 SELECT * FROM jobs WHERE id = :id;
 
 -- name: waiting_for
-SELECT after FROM dependencies WHERE job = :job AND state = 'waiting';
+SELECT after, any_end FROM dependencies WHERE job = :job AND state = 'waiting';
 
 -- name: dependents
 SELECT job FROM dependencies WHERE after = :after ORDER BY job;
@@ -31,15 +32,36 @@ SELECT job FROM dependencies WHERE after = :after ORDER BY job;
 -- Also for jobs that are cancelled or failed: a retry finds it, even if the dependency is forgotten by then.
 UPDATE dependencies SET state = 'succeeded' WHERE after = :after;
 
+-- name: dependency_ended
+UPDATE dependencies SET state = 'succeeded' WHERE after = :after AND any_end;
+
 -- name: change_job
 -- Only if the epoch is still the one that was read: of two concurrent changes one finds no row.
-UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths, cancelling = :cancelling,
-    chunks = :chunks, chunks_done = :chunks_done, error = :error, story = :story, changed_at = :at, started_at = :started_at,
-    finished_at = :finished_at, runner = :runner, lease_until = :lease_until, receipt = :receipt
+UPDATE jobs SET state = :state, epoch = :epoch, attempts = :attempts, deaths = :deaths,
+    preemptions = :preemptions, cancelling = :cancelling, chunks = :chunks, chunks_done = :chunks_done, error = :error,
+    story = :story, changed_at = :at, started_at = :started_at, finished_at = :finished_at, runner = :runner,
+    lease_until = :lease_until, receipt = :receipt, run_seconds = IIF(:again, 0, run_seconds)
 WHERE id = :id AND epoch = :read_epoch;
 
 -- name: add_device_seconds
-UPDATE jobs SET device_seconds = device_seconds + :seconds WHERE id = :id RETURNING owner, owner_group;
+UPDATE jobs SET device_seconds = device_seconds + :seconds, run_seconds = run_seconds + :run_seconds
+WHERE id = :id RETURNING owner, owner_group;
+
+-- name: note_memory
+UPDATE jobs SET memory_bytes = MAX(COALESCE(memory_bytes, 0), COALESCE(:memory_bytes, memory_bytes)),
+    gpu_memory_bytes = MAX(COALESCE(gpu_memory_bytes, 0), COALESCE(:gpu_memory_bytes, gpu_memory_bytes))
+WHERE id = :id;
+
+-- name: note_estimate
+-- Seconds by the work of earlier jobs of the workload.
+UPDATE jobs SET work = :work, estimate = json_set(
+    :estimate, '$.seconds', (SELECT :work * seconds / work FROM rates WHERE workload = jobs.workload AND work > 0))
+WHERE id = :id;
+
+-- name: add_rate
+INSERT INTO rates (workload, work, seconds)
+SELECT workload, work, run_seconds FROM jobs WHERE id = :id AND work > 0 AND run_seconds > 0
+ON CONFLICT (workload) DO UPDATE SET work = 0.9 * work + excluded.work, seconds = 0.9 * seconds + excluded.seconds;
 
 -- name: renew_leases
 UPDATE jobs SET lease_until = :until
@@ -57,29 +79,45 @@ SELECT id, epoch FROM jobs WHERE state IN ('planning', 'running', 'publishing') 
 -- By priority, then the owner's device use, least first, then order of submission; blocked owners and groups wait.
 -- Reads only the head of each owner's queue, so that claims stay fast with any number of waiting jobs.
 WITH RECURSIVE owners (owner) AS (
-  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0
+  SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND parked = 0
   UNION ALL
   SELECT (
-    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND owner > owners.owner
+    SELECT MIN(owner) FROM jobs INDEXED BY jobs_by_turn WHERE state = 'queued' AND held = 0 AND parked = 0 AND owner > owners.owner
   )
   FROM owners WHERE owner IS NOT NULL
 ), heads (number) AS (
   SELECT (
     SELECT number FROM jobs INDEXED BY jobs_by_turn
-    WHERE state = 'queued' AND held = 0 AND owner = owners.owner
+    WHERE state = 'queued' AND held = 0 AND parked = 0 AND owner = owners.owner
       AND owner_group NOT IN (SELECT value FROM json_each(:blocked_groups))
       AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
     ORDER BY priority DESC, number LIMIT 1
   )
   FROM owners WHERE owner NOT IN (SELECT value FROM json_each(:blocked_owners))
 )
-SELECT jobs.id, jobs.epoch, jobs.changed_at
+SELECT jobs.id, jobs.epoch, jobs.changed_at, jobs.priority
 FROM heads JOIN jobs ON jobs.number = heads.number LEFT JOIN shares ON shares.owner = jobs.owner
 ORDER BY jobs.priority DESC, COALESCE(halved(shares.device_seconds, :now - shares.at), 0), jobs.number
 LIMIT 1;
 
+-- name: turns_taken
+-- Of an array, up to :most.
+SELECT COUNT(*) FROM (
+  SELECT 1 FROM jobs
+  WHERE array_id = :array_id AND id != :id AND parked = 0 AND state NOT IN ('succeeded', 'failed', 'cancelled')
+  LIMIT :most
+);
+
+-- name: park
+UPDATE jobs SET parked = :parked WHERE id = :id AND parked != :parked RETURNING id;
+
+-- name: unpark_next
+UPDATE jobs SET parked = 0, changed_at = :at
+WHERE number = (SELECT MIN(number) FROM jobs INDEXED BY jobs_by_parked_array WHERE array_id = :array_id AND parked = 1)
+RETURNING id;
+
 -- name: active_of_group
-SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
+SELECT COUNT(*) FROM jobs WHERE owner_group = :name AND state IN ('queued', 'planning', 'running', 'publishing');
 
 -- name: active_of_owner
 SELECT COUNT(*) FROM jobs WHERE owner = :name AND state NOT IN ('succeeded', 'failed', 'cancelled');
@@ -127,24 +165,33 @@ ORDER BY number DESC LIMIT :limit;
 
 -- name: list_jobs
 -- Without the long columns, receipts and stories.
-SELECT number, id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index, state, epoch,
-    attempts, deaths, cancelling, chunks, chunks_done, error, '[]' AS story, submitted_at, changed_at, started_at, finished_at,
-    device_seconds, held, runner, lease_until, NULL AS receipt
+SELECT number, id, owner, owner_group, workload, input, output, written, parameters, priority, array_id, array_index,
+    throttle, limits, webhook, state, epoch, attempts, deaths, preemptions, cancelling, chunks, chunks_done, error, '[]' AS story,
+    submitted_at, changed_at, started_at, finished_at, device_seconds, estimate, run_seconds, memory_bytes,
+    gpu_memory_bytes, held, runner, lease_until, NULL AS receipt
 FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC;
 
 -- name: list_json
--- The fields of api_models.JobView as one JSON list: ten times as fast as row by row.
-SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array(json_object(
+-- A JSON list of views: ten times as fast as row by row.
+SELECT MIN(number) AS last, COUNT(*) AS count, json_group_array({view}) AS jobs
+FROM (
+  SELECT number, id, owner, owner_group, workload, input, output, parameters, priority, array_id, array_index, state, attempts,
+      cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, preemptions, throttle,
+      limits, estimate, run_seconds, memory_bytes, gpu_memory_bytes, held
+  FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
+);
+
+-- name: view
+-- The fields of api_models.JobView.
+json_object(
     'id', id, 'number', number, 'owner', owner, 'group', owner_group, 'workload', workload, 'input', input,
     'output', output, 'parameters', json(parameters), 'priority', priority, 'array', array_id, 'index', array_index, 'state', state,
     'cancelling', json(iif(cancelling, 'true', 'false')), 'attempts', attempts, 'chunks', chunks,
     'chunks_done', chunks_done, 'error', error, 'submitted_at', submitted_at, 'started_at', started_at,
-    'finished_at', finished_at, 'device_seconds', device_seconds, 'held', json(iif(held, 'true', 'false')))) AS jobs
-FROM (
-  SELECT number, id, owner, owner_group, workload, input, output, parameters, priority, array_id, array_index, state,
-      attempts, cancelling, chunks, chunks_done, error, submitted_at, started_at, finished_at, device_seconds, held
-  FROM jobs WHERE number IN ({fitting}) ORDER BY number DESC
-);
+    'finished_at', finished_at, 'device_seconds', device_seconds,
+    'held', json(iif(held, 'true', 'false')), 'preemptions', preemptions, 'throttle', throttle,
+    'limits', json(limits), 'estimate', json(estimate), 'used', json_object(
+        'seconds', run_seconds, 'memory_bytes', memory_bytes, 'gpu_memory_bytes', gpu_memory_bytes))
 
 -- name: lately_cancelled
 SELECT id FROM jobs
@@ -182,7 +229,7 @@ SELECT state, COUNT(*) AS jobs FROM jobs WHERE owner_group IN (SELECT value FROM
 -- name: oldest_queued
 SELECT MIN(changed_at) FROM (
   SELECT changed_at FROM jobs INDEXED BY jobs_by_wait
-  WHERE state = 'queued' AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
+  WHERE state = 'queued' AND parked = 0 AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job = jobs.id AND state = 'waiting')
   ORDER BY changed_at LIMIT 1
 );
 
@@ -198,6 +245,23 @@ SELECT number, at, kind, message FROM events WHERE job = :job AND number > :afte
 -- name: output_in_use
 SELECT id, owner_group, state FROM jobs
 WHERE COALESCE(written, output) = :written AND state NOT IN ('succeeded', 'failed', 'cancelled');
+
+-- name: add_delivery
+INSERT INTO deliveries (id, job, url, body, at, due)
+SELECT :id, id, :url, json_object('type', 'job.' || state, 'timestamp', :stamp, 'data', {view}), :at, :at
+FROM jobs WHERE id = :job;
+
+-- name: due_deliveries
+SELECT id, job, url, body, tries, at FROM deliveries WHERE due <= :now ORDER BY due LIMIT :most;
+
+-- name: next_delivery
+SELECT MIN(due) FROM deliveries;
+
+-- name: put_off_delivery
+UPDATE deliveries SET tries = tries + 1, due = :due WHERE id = :id;
+
+-- name: forget_delivery
+DELETE FROM deliveries WHERE id = :id;
 
 -- name: add_session
 INSERT INTO sessions (digest, token, expires_at) VALUES (:digest, :token, :expires_at);

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import metrics
-from pipeline.api_models import TERMINAL, State
+from pipeline.api_models import NO_LIMITS, TERMINAL, Estimate, JobLimits, JobUse, State
 from pipeline.service.jobs import Job
 
 DAY_S = 86_400.0
@@ -19,9 +19,12 @@ DAY_S = 86_400.0
 class NewJob:
     """A submitted job.
 
-    group   : whose users see it; "" is the group of users without one
-    after   : ids of jobs that have to succeed first
-    written : the output's resolved path, which identifies the file; None: `output`
+    group     : whose users see it; "" is the group of users without one
+    after     : ids of jobs that have to succeed first
+    after_any : ids of jobs that have to end first, however they do
+    throttle  : how many jobs of its array may run at the same time; None: any number
+    webhook   : a URL to notify when it ends
+    written   : the output's resolved path, which identifies the file; None: `output`
     """
 
     owner: str
@@ -32,6 +35,10 @@ class NewJob:
     group: str = ""
     priority: int = 0
     after: frozenset[str] = frozenset()
+    after_any: frozenset[str] = frozenset()
+    limits: JobLimits = NO_LIMITS
+    throttle: int | None = None
+    webhook: str | None = None
     array_id: str | None = None
     array_index: int | None = None
     written: str | None = None
@@ -53,6 +60,8 @@ class StoredJob:
     runner: str | None
     lease_until: float | None
     receipt: Mapping[str, Any] | None
+    estimate: Estimate | None
+    used: JobUse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +101,39 @@ class Used:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Data stored with an event: the claiming runner and its lease, the receipt, what the ended run used."""
+    """Data stored with an event.
+
+    runner, lease_until : of a claim
+    receipt             : of the result
+    used, run_seconds   : of the run that has ended
+    estimate, work      : of the plan, without its seconds; its work in the workload's unit
+    memory_bytes, gpu_memory_bytes : the most that the run took
+    """
 
     runner: str | None = None
     lease_until: float | None = None
     receipt: Mapping[str, Any] | None = None
     used: Used | None = None
+    run_seconds: float = 0.0
+    estimate: Mapping[str, Any] | None = None
+    work: int = 0
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
 
 
 NO_FACTS = Facts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """A notification of an ended job. `tries`: those that failed; `at`: when the job ended."""
+
+    id: str
+    job: str
+    url: str
+    body: str
+    tries: int
+    at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +191,18 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
-    """A row as a record; `waiting_for` comes from another table."""
+def stored(row: sqlite3.Row, waiting_for: frozenset[str], waiting_for_end: frozenset[str]) -> StoredJob:
+    """A row as a record; the dependencies come from another table."""
     asked = NewJob(
         owner=row["owner"], workload=row["workload"], input=row["input"], output=row["output"],
         parameters=json.loads(row["parameters"]), group=row["owner_group"], priority=row["priority"],
-        array_id=row["array_id"], array_index=row["array_index"], written=row["written"],
+        array_id=row["array_id"], array_index=row["array_index"], written=row["written"], throttle=row["throttle"],
+        webhook=row["webhook"], limits=JobLimits.model_validate_json(row["limits"]),
     )  # fmt: skip
     job = Job(
         id=row["id"], state=State(row["state"]), epoch=row["epoch"], attempts=row["attempts"],
-        deaths=row["deaths"], waiting_for=waiting_for, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
+        deaths=row["deaths"], preemptions=row["preemptions"], waiting_for=waiting_for,
+        waiting_for_end=waiting_for_end, cancelling=bool(row["cancelling"]), chunks=row["chunks"],
         chunks_done=row["chunks_done"], error=row["error"], story=tuple(json.loads(row["story"])),
     )  # fmt: skip
     facts = (
@@ -181,5 +216,11 @@ def stored(row: sqlite3.Row, waiting_for: frozenset[str]) -> StoredJob:
         "lease_until",
     )
     receipt = json.loads(row["receipt"]) if row["receipt"] is not None else None
-    held = bool(row["held"])
-    return StoredJob(asked=asked, job=job, held=held, receipt=receipt, **{name: row[name] for name in facts})
+    estimate = Estimate.model_validate_json(row["estimate"]) if row["estimate"] is not None else None
+    used = JobUse(
+        seconds=row["run_seconds"], memory_bytes=row["memory_bytes"], gpu_memory_bytes=row["gpu_memory_bytes"]
+    )
+    return StoredJob(
+        asked=asked, job=job, held=bool(row["held"]), receipt=receipt, estimate=estimate, used=used,
+        **{name: row[name] for name in facts},
+    )  # fmt: skip

@@ -167,3 +167,46 @@ CREATE TABLE usage (
   cancelled      INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (day, owner, owner_group)
 ) WITHOUT ROWID;
+
+-- version 9
+
+-- What a job may take, what it will by its plan, and what it took.
+ALTER TABLE jobs ADD COLUMN limits TEXT NOT NULL
+  DEFAULT '{"time_s":null,"memory_bytes":null,"gpu_memory_bytes":null,"gpus":null}';
+ALTER TABLE jobs ADD COLUMN estimate TEXT;                             -- JSON, once it was planned
+ALTER TABLE jobs ADD COLUMN work INTEGER NOT NULL DEFAULT 0;           -- of the plan, in the workload's unit
+ALTER TABLE jobs ADD COLUMN run_seconds REAL NOT NULL DEFAULT 0;       -- since it was submitted or retried
+ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER;                      -- the most of any run
+ALTER TABLE jobs ADD COLUMN gpu_memory_bytes INTEGER;
+
+-- Work and seconds of earlier jobs, each counting nine tenths of the next one.
+CREATE TABLE rates (
+  workload TEXT PRIMARY KEY,
+  work     REAL NOT NULL,
+  seconds  REAL NOT NULL
+) WITHOUT ROWID;
+
+ALTER TABLE jobs ADD COLUMN preemptions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN throttle INTEGER;                          -- how many of its array may run at once
+-- So many unfinished jobs of an array are not parked; as one ends, the next one is no longer. Claims see no parked jobs.
+ALTER TABLE jobs ADD COLUMN parked INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX jobs_by_parked_array ON jobs (array_id, number) WHERE parked = 1;
+DROP INDEX jobs_by_turn;
+CREATE INDEX jobs_by_turn ON jobs (owner, priority DESC, number) WHERE state = 'queued' AND held = 0 AND parked = 0;
+DROP INDEX jobs_by_wait;
+CREATE INDEX jobs_by_wait ON jobs (changed_at, id) WHERE state = 'queued' AND parked = 0;
+-- Whether any ending of `after` will do: its state is then 'succeeded' too.
+ALTER TABLE dependencies ADD COLUMN any_end INTEGER NOT NULL DEFAULT 0;
+
+-- Notifications of jobs that have ended.
+ALTER TABLE jobs ADD COLUMN webhook TEXT;
+CREATE TABLE deliveries (
+  id    TEXT PRIMARY KEY,                                              -- the same at every try
+  job   TEXT NOT NULL,
+  url   TEXT NOT NULL,
+  body  TEXT NOT NULL,                                                 -- JSON
+  tries INTEGER NOT NULL DEFAULT 0,
+  at    REAL NOT NULL,
+  due   REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX deliveries_by_due ON deliveries (due);

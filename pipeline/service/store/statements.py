@@ -13,6 +13,7 @@ from pipeline.errors import ParameterError, StorageError, too_many_files
 
 _FOLDER = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 _PART = re.compile(r"\{(\w+)\}")
 _TABLE = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
 _VERSION = re.compile(r"^-- version (\d+)\n", re.MULTILINE)
@@ -23,7 +24,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 def _queries() -> Mapping[str, str]:
     parts = _NAMED.split((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
-    return {name: _PART.sub(lambda part: named[part[1]].strip().rstrip(";"), text) for name, text in named.items()}
+    return {
+        name: _PART.sub(lambda part: _COMMENT.sub("", named[part[1]]).strip().rstrip(";"), text)
+        for name, text in named.items()
+    }
 
 
 def sql(name: str) -> str:
@@ -31,19 +35,17 @@ def sql(name: str) -> str:
     return _queries()[name]
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, way_out: str = "choose another state_dir") -> None:
     """Bring a database to the newest version, in the caller's transaction. ParameterError if a newer Millrace or
-    another program created it."""
+    another program created it; `way_out`: what to do then."""
     steps = _versions()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > max(steps):
-        raise ParameterError(
-            f"{path}: was written by a newer Millrace (version {version}); use that one, or choose another state_dir"
-        )
+        raise ParameterError(f"{path}: was written by a newer Millrace (version {version}); use that one, or {way_out}")
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     ours = {name for step in range(1, version + 1) for name in _TABLE.findall(steps[step])}
     if not tables >= ours or (tables and not ours):
-        raise ParameterError(f"{path}: is a database of another program; choose another state_dir")
+        raise ParameterError(f"{path}: is a database of another program; {way_out}")
     for step in range(version + 1, max(steps) + 1):
         for statement in _statements(steps[step]):
             connection.execute(statement)

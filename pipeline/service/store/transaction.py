@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,14 @@ class Reading:
         row = self.execute("job", id=job).fetchone()
         if row is None or (groups is not None and row["owner_group"] not in groups):
             raise NoSuchJob(f"there is no job {job}")
-        return stored(row, self.waiting_for(job))
+        return stored(row, *self.waiting_for(job))
 
-    def waiting_for(self, job: str) -> frozenset[str]:
-        """The dependencies that have not succeeded yet."""
-        return frozenset(row["after"] for row in self.execute("waiting_for", job=job))
+    def waiting_for(self, job: str) -> tuple[frozenset[str], frozenset[str]]:
+        """The dependencies that have not succeeded yet, and those that have not ended yet, whose endings do not
+        matter."""
+        rows = self.execute("waiting_for", job=job).fetchall()
+        success, end = (frozenset(row["after"] for row in rows if row["any_end"] == kind) for kind in (0, 1))
+        return success, end
 
     def writer(self, asked: NewJob) -> sqlite3.Row | None:
         """The unfinished job that writes the same output, if any."""
@@ -69,11 +73,14 @@ class Reading:
 class Transaction(Reading):
     """Changes made together; `changed` and `ended` are for those to notify once they are on disk."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, now: float) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, now: float, webhook: str | None) -> None:
+        """webhook : a URL to notify of every job that ends"""
         super().__init__(connection)
+        self._webhook = webhook
         self._path = path
         self._now = now
         self.changed: set[str] = set()  # ids of jobs
+        self._turns: Counter[str | None] = Counter()  # taken by added jobs, by array
         self.ended: list[Ended] = []
         self.used: list[Usage] = []
 
@@ -83,22 +90,30 @@ class Transaction(Reading):
         if using is not None:
             writer = f"job {using['id']}" if using["owner_group"] == new.group else "a job of another group"
             raise OutputTaken(f"{new.output}: {writer} writes it; wait for it, or name another output")
-        ended = {after: states[after] for after in sorted(new.after)}
+        befores = {after: states[after] for after in sorted(new.after)}
         job = submitted(secrets.token_hex(6))
         values = {
             "id": job.id, "owner": new.owner, "group": new.group, "workload": new.workload, "input": new.input,
             "output": new.output, "written": new.written, "parameters": json.dumps(new.parameters, allow_nan=False),
             "priority": new.priority, "array_id": new.array_id, "array_index": new.array_index, "state": job.state,
-            "story": json.dumps(job.story), "at": self._now,
+            "story": json.dumps(job.story), "at": self._now, "throttle": new.throttle,
+            "parked": self._is_parked(new),
+            "limits": new.limits.model_dump_json(), "webhook": new.webhook,
         }  # fmt: skip
         self.execute("add_job", **values)
         held = [
-            {"job": job.id, "after": after, "state": "succeeded" if state is State.SUCCEEDED else "waiting"}
-            for after, state in ended.items()
+            {
+                "job": job.id,
+                "after": after,
+                "state": "succeeded" if states[after] in met else "waiting",
+                "any_end": any_end,
+            }
+            for any_end, afters, met in ((0, new.after, (State.SUCCEEDED,)), (1, new.after_any - new.after, TERMINAL))
+            for after in sorted(afters)
         ]
         self._connection.executemany(sql("add_dependency"), held)
         self.note(job.id, "state", str(job.state))
-        for after, state in ended.items():
+        for after, state in befores.items():
             if state in (State.FAILED, State.CANCELLED):
                 self.apply(job.id, DependencyFailed(after, state))
         return job.id
@@ -117,8 +132,8 @@ class Transaction(Reading):
                 for row in self.execute("dependents", after=ended).fetchall():
                     _, following = self._apply_alone(row["job"], told, NO_FACTS)
                     untold.extend((row["job"], each) for each in following)
-                if action.state is State.SUCCEEDED:
-                    self.execute("dependency_succeeded", after=ended)
+                met = "dependency_succeeded" if action.state is State.SUCCEEDED else "dependency_ended"
+                self.execute(met, after=ended)
         return after, tuple(action for action in actions if not isinstance(action, TellDependents))
 
     def _apply_alone(self, number: str, event: Event, facts: Facts) -> Outcome:
@@ -138,27 +153,60 @@ class Transaction(Reading):
             started = now
         values = {
             "id": job.id, "read_epoch": before.job.epoch, "state": job.state, "epoch": job.epoch,
-            "attempts": job.attempts, "deaths": job.deaths, "cancelling": job.cancelling, "chunks": job.chunks,
+            "attempts": job.attempts, "deaths": job.deaths, "preemptions": job.preemptions,
+            "cancelling": job.cancelling, "chunks": job.chunks,
             "chunks_done": job.chunks_done, "error": job.error and storable(job.error),
             "story": json.dumps(job.story), "at": now, "started_at": started,
             "finished_at": now if job.state in TERMINAL else None,
             "runner": (facts.runner or before.runner) if held else None,
             "lease_until": (facts.lease_until or before.lease_until) if held else None,
             "receipt": json.dumps(facts.receipt) if facts.receipt is not None else None,
+            "again": before.job.state in TERMINAL,
         }  # fmt: skip
         self.changed.add(job.id)
         if self.execute("change_job", **values).rowcount != 1:
             raise StorageError(f"{self._path}: job {job.id} was changed by another process; is another server running?")
+        if facts.estimate is not None:
+            self.execute("note_estimate", id=job.id, work=facts.work, estimate=json.dumps(facts.estimate))
+        if job.state is State.SUCCEEDED:
+            self.execute("add_rate", id=job.id)
+        if before.asked.throttle is not None:
+            self._pass_turns(before, job)
         if job.state in TERMINAL:
+            self._tell_webhooks(before.asked, job.id)
             lasted = None if started is None else max(now - started, 0.0)
             self.ended.append(Ended(before.asked.workload, job.state, lasted))
             self.account(Usage(day=None, owner=before.asked.owner, group=before.asked.group, **{job.state.value: 1}))
+
+    def _is_parked(self, new: NewJob) -> bool:
+        """Whether the new job has to wait until others of its array have ended."""
+        if new.throttle is None or self._turns[new.array_id] == new.throttle:
+            return new.throttle is not None
+        self._turns[new.array_id] += 1
+        return False
+
+    def _pass_turns(self, before: StoredJob, job: Job) -> None:
+        """A job of a throttled array has changed: if it has ended, the next one may run; if it is queued again, it
+        needs a turn."""
+        array_id, throttle = before.asked.array_id, before.asked.throttle
+        if job.state in TERMINAL and before.job.state not in TERMINAL:
+            if self.execute("park", id=job.id, parked=0).fetchone() is None:  # it had a turn
+                self.changed |= {row["id"] for row in self.execute("unpark_next", array_id=array_id, at=self._now)}
+        elif before.job.state in TERMINAL and job.state not in TERMINAL:
+            taken = self.execute("turns_taken", array_id=array_id, id=job.id, most=throttle).fetchone()[0]
+            self.execute("park", id=job.id, parked=int(taken >= throttle))
 
     def account(self, usage: Usage) -> None:
         """Adds to today's account of an owner and a group."""
         today = replace(usage, day=day_of(self._now))
         self.execute("add_usage", **vars(today))
         self.used.append(today)
+
+    def _tell_webhooks(self, asked: NewJob, job: str) -> None:
+        stamp = datetime.fromtimestamp(self._now, UTC).isoformat(timespec="seconds")
+        for url in dict.fromkeys(filter(None, (self._webhook, asked.webhook))):
+            delivery = f"msg_{secrets.token_hex(12)}"
+            self.execute("add_delivery", id=delivery, job=job, url=url, stamp=stamp, at=self._now)
 
     def note(self, job: str, kind: str, message: str) -> None:
         """Adds an event of the job."""

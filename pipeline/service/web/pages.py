@@ -25,7 +25,7 @@ from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.identity import submitter_of, user_of, visible_job
+from pipeline.service.http.identity import Audit, submitter_of, user_of, visible_job
 from pipeline.service.http.sessions import COOKIE
 from pipeline.service.http.tokens import User, digest_of
 from pipeline.service.http.views import progress_view
@@ -166,12 +166,14 @@ def login_page(next: str = "/") -> Response:  # noqa: A002
 
 
 @_pages.post("/login")
-def login(service: ThisService, given: Login, request: Request) -> Response:
+def login(service: ThisService, given: Login, audit: Audit, request: Request) -> Response:
     tokens = service.tokens()
     token = tokens.with_digest(digest_of(given.token)) if tokens is not None else None
     if token is None:
         raise HTTPException(401, "the token is not known here, or has expired")
     cookie, lasts_s = service.sessions.begin(token)
+    request.state.user = token.user
+    audit("sign in", token=token.id)
     response = Response(status_code=204)
     response.set_cookie(
         COOKIE, cookie, max_age=int(lasts_s), httponly=True, samesite="strict", secure=request.url.scheme == "https"
@@ -180,8 +182,13 @@ def login(service: ThisService, given: Login, request: Request) -> Response:
 
 
 @_pages.post("/logout")
-def logout(service: ThisService, request: Request) -> Response:
+def logout(service: ThisService, audit: Audit, request: Request) -> Response:
     if cookie := request.cookies.get(COOKIE):
+        tokens, began_with = service.tokens(), service.sessions.token_of(cookie)
+        token = tokens.with_digest(began_with) if tokens is not None and began_with is not None else None
+        if token is not None:
+            request.state.user = token.user
+            audit("sign out", token=token.id)
         service.sessions.end(cookie)
     response = RedirectResponse("/login", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline.api_models import StageView, State, WorkerView
-from pipeline.config import format_bytes, spellings
+from pipeline.api_models import JobLimits, JobUse, StageView, State, WorkerView
+from pipeline.config import format_bytes, format_seconds, spellings
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
 from pipeline.service.http.views import stage_views
@@ -84,8 +84,11 @@ def fields_of(workload: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def typed(value: Any) -> Any:
-    """A parameter as typed into a field: a list as numbers separated by commas."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+    """A parameter as typed into a field: numbers are separated by commas, steps by semicolons."""
+    if not isinstance(value, list):
+        return value
+    texts = [str(each) for each in value]
+    return ("; " if any(" " in each for each in texts) else ",").join(texts)
 
 
 def iso(at: float | None) -> str:
@@ -113,7 +116,31 @@ def share(stored: StoredJob) -> float:
     return stored.job.chunks_done / stored.job.chunks if stored.job.chunks else 0.0
 
 
+def amounts(stored: StoredJob) -> list[tuple[str, str]]:
+    """What the job may take, will by its plan, and took: rows for people."""
+    rows = [("Limits", _amounts(stored.asked.limits)), ("Used", _amounts(stored.used))]
+    if (estimate := stored.estimate) is not None:
+        lasts = f", about {format_seconds(estimate.seconds)}" if estimate.seconds is not None else ""
+        moved = f"{format_bytes(estimate.read_bytes)} read, {format_bytes(estimate.written_bytes)} written"
+        rows.insert(1, ("Estimate", f"{moved}, {format_bytes(estimate.memory_bytes)} of buffers{lasts}"))
+    return [(name, value) for name, value in rows if value]
+
+
+def _amounts(values: JobLimits | JobUse) -> str:
+    said = []
+    if (seconds := getattr(values, "time_s", None) or getattr(values, "seconds", None)) is not None:
+        said.append(format_seconds(seconds))
+    if values.memory_bytes is not None:
+        said.append(f"{format_bytes(values.memory_bytes)} of memory")
+    if values.gpu_memory_bytes is not None:
+        said.append(f"{format_bytes(values.gpu_memory_bytes)} of GPU memory")
+    if (gpus := getattr(values, "gpus", None)) is not None:
+        said.append(counted(gpus, "GPU"))
+    return ", ".join(said)
+
+
 FILTERS = {
+    "amounts": amounts,
     "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes,
     "printable": printable, "further_facts": further_facts,
 }  # fmt: skip

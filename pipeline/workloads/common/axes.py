@@ -14,19 +14,13 @@ def usual_axes(header: ImageHeader) -> tuple[int, ...]:
 
     Planes without time points and channels are taken for a volume even if their distance is unknown.
     """
-    is_volume = not {"T", "C"} & set(header.axes) or _has_plane_distance(header)
+    is_volume = not {"T", "C"} & set(header.axes) or "Z" in header.calibration.steps
     return tuple(axis for axis, letter in enumerate(header.axes) if letter in "YX" or (letter == "Z" and is_volume))
 
 
 def named(axes: Sequence[int], letters: str) -> str:
     """The letters of chosen axes, for people: "Y, X"."""
     return ", ".join(letters[axis] for axis in axes)
-
-
-def _has_plane_distance(header: ImageHeader) -> bool:
-    """Whether the file states one; 1 without a unit stands for an unknown one."""
-    stated = header.metadata.get("scale", {}).get("Z", 1.0), header.metadata.get("unit", {}).get("Z")
-    return stated != (1.0, None)
 
 
 def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...]:
@@ -40,9 +34,10 @@ def axes_named(names: Sequence[str], letters: str, path: Path) -> tuple[int, ...
     if len(names) == 1 and len(names[0]) > 1 and names[0].isalpha():
         names = tuple(names[0])
     spatial = [axis for axis, letter in enumerate(letters) if letter in "ZYX"]
-    by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis), str(axis - len(letters)))}
+    first = letters.startswith("N")  # of many files: each file's own axes are numbered
+    by_name = {name: axis for axis in spatial for name in (letters[axis], str(axis - first), str(axis - len(letters)))}
     chosen = [by_name.get(name.upper()) for name in names]
     if not chosen or None in chosen or len(set(chosen)) != len(chosen):
-        known = ", ".join(f"{letters[axis]} ({axis})" for axis in spatial)
+        known = ", ".join(f"{letters[axis]} ({axis - first})" for axis in spatial)
         raise ParameterError(f"--axes {','.join(names)}: name each axis once, of those {path} has: {known}")
     return tuple(axis for axis in chosen if axis is not None)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kernels.smoothing.borders import OUTSIDE, border_indices
 from pipeline.formats.image.base import ImageReader, Region
+from pipeline.workloads.common.crop import CroppedReader
 
 
 def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: float, out: NDArray[Any]) -> None:
@@ -20,6 +21,9 @@ def read_with_borders(reader: ImageReader, region: Region, mode: str, cval: floa
     mode   : one of `kernels.smoothing.BORDER_MODES`
     out    : C-contiguous, the region's shape, the image's dtype
     """
+    if isinstance(reader, CroppedReader):  # what lies around a part of an image is the image
+        read_with_borders(reader.whole, reader.moved(region), mode, cval, out)
+        return
     shape = reader.header.shape
     inside = Region(
         tuple(min(max(start, 0), length) for start, length in zip(region.start, shape, strict=True)),

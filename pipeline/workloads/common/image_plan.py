@@ -14,6 +14,7 @@ from pipeline.config import format_bytes
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, Region, Storage
+from pipeline.workloads.common.axes import named
 from pipeline.workloads.common.tiling import Tiling, best_tiling
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, Plan
 
@@ -115,6 +116,12 @@ def grown(region: Region, halo: Sequence[tuple[int, int]]) -> Region:
         tuple(start - before for start, (before, _) in zip(region.start, halo, strict=True)),
         tuple(stop + after for stop, (_, after) in zip(region.stop, halo, strict=True)),
     )
+
+
+def remarks(axes: Sequence[int], header: ImageHeader, output: Path) -> dict[str, str]:
+    """For the plan and the receipt: which axes are filtered, and what the output does not state of what is known."""
+    lost = images.not_kept(header, output)
+    return {"filtered along": named(axes, header.axes)} | ({"not kept": lost} if lost else {})
 
 
 def check_cval(cval: float, header: ImageHeader, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which of a file's frames or slices count, as a parameter says it."""
+"""Which of a file's frames, slices or samples count, as a parameter says it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Self
 
 from pipeline.errors import ParameterError
 
-_RANGE = re.compile(r"(?P<one>-?\d{1,18})|(?P<begin>-?\d{1,18})?:(?P<step>-?\d{1,18})?:(?P<end>-?\d{1,18})?")
+_NUMBER = r"-?\d{1,18}"
+_RANGE = re.compile(rf"(?P<one>{_NUMBER})|(?P<begin>{_NUMBER})?:(?P<end>{_NUMBER})?(?P<third>:(?P<step>{_NUMBER})?)?")
 
 
 @dataclass(frozen=True)
 class IndexRange:
-    """`begin:step:end` stands for Python's slice [begin:end:step] with a step above 0, one number for itself alone.
+    """`start:stop:step` as in Python's slices, with a step above 0; one number stands for itself alone.
 
-    Numbers count from 0 and `end` is not included; -1 is the last. 100:10:500 takes 100, 110, … 490; :10: every tenth;
-    -100:: the last hundred; 7 the eighth alone. Where a slice would be cut or empty, it is refused.
+    Numbers count from 0 and `stop` is not included; -1 is the last. 100:500:10 takes 100, 110, … 490; ::10 every tenth;
+    -100: the last hundred; 7 the eighth alone. Where a slice would be cut or empty, it is refused.
     """
 
     begin: int | None = None
-    step: int = 1
     end: int | None = None
+    step: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -30,23 +31,26 @@ class IndexRange:
         found = _RANGE.fullmatch(text.strip())
         if found is None:
             raise ValueError(
-                f"'{text}' is no range: write begin:step:end, as 100:10:500 for 100, 110, … 490, "
-                ":10: for every tenth, or one number"
+                f"'{text}' is no range: write start:stop:step, as 100:500:10 for 100, 110, … 490, "
+                "::10 for every tenth, or one number"
             )
         if found["one"] is not None:
             only = int(found["one"])
-            return cls(only, 1, only + 1 or None)
-        begin, step, end = (None if found[name] is None else int(found[name]) for name in ("begin", "step", "end"))
-        if step is not None and step < 1:
-            raise ValueError(f"'{text}' has the step {step}: begin:step:end needs a step of at least 1")
-        between = None if begin is None or end is None or (begin < 0) != (end < 0) else end - begin
-        if step is not None and between is not None and 0 < between < step:
-            # As if written begin:end:step: one would be taken where many are meant.
+            return cls(only, only + 1 or None)
+        begin, end, step = (None if found[name] is None else int(found[name]) for name in ("begin", "end", "step"))
+        if found["third"] is not None and step is None and end is not None:
+            # In the older order, begin:step:end, :10: was every tenth; to Python it is the first ten.
             raise ValueError(
-                f"'{text}' steps by {step} from {begin} to {end}: the order is begin:step:end, "
-                "the step in the middle; for one alone give its number"
+                f"'{text}' is not clear: write ::{end} for a step of {end}, or {begin or ''}:{end} for a stop"
             )
-        return cls(begin, step or 1, end)
+        if step is not None and step < 1:
+            raise ValueError(f"'{text}' has the step {step}: start:stop:step needs a step of at least 1")
+        between = None if begin is None or end is None or (begin < 0) != (end < 0) else end - begin
+        if end is not None and begin is None and end > 0:
+            between = end
+        if step is not None and between is not None and step > 1 and between < step:
+            raise ValueError(_turned(text, step, begin, end))
+        return cls(begin, end, step or 1)
 
     def of(self, count: int, option: str, path: Path) -> range:
         """Those chosen of so many. ParameterError where there are none, or the range reaches beyond them.
@@ -66,4 +70,12 @@ class IndexRange:
         if self.begin is not None and self.step == 1 and (self.begin + 1 or None) == self.end:
             return str(self.begin)
         begin, end = ("" if value is None else str(value) for value in (self.begin, self.end))
-        return f"{begin}:{self.step}:{end}"
+        return f"{begin}:{end}" if self.step == 1 else f"{begin}:{end}:{self.step}"
+
+
+def _turned(text: str, step: int, begin: int | None, end: int | None) -> str:
+    first = "" if begin is None else begin
+    return (
+        f"'{text}' steps by {step} from {first or 0} to {end}: the order is start:stop:step, the step last, as in "
+        f"Python: {first}:{step}:{end}; for one alone give its number"
+    )

@@ -45,7 +45,7 @@ class CoulombParameters(Parameters):
         description="atoms to include, in MDAnalysis' selection language: 'protein and not name H*' [default: all]",
     )
     frames: str = Field(
-        "::", description="frames from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+        ":", description="frames from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
     )
     combine: Combination = Field(
         "avg", description="how several frames are combined at each point: mean, minimum, maximum, standard deviation"
@@ -284,6 +284,7 @@ class CoulombParameters(Parameters):
             dielectric=_scheme_with(self.dielectric)[0],
             exclude_radius_angstrom=self.exclude_radius,
             smear_per_angstrom=self.smear,
+            free=self.scheme == "full",
         )
 
     @property

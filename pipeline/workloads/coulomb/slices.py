@@ -87,7 +87,7 @@ class MiddleSlices:
         magnify = -(-SMALLEST_SIDE // max(max(plane.shape) for plane in self._planes))
         shown = np.abs(np.concatenate([plane.ravel() for plane in self._planes]))
         limit = float(np.percentile(shown, _SHARE_SHOWN)) or float(shown.max()) or 1.0
-        colours = _coloured(np.linspace(-limit, limit, 255), limit)
+        colours = coloured(np.linspace(-limit, limit, 255), limit)
         panels = [self._panel(across, limit, magnify) for across in (2, 1, 0)]
         return figure(
             panels, ColourBar(colours=colours, scale=Axis(label=self._header.units, first=-limit, last=limit))
@@ -97,7 +97,7 @@ class MiddleSlices:
         """Of two axes, the first runs to the right and the second upwards, as in a plot."""
         right, up = (axis for axis in range(3) if axis != across)
         plane = self._planes[across]
-        pixels = _coloured(plane.T[::-1], limit).repeat(magnify, 0).repeat(magnify, 1)
+        pixels = coloured(plane.T[::-1], limit).repeat(magnify, 0).repeat(magnify, 1)
         pixels[self._edge(across, plane.shape, magnify)] = _OUTLINE
         axes = [
             Axis(label=f"{'xyz'[axis]} (angstrom)", first=first, last=first + (n - 1) * self.step * spacing)
@@ -127,7 +127,8 @@ class MiddleSlices:
         return np.asarray(inside & ~core)
 
 
-def _coloured(plane: NDArray[Any], limit: float) -> NDArray[np.uint8]:
+def coloured(plane: NDArray[Any], limit: float) -> NDArray[np.uint8]:
+    """RGB of values from -limit, red, through 0, white, to limit, blue."""
     share = np.clip(np.nan_to_num(plane.astype(np.float64)) / limit, -1, 1)[..., None]
     colours = np.where(share > 0, _BLUE, _RED) * np.abs(share) + _WHITE * (1 - np.abs(share))
     return np.asarray(np.rint(colours), np.uint8)

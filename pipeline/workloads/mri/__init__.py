@@ -29,6 +29,7 @@ from pipeline.formats.image.base import ImageWriter, Region
 from pipeline.formats.image.preview import write_pixels
 from pipeline.formats.series import open_series, series_format_for_output
 from pipeline.formats.series.base import AXES
+from pipeline.formats.series.dicom import DicomReader
 from pipeline.storage.partial import Opening
 from pipeline.workloads.gang_protocols import Alone, Peers, Rank
 from pipeline.workloads.mri.audit import SAMPLES, MriAudit
@@ -37,6 +38,7 @@ from pipeline.workloads.mri.parameters import MriParameters
 from pipeline.workloads.mri.reconstruction import Reconstructed, Reconstruction, sample_times, threads_for
 from pipeline.workloads.mri.regularized import regularized
 from pipeline.workloads.mri.series import misplaced, packed, series_header, shades, unpacked
+from pipeline.workloads.mri.subspace import SubspaceReconstruction, read_basis
 from pipeline.workloads.mri.volume import VolumeReconstruction, maps_bytes, samples_bytes
 from pipeline.workloads.paths import refuse_same_file, version_of
 from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, IterateStore, JobSpec, JobSummary, Plan, Result, Sink
@@ -77,13 +79,17 @@ class MriJob:
             spec = replace(spec, input=pair_of(spec.input)[0])
         self.spec = spec
         self._form = series_format_for_output(spec.output)
+        if self.parameters.window_limits is not None and not self._form.windowed:
+            raise ParameterError(f"--window belongs to .png and .dcm, not to {spec.output.name}: leave it out")
         for output in (spec.output, *self._form.also_written(spec.output)):
             for source in self._inputs():
                 refuse_same_file(replace(spec, input=source, output=output))
         self._versions = self._further_versions()
         self._source = ImageSource(spec.input, self.parameters)
         try:
-            self.header = series_header(self._source, self.parameters)
+            self._basis = self._read_basis()
+            times = self._source.times if self._basis is None else self._basis.shape[1]
+            self.header = series_header(self._source, self.parameters, times)
             refusal = self._form.refusal(self.header, spec.output)
             if refusal is not None:
                 raise OutputError(refusal)
@@ -91,11 +97,14 @@ class MriJob:
             self._source.close()
             raise
         self._reconstruction = Reconstruction(self._source, self.parameters)
+        self._subspace = (
+            None if self._basis is None else SubspaceReconstruction(self._reconstruction, self.parameters, self._basis)
+        )
         self._audit = MriAudit(self.parameters.eps, self._refuse_changed)
         self._images = self._source.images
         joined = self.parameters.joins_times
         self._groups = groups_of(self._images) if joined else [(image,) for image in self._images]
-        if joined:
+        if joined and self._basis is None:
             self._refuse_unjoined()
         # By chunk, between two stages: data that no slot holds.
         self._trajectories: dict[int, list[Trajectory]] = {}
@@ -106,6 +115,10 @@ class MriJob:
         self._host_bytes = 0  # for maps that do not fit the GPU
         self._lock = threading.Lock()
         self._one_volume = threading.Lock()  # each takes the whole device
+
+    def _read_basis(self) -> NDArray[Any] | None:
+        path = self.parameters.basis
+        return None if path is None else read_basis(path, self._source.times, self.spec.input)
 
     def _inputs(self) -> Iterator[Path]:
         """Every file that is read."""
@@ -131,6 +144,8 @@ class MriJob:
     @cached_property
     def _in_parts(self) -> bool:
         """Whether `compute` reads the samples, a few coils at a time, instead of `read`."""
+        if self._basis is not None:
+            return False
         largest = max(samples_bytes(self._source, image) for image in self._images)
         return self.parameters.split == "coils" or (self.header.is_volume and largest >= LARGE_BYTES)
 
@@ -148,7 +163,7 @@ class MriJob:
 
     def _chunk(self, number: int, images: Sequence[Image]) -> Chunk:
         _, planes, rows, columns = self.header.shape
-        image, times = images[0], len(images)
+        image, times = images[0], len(images) if self._basis is None else self._basis.shape[1]
         first, last = (0, planes) if self.header.is_volume else (image.slice, image.slice + 1)
         curve: tuple[int, ...] = (1,)
         if self.parameters.method == "cg-sense":
@@ -157,7 +172,7 @@ class MriJob:
         inputs = [ArraySpec((self._source.coils, each.readouts.count, each.samples), COMPLEX) for each in images]
         return Chunk(
             index=number,
-            region=Region((image.time, first, 0, 0), (images[-1].time + 1, last, rows, columns)),
+            region=Region((image.time, first, 0, 0), (image.time + times, last, rows, columns)),
             halo=NO_HALO,
             inputs=() if self._in_parts else tuple(inputs),
             outputs=(
@@ -214,7 +229,18 @@ class MriJob:
         # On a GPU, reporting residuals would synchronise; with a tolerance the iterations do anyway.
         followed = self._follower(chunk.index) if stream is None or self.parameters.tolerance > 0 else None
         try:
-            if self.parameters.has_penalties:
+            if self._subspace is not None:
+                found, whole = self._subspace.coefficients(
+                    images,
+                    inputs,
+                    trajectories,
+                    follow=followed,
+                    follow_status=self._penalty_follower(chunk.index),
+                    seed=chunk.index,
+                    resumption=self._resumption(chunk.index),
+                )
+                trajectories = [whole] * len(found.image)
+            elif self.parameters.has_penalties:
                 found = regularized(
                     self._reconstruction,
                     self.parameters,
@@ -277,7 +303,8 @@ class MriJob:
         chosen = []
         for time, (trajectory, transform) in enumerate(zip(trajectories, found.transforms, strict=True)):
             pixels[time] = series[time].T.reshape(pixels.shape[1:])
-            chosen.append(MriAudit.chosen(self._groups[chunk.index][time].time, trajectory.points, shape))
+            number = self._groups[chunk.index][0].time + time
+            chosen.append(MriAudit.chosen(number, trajectory.points, shape))
             samples = transform.forward(xp.ascontiguousarray(series[time]))[xp.asarray(chosen[-1])]
             transformed[time * SAMPLES : (time + 1) * SAMPLES] = samples
         checked: dict[str, Any] = {
@@ -390,7 +417,9 @@ class MriJob:
             held = samples if self.header.dtype == COMPLEX else np.abs(samples)
             return held.astype(reader.header.dtype, copy=False)
 
-        return Result(reader=reader, stored=stored, tolerance=TOLERANCE)
+        rounded = reader.half_unit if isinstance(reader, DicomReader) else None
+        half_unit = None if rounded is None else lambda values: np.full(values.shape, rounded)
+        return Result(reader=reader, stored=stored, half_unit=half_unit, tolerance=TOLERANCE)
 
     def close(self) -> None:
         self._source.close()
@@ -401,11 +430,13 @@ class MriJob:
         found: dict[str, Any] = {
             "coils": source.coils,
             "channels": source.channels,
-            "readouts": self._images[0].readouts.count,
+            "readouts": self._readouts(),
             "samples": self._images[0].samples,
             "traj_units": source.grid.units,
             "prewhitened": source.white is not None,
         }
+        if source.delays is not None:
+            found["gradient_delay_samples"] = _delays(source.delays, source.delay_error)
         if source.grid.warning:
             found["warning"] = source.grid.warning
         if source.header.cartesian:
@@ -414,6 +445,8 @@ class MriJob:
             found["voxel_mm"] = [round(length, 6) for length in self.header.voxel_mm]
         if why := misplaced(source):
             found["slices"] = why
+        if self._basis is not None:
+            found["coefficients"] = self._basis.shape[1]
         if source.frames > 1:
             found["frames"] = source.frames
         if header.times > 1:
@@ -426,6 +459,11 @@ class MriJob:
             nbytes=samples * COMPLEX.itemsize + self.header.nbytes,
             remarks=found | dict(self._audit.convergence()),
         )
+
+    def _readouts(self) -> int | list[int]:
+        """Of the first image; with a sorting file, of each motion state of the first slice and time."""
+        counts = [image.readouts.count for image in self._images]
+        return counts[0] if self.parameters.sorting is None else counts[: self._source.frames]
 
     # The preview
 
@@ -450,6 +488,12 @@ class MriJob:
         finally:
             self._source.close()
         return shades(np.abs(outputs[0][0, outputs[0].shape[1] // 2]))
+
+
+def _delays(matrix: NDArray[np.float64], error: float | None) -> dict[str, float]:
+    """For the receipt: of each gradient, and of estimated ones the coupling and the crossings' error."""
+    found = {"xyz"[axis]: round(float(matrix[axis, axis]), 4) for axis in range(len(matrix))}
+    return found if error is None else found | {"xy": round(float(matrix[0, 1]), 4), "error": round(error, 4)}
 
 
 class _MagnitudeSink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -15,19 +16,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sense import covariance, whitening
+from kernels.sense.gradient_delays import ENOUGH_SPOKES, delayed, estimated_delays
 from pipeline.errors import InputError, ParameterError, counted
 from pipeline.formats.cfl import Cfl
 from pipeline.formats.kspace import open_kspace
 from pipeline.formats.kspace.base import LARGEST_SAMPLE, Readouts
 from pipeline.formats.numpy_files import mapped_array
 from pipeline.workloads.mri.grid import ImageGrid, image_grid
-from pipeline.workloads.mri.parameters import DENSITIES, SENSITIVITIES, MriParameters
+from pipeline.workloads.mri.parameters import DENSITIES, NO_PENALTY, SENSITIVITIES, MriParameters
+from pipeline.workloads.mri.sorting import SortedReader
 
 T = TypeVar("T")
 
 # Beyond any scanner's off resonance (1 MHz is 0.3 % of 7 T's 300 MHz); the phase is still accurate in float64.
 FARTHEST_HERTZ = 1e6
 _ON_GRID = 1e-6  # cycles
+
+
+@dataclass(frozen=True)
+class SharedReadouts(Readouts):
+    """A frame's readouts, `own` of them from `own_first`, among neighbours whose outer samples it borrows."""
+
+    own_first: int
+    own: int
+
+    def used(self, radius: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Which samples count, (readouts, samples). radius: theirs, in cycles per field of view.
+
+        As far from the centre as its own spokes suffice (π |k| of them), a frame has only these; further out it takes
+        the nearest neighbours that are needed (KWIC; Song, Dougherty, Magn. Reson. Med. 44, 2000).
+        """
+        number = np.arange(self.first, self.stop)
+        away = np.maximum(self.own_first - number, number - (self.own_first + self.own - 1))
+        nearer = np.where(away > 0, self.own + 2 * (away - 1), 0)
+        return np.asarray((away <= 0)[:, None] | (math.pi * radius > nearer[:, None]))
 
 
 @dataclass(frozen=True)
@@ -58,12 +80,16 @@ class Trajectory:
     digest : equal if two images differ in their samples alone
     spokes : readouts and samples of each; their product is m
     given  : (m,) float32 density weights, if --density takes them from a file
+    nominal: the points without gradient delays, whose spokes pass through the centre
+    used   : (m,), the samples that count, if a frame borrows from its neighbours
     """
 
     points: NDArray[np.float64]
     digest: bytes
     spokes: tuple[int, int]
     given: NDArray[np.float32] | None
+    nominal: NDArray[np.float64]
+    used: NDArray[np.bool_] | None = None
 
     @cached_property
     def on_grid(self) -> bool:
@@ -81,12 +107,16 @@ class ImageSource:
         self._reader = open_kspace(path, trajectory=parameters.trajectory)
         try:
             self.header = self._reader.header
+            self._sorted: SortedReader | None = None
+            if parameters.sorting is not None:
+                self._reader = self._sorted = SortedReader(self._reader, parameters.sorting, path)
             self.slices = parameters.slice_range.of(self.header.slices, "--slices", path)
             points = self._reader.trajectory(self.whole(0, self.slices[0]))
             self.grid: ImageGrid = image_grid(parameters, self.header, points, path)
             self._cut_frames()
             self._check_coils()
             self.white = self._whitening()
+            self.delays, self.delay_error = self._gradient_delays()
             self.trajectory(self.images[0].readouts)  # also checks the density weights
         except BaseException:
             self._reader.close()
@@ -112,17 +142,34 @@ class ImageSource:
     def trajectory(self, readouts: Readouts) -> Trajectory:
         """Raises InputError if it is damaged or leaves the matrix."""
         where = f"{self.path}, slice {readouts.slice}, time {readouts.time}"
-        points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        nominal = points = self.grid.scaled(self._reader.trajectory(readouts), where)
+        if self.delays is not None:
+            try:
+                plane, points = slice(len(self.delays)), nominal.copy()
+                points[..., plane] = delayed(points[..., plane], self.delays)
+            except ValueError as error:
+                raise InputError(f"--gradient-delay: {where}: {error}; leave it out") from error
         if self.header.cartesian:  # scaling has rounded
             nearest = np.rint(points)
             points = np.where(np.abs(points - nearest) < _ON_GRID, nearest, points)
         given = self._given_density(readouts)
+        used = None
+        if isinstance(readouts, SharedReadouts):
+            used = readouts.used(np.sqrt((nominal**2).sum(axis=-1))).reshape(-1)
         flat = np.ascontiguousarray(points.reshape(-1, points.shape[-1]))
         digest = hashlib.blake2b(flat.tobytes(), digest_size=16)
         digest.update(b"" if given is None else given.tobytes())
+        digest.update(b"" if used is None else used.tobytes())
         digest.update(str(points.shape).encode())
         spokes, samples = points.shape[:2]
-        return Trajectory(points=flat, digest=digest.digest(), spokes=(spokes, samples), given=given)
+        return Trajectory(
+            points=flat,
+            digest=digest.digest(),
+            spokes=(spokes, samples),
+            given=given,
+            nominal=flat if self.delays is None else nominal.reshape(flat.shape),
+            used=used,
+        )
 
     def read(self, readouts: Readouts, out: NDArray[Any]) -> None:
         """complex64 (coils, readouts, samples), as they are in the file."""
@@ -188,8 +235,8 @@ class ImageSource:
 
     def _cut_frames(self) -> None:
         """All images, slice by slice, so that the frames of a slice can share its calibration."""
-        asked = self._parameters.frames
-        self.frames = 1
+        asked, states = self._parameters.frames, self._sorted
+        self.frames = 1 if states is None else states.states
         self.images: list[Image] = []
         if asked is not None:
             step = self._parameters.frame_step or asked
@@ -205,7 +252,26 @@ class ImageSource:
                 for frame in range(self.frames):
                     first = 0 if asked is None else frame * step
                     readouts = Readouts(time, slice_, first, first + asked if asked is not None else count)
+                    if states is not None:
+                        readouts = states.range_of(frame, time, slice_)
+                    readouts = self._with_neighbours(readouts, count)
                     self.images.append(Image(time * self.frames + frame, place, readouts, samples))
+
+    def _with_neighbours(self, readouts: Readouts, count: int) -> Readouts:
+        """With those of which --view-sharing borrows."""
+        aside = self._parameters.view_sharing
+        if aside is None:
+            return readouts
+        if self.header.cartesian or self.header.dimensions == 3:
+            raise ParameterError(
+                f"--view-sharing {aside}: {self.path} is not of two-dimensional, non-Cartesian readouts: leave it out"
+            )
+        if readouts.count == count:
+            raise ParameterError(
+                f"--view-sharing {aside}: {self.path} has one frame, without neighbours: give --frames"
+            )
+        first, stop = max(readouts.first - aside, 0), min(readouts.stop + aside, count)
+        return SharedReadouts(readouts.time, readouts.slice, first, stop, readouts.first, readouts.count)
 
     def _check_coils(self) -> None:
         asked = self._parameters.compress
@@ -216,6 +282,35 @@ class ImageSource:
         self.field_map(self.slices[0])
         if self._parameters.field_map is not None:
             self.sample_times_s(1)
+
+    def _gradient_delays(self) -> tuple[NDArray[np.float64] | None, float | None]:
+        """In samples, (d, d), as given, or from the first image; and by how much its spokes' crossings miss them.
+
+        d is 2 for planes of spokes, whose third axis is Cartesian.
+        """
+        asked, given = self._parameters.gradient_delay, self._parameters.delays
+        dimensions = 2 if self.header.plane_steps else len(self.grid.shape)
+        option = f"--gradient-delay {asked}: {self.path}"
+        if asked == NO_PENALTY:
+            return None, None
+        if self.header.cartesian:
+            raise ParameterError(f"{option} is Cartesian, and the option is for radial data: leave it out")
+        if given is not None:
+            if len(given) != dimensions:
+                raise ParameterError(f"{option} has delays along {dimensions} axes: give {dimensions} numbers")
+            return np.diag(given), None
+        if dimensions == 3:
+            raise ParameterError(f"{option}: spokes in three dimensions do not cross: give x,y,z in samples")
+        whole = self.whole(0, self.slices[0])
+        points = self.grid.scaled(self._reader.trajectory(whole), str(self.path))
+        planes = points[:, 0, 2] if self.header.plane_steps else np.zeros(len(points))
+        same = np.flatnonzero(planes == planes[np.argmin(np.abs(planes))])
+        chosen = same[np.unique(np.linspace(0, len(same) - 1, min(len(same), ENOUGH_SPOKES)).astype(int))]
+        single = [self.samples(Readouts(whole.time, whole.slice, int(one), int(one) + 1)) for one in chosen]
+        try:
+            return estimated_delays(np.concatenate(single, axis=1), points[chosen, :, :2])
+        except ValueError as error:
+            raise ParameterError(f"{option}: {error}") from error
 
     def _whitening(self) -> NDArray[np.complex128] | None:
         noise = self._reader.noise() if self._parameters.prewhiten == "auto" else None
@@ -249,9 +344,11 @@ class ImageSource:
                     "pipe-menon"
                 )
             return _weights(found, f"--density file: {self.path}", where)
-        whole = self._reader.extent(readouts.time, readouts.slice)
+        states, key = self._sorted, (readouts.time, readouts.slice)
+        whole = self._reader.extent(*key) if states is None else states.in_file(*key)
         array = read_array(Path(name), whole, "--density", "(readout, sample)").real
-        return _weights(array[readouts.first : readouts.stop], f"--density {name}", where)
+        rows = slice(readouts.first, readouts.stop) if states is None else states.places(readouts)
+        return _weights(array[rows], f"--density {name}", where)
 
 
 def _weights(given: NDArray[Any], what: str, where: str) -> NDArray[np.float32]:

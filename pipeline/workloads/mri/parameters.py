@@ -25,6 +25,15 @@ PENALTIES = ("l1-wavelet", "tv", "tv-time", "llr", "l2")
 NO_PENALTY, AUTO = "none", "auto"
 ARRAY_SUFFIXES = (".npy", ".cfl")
 MOST_PIXELS = 1 << 15  # along an axis
+MOST_DELAY = 10  # samples
+
+
+def _number(text: str) -> float:
+    """NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 class MriParameters(Parameters):
@@ -65,6 +74,16 @@ class MriParameters(Parameters):
     )
     wavelet: Literal["haar", "db2", "db3", "db4"] = Field("db2", description="l1-wavelet: Haar's, or Daubechies'")
     block: int = Field(8, ge=2, le=64, description="llr: pixels of a block along each axis")
+    basis: AbsolutePath | None = Field(
+        None,
+        description="temporal basis (frames, coefficients), .npy or .cfl, with orthonormal columns: the result is the "
+        "images of its coefficients",
+    )
+    gradient_delay: str = Field(
+        "none",
+        description="of radial data: auto estimates the delays in the plane (RING); or x,y or x,y,z, the samples by "
+        "which each gradient is late",
+    )
     matrix: tuple[int, ...] | None = Field(
         None,
         description="pixels of the image, for all axes or for each: 256 or 256,256,64 [default: the file's]",
@@ -74,7 +93,7 @@ class MriParameters(Parameters):
     )
     trajectory: AbsolutePath | None = Field(None, description="BART's pair of trajectory files, for a k-space pair")
     slices: str = Field(
-        "::", description="slices from 0, or from the end as -1, -2 …: begin:step:end (end not included), or one"
+        ":", description="slices from 0, or from the end as -1, -2 …: start:stop:step (stop not included), or one"
     )
     frames: int | None = Field(
         None, ge=1, description="readouts per frame of a dynamic series [default: all readouts, one image]"
@@ -83,6 +102,17 @@ class MriParameters(Parameters):
         None,
         ge=1,
         description="readouts from one frame to the next: fewer than --frames slide the window [default: --frames]",
+    )
+    sorting: AbsolutePath | None = Field(
+        None,
+        description="motion states instead of frames in time: .npy of the state of each readout, from 0 without gaps; "
+        "-1 leaves a readout out",
+    )
+    view_sharing: int | None = Field(
+        None,
+        ge=1,
+        description="neighbouring readouts on each side from which a frame takes the outer k-space that its own do not "
+        "fill",
     )
     density: str = Field(
         "pipe-menon",
@@ -123,6 +153,11 @@ class MriParameters(Parameters):
         description="over several workers: the coils of each image, or whole images; auto: the coils of volumes, "
         "if there are fewer volumes than workers",
     )
+    window: str = Field(
+        "auto",
+        description="of .png and .dcm: low,high, the values shown as black and white; auto: 0 and the 99.7th "
+        "percentile (.dcm: the largest)",
+    )
     output_values: Literal["magnitude", "complex"] = Field("magnitude", description="values of the output")
 
     @field_validator("matrix", mode="before")
@@ -158,12 +193,30 @@ class MriParameters(Parameters):
         parts = [part.strip() for part in value.split(",")]
         if parts != [AUTO]:
             for part in parts:
-                try:
-                    number = float(part)
-                except ValueError:
-                    number = -1.0
-                if not 0 < number < math.inf:
+                if not 0 < _number(part) < math.inf:
                     raise ValueError(f"auto, or numbers above 0, such as 0.01; got {part!r}")
+        return ",".join(parts)
+
+    @field_validator("gradient_delay", mode="before")
+    @classmethod
+    def _delays(cls, value: Any) -> Any:
+        parts = value if isinstance(value, tuple | list) else str(value).split(",")
+        parts = [str(part).strip() for part in parts]
+        if parts not in ([NO_PENALTY], [AUTO]):
+            numbers = [_number(part) for part in parts]
+            if len(parts) not in (2, 3) or not all(abs(number) <= MOST_DELAY for number in numbers):
+                raise ValueError(f"auto, or 2 or 3 numbers of samples, −{MOST_DELAY} to {MOST_DELAY}; got {value!r}")
+        return ",".join(parts)
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _limits(cls, value: Any) -> Any:
+        parts = value if isinstance(value, tuple | list) else str(value).split(",")
+        parts = [str(part).strip() for part in parts]
+        if parts != [AUTO]:
+            numbers = [_number(part) for part in parts]
+            if len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+                raise ValueError(f"auto, or two numbers, low,high, the first smaller; got {value!r}")
         return ",".join(parts)
 
     @field_validator("slices")
@@ -181,7 +234,14 @@ class MriParameters(Parameters):
             raise ValueError(f"{', '.join(known)}, or a file that ends with .npy or .cfl; got {value!r}")
         return os.path.abspath(value)  # noqa: PTH100 - symbolic links are not resolved
 
-    @field_validator("field_map")
+    @field_validator("sorting")
+    @classmethod
+    def _states(cls, value: Path | None) -> Path | None:
+        if value is not None and value.suffix.lower() != ".npy":
+            raise ValueError(f"a file that ends with .npy; got {str(value)!r}")
+        return value
+
+    @field_validator("field_map", "basis")
     @classmethod
     def _array(cls, value: Path | None) -> Path | None:
         if value is not None and value.suffix.lower() not in ARRAY_SUFFIXES:
@@ -192,6 +252,10 @@ class MriParameters(Parameters):
     def _fitting(self) -> MriParameters:
         if self.frame_step is not None and self.frames is None:
             raise ValueError("--frame-step is the way from frame to frame: give --frames, the readouts of each")
+        if self.sorting is not None:
+            self._refuse(("frames", "frame_step"), "frames in time, and --sorting makes frames of motion states")
+        elif self.frames is None:
+            self._refuse(("view_sharing",), "--frames or --sorting")
         for name in ("segments", "dwell"):
             if getattr(self, name) is not None and self.field_map is None:
                 raise ValueError(f"--{name} belongs to --field-map: give that too, or leave it out")
@@ -201,7 +265,21 @@ class MriParameters(Parameters):
         self._check_penalties()
         if self.sensitivities not in SENSITIVITIES:
             self._refuse(("calibration",), "--sensitivities walsh or espirit")
+        if self.basis is not None:
+            self._check_basis()
         return self
+
+    def _check_basis(self) -> None:
+        if self.method == "gridding":
+            raise ValueError("--basis belongs to --method cg-sense: leave it out")
+        if self.field_map is not None:
+            raise ValueError("--basis and --field-map cannot be combined: leave one out")
+        if self.split == "coils":
+            raise ValueError("--basis: the coefficients of an image are made together; leave --split out")
+        if "tv-time" in self.penalty_names:
+            raise ValueError("--regularizer tv-time belongs to frames, and --basis makes coefficients: use llr")
+        if self.frame_step not in (None, self.frames) or self.view_sharing is not None:
+            raise ValueError("--basis: each readout belongs to one frame; leave --frame-step and --view-sharing out")
 
     def _check_penalties(self) -> None:
         names = self.penalty_names
@@ -245,6 +323,21 @@ class MriParameters(Parameters):
         return dict(zip(names, numbers * len(names) if len(numbers) == 1 else numbers, strict=True))
 
     @property
+    def delays(self) -> tuple[float, ...] | None:
+        """The delays that are given, in samples."""
+        if self.gradient_delay in (NO_PENALTY, AUTO):
+            return None
+        return tuple(map(float, self.gradient_delay.split(",")))
+
+    @property
+    def window_limits(self) -> tuple[float, float] | None:
+        """None: automatic."""
+        if self.window == AUTO:
+            return None
+        low, high = map(float, self.window.split(","))
+        return low, high
+
+    @property
     def has_penalties(self) -> bool:
         """Whether there are others than l2, which is the damping of conjugate gradients."""
         return bool(set(self.penalty_names) - {"l2"})
@@ -252,7 +345,7 @@ class MriParameters(Parameters):
     @property
     def joins_times(self) -> bool:
         """Whether all times of a slice are one problem."""
-        return bool({"tv-time", "llr"} & set(self.penalty_names))
+        return self.basis is not None or bool({"tv-time", "llr"} & set(self.penalty_names))
 
     @property
     def most_iterations(self) -> int:
@@ -264,7 +357,7 @@ class MriParameters(Parameters):
 
     @property
     def further_files(self) -> Iterator[Path]:
-        yield from (path for path in (self.trajectory, self.field_map) if path is not None)
+        yield from (path for path in (self.trajectory, self.field_map, self.basis, self.sorting) if path is not None)
         yield from (Path(text) for text in (self.density, self.sensitivities) if Path(text).is_absolute())
 
     def in_force(self) -> dict[str, Any]:
@@ -273,6 +366,10 @@ class MriParameters(Parameters):
         if self.method == "gridding":
             for name in ("iterations", "lambda", "tolerance"):
                 found.pop(name)
+        if self.gradient_delay == NO_PENALTY:
+            found.pop("gradient_delay")
+        if self.window == AUTO:
+            found.pop("window")
         if self.penalty_names:
             found.pop("lambda")
         else:
@@ -283,7 +380,7 @@ class MriParameters(Parameters):
                 found.pop(name)
         if self.sensitivities not in SENSITIVITIES:
             found.pop("calibration")
-        for name in ("trajectory", "field_map", "density", "sensitivities"):
+        for name in ("trajectory", "field_map", "basis", "sorting", "density", "sensitivities"):
             if name in found and Path(found[name]).is_absolute():
                 found[name] = " and ".join(map(version_of, files_of(Path(found[name]))))
         return found

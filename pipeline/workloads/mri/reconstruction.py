@@ -158,31 +158,59 @@ class Reconstruction:
 
     def _make_geometry(self, trajectory: Trajectory, like: Any) -> Geometry:
         asked, shape = self._parameters, self._source.grid.shape
-        points = _beside(trajectory.points, like)
-        weights = self._weights(trajectory, points)
+        points = beside(trajectory.points, like)
+        weights = self.weights(trajectory, points)
         transform = Nufft(
             points, shape, eps=asked.eps, method=asked.transform, coils=self._source.channels, workers=self.workers
         )
         toeplitz = None
         if asked.method == "cg-sense" and asked.field_map is None:
-            if self._source.header.cartesian and trajectory.on_grid and math.prod(shape) % 2 == 0:
+            if self.on_grid(trajectory):
                 kernel = cartesian_kernel(points, weights, shape)
             else:
                 kernel = toeplitz_kernel(points, weights, shape, asked.eps, workers=self.workers)
             toeplitz = Toeplitz(kernel, shape, workers=self.workers)
         return Geometry(transform=transform, weights=weights, toeplitz=toeplitz)
 
-    def _weights(self, trajectory: Trajectory, points: Any) -> Any:
-        """The density weights (m,) that the parameters name, on the device of the points."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the images."""
+        return self._source.grid.shape
+
+    @property
+    def channels(self) -> int:
+        return self._source.channels
+
+    def on_grid(self, trajectory: Trajectory) -> bool:
+        """Whether `cartesian_kernel` makes its normal operator."""
+        return self._source.header.cartesian and trajectory.on_grid and math.prod(self.shape) % 2 == 0
+
+    def weights(self, trajectory: Trajectory, points: Any) -> Any:
+        """The density weights (m,) that the parameters name, on the device of the points; 0 for samples without use."""
+        if trajectory.used is None:
+            return self._density(trajectory, points)
+        used = beside(trajectory.used, points)
+        found = namespace(points).zeros(len(points), np.float32)
+        if self._parameters.density == "pipe-menon" and trajectory.given is None:
+            found[used] = self._density(trajectory, points[used])
+            return found
+        # So many readouts share the samples at a distance from the centre.
+        sharing = used.reshape(trajectory.spokes).sum(axis=0)
+        found += self._density(trajectory, points) * used
+        found /= namespace(points).maximum(namespace(points).tile(sharing, trajectory.spokes[0]), 1)
+        return density.given(found)
+
+    def _density(self, trajectory: Trajectory, points: Any) -> Any:
         asked = self._parameters.density
         if trajectory.given is not None:
-            return density.given(_beside(trajectory.given, points))
+            return density.given(beside(trajectory.given, points))
         # Samples of a grid are even already; pipe-menon is the default.
         if asked == "none" or (asked == "pipe-menon" and self._source.header.cartesian):
             return density.even(len(trajectory.points), points)
         if asked == "ramp":
             try:
-                return density.ramp(points.reshape(*trajectory.spokes, -1)).reshape(-1)
+                spokes = beside(trajectory.nominal, points).reshape(*trajectory.spokes, -1)
+                return density.ramp(spokes).reshape(-1)
             except ValueError as error:
                 raise ParameterError(f"--density ramp: {self._source.path}: {error}") from error
         return density.pipe_menon(points, self._source.grid.shape, workers=self.workers)
@@ -192,17 +220,18 @@ class Reconstruction:
         time, slice_ = image.readouts.time, image.readouts.slice
         readouts = self._source.whole(time, slice_)
         if image.readouts == readouts:
-            return self._maps_of(slice_, samples, _beside(trajectory.points, samples), geometry.weights)
+            return self.maps_of(slice_, samples, beside(trajectory.points, samples), geometry.weights)
 
         def make() -> Calibration:
             whole = self._source.trajectory(readouts)
-            points = _beside(whole.points, samples)
-            weights = self._weights(whole, points)
-            return self._maps_of(slice_, _beside(self._source.samples(readouts), samples), points, weights)
+            points = beside(whole.points, samples)
+            weights = self.weights(whole, points)
+            return self.maps_of(slice_, beside(self._source.samples(readouts), samples), points, weights)
 
         return self._calibrations.get((time, slice_), make)
 
-    def _maps_of(self, slice_: int, samples: Any, points: Any, weights: Any) -> Calibration:
+    def maps_of(self, slice_: int, samples: Any, points: Any, weights: Any) -> Calibration:
+        """The coils of a slice from samples (coils, …) at points (m, dimensions), and their weights (m,)."""
         asked, shape = self._parameters, self._source.grid.shape
         flat = samples.reshape(samples.shape[0], -1)
         mixing = self._source.white
@@ -212,7 +241,7 @@ class Reconstruction:
             mixing = virtual if mixing is None else virtual @ mixing
         given = self._source.sensitivities(slice_)
         if given is not None:
-            maps = _beside(given, samples)
+            maps = beside(given, samples)
             return Calibration(mixing=mixing, maps=sensitivities.given(maps if mixing is None else mixed(maps, mixing)))
         white = flat if mixing is None else mixed(flat, mixing)
         tapered = asked.sensitivities == "walsh"
@@ -245,7 +274,7 @@ class Reconstruction:
                     f"--segments {self._parameters.segments}: so few leave an error of {segments.error:.2g} in slice "
                     f"{slice_} (tolerated: {_WORST_SEGMENTS:g}); give more, or leave it out to use as many as needed"
                 )
-            return OffResonance(geometry.transform, _beside(field, like), segments), segments.error
+            return OffResonance(geometry.transform, beside(field, like), segments), segments.error
 
         return self._segments.get((trajectory.digest, slice_), make)
 
@@ -268,6 +297,6 @@ def sample_times(source: ImageSource, trajectory: Trajectory) -> NDArray[np.floa
     return np.tile(source.sample_times_s(samples), spokes)
 
 
-def _beside(array: NDArray[Any], like: Any) -> Any:
+def beside(array: NDArray[Any], like: Any) -> Any:
     """A host array on the device of `like`."""
     return namespace(like).asarray(array)

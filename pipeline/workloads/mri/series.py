@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipeline.errors import StorageError
 from pipeline.formats.kspace.base import KSpaceHeader, Placement
 from pipeline.formats.series.base import SeriesHeader
+from pipeline.formats.series.png import BRIGHTEST
 from pipeline.workloads.mri.images import ImageSource
 from pipeline.workloads.mri.parameters import MriParameters
 
@@ -21,8 +22,8 @@ _TO_RAS = np.diag([-1.0, -1.0, 1.0])
 _UNEVEN_MM = 1e-2
 
 
-def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeader:
-    """The header of the output, with an affine if the file states a field of view."""
+def series_header(source: ImageSource, parameters: MriParameters, times: int) -> SeriesHeader:
+    """The header of the output of so many times or coefficients, with an affine if the file states a field of view."""
     shape = source.grid.shape
     planes = shape[2] if len(shape) == 3 else len(source.slices)
     voxel = voxel_mm(source.header, shape)
@@ -34,11 +35,12 @@ def series_header(source: ImageSource, parameters: MriParameters) -> SeriesHeade
             x, y, _ = voxel
             voxel = (x, y, float(np.linalg.norm(affine[:3, 2])))
     return SeriesHeader(
-        shape=(source.times, planes, shape[1], shape[0]),
+        shape=(times, planes, shape[1], shape[0]),
         dtype=np.dtype(np.complex64 if parameters.output_values == "complex" else np.float32),
         is_volume=len(shape) == 3,
         voxel_mm=voxel,
         affine=affine,
+        window=parameters.window_limits,
         title=f"{source.path.name}, {parameters.method}",
     )
 
@@ -92,13 +94,12 @@ def misplaced(source: ImageSource) -> str:
     return ""
 
 
-_BRIGHTEST = 99.7  # percent of the pixels that a preview resolves
 _WIDEST = 512  # pixels of a plane that is sent between processes
 
 
 def shades(plane: NDArray[Any]) -> NDArray[np.uint8]:
     """Magnitudes (y, x) as grey values; the brightest few saturate."""
-    brightest = float(np.percentile(plane, _BRIGHTEST)) or float(plane.max()) or 1.0
+    brightest = float(np.percentile(plane, BRIGHTEST)) or float(plane.max()) or 1.0
     return np.rint(np.clip(plane / brightest, 0, 1) * 255).astype(np.uint8)
 
 

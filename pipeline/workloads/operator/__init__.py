@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.formats import image as images
-from pipeline.workloads.operator.job import Definition, Halo, OperatorJob
+from pipeline.formats.image.base import ImageHeader
+from pipeline.workloads.operator.job import OperatorJob
 from pipeline.workloads.operator.parameters import OperatorParameters, parameters_of
+from pipeline.workloads.operator.step import Definition, Halo, Step
 from pipeline.workloads.protocol import JobSpec
 
 
@@ -19,14 +21,14 @@ class ImageOperator:
 
     unit = "pixels"
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, summary: str | None = None) -> None:
         self.definition = definition
         self.name = definition.name
         if not re.fullmatch(r"[A-Za-z][\w-]*", self.name):
             raise TypeError(f"operator {self.name}: a name has letters, digits, _ and - alone; give name=")
         function = definition.function
-        self.summary = (inspect.getdoc(function) or f"Apply {self.name} to an image.").partition("\n")[0]
-        self.Parameters = parameters_of(self.name, function)
+        self.summary = summary or (inspect.getdoc(function) or f"Apply {self.name} to an image.").partition("\n")[0]
+        self.Parameters = parameters_of(self.name, function, definition.given)
         self.__doc__, self.__module__, self.__wrapped__ = function.__doc__, function.__module__, function
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -37,7 +39,18 @@ class ImageOperator:
 
     def open(self, spec: JobSpec) -> OperatorJob:
         assert isinstance(spec.parameters, OperatorParameters)
-        return OperatorJob(spec, self.definition, spec.parameters, spec.parameters.own())
+        return single_job(spec, self.definition, spec.parameters, spec.parameters.own())
+
+
+def single_job(
+    spec: JobSpec, definition: Definition, parameters: OperatorParameters, arguments: Mapping[str, Any]
+) -> OperatorJob:
+    """A job of one operator with these arguments."""
+
+    def step(header: ImageHeader) -> list[Step]:
+        return [Step(definition, parameters, arguments, header, spec.input)]
+
+    return OperatorJob(spec, definition, parameters, step)
 
 
 def image_operator(
@@ -47,9 +60,12 @@ def image_operator(
     axes: str | None = None,
     dtype: Any = None,
     reference: Callable[..., Any] | None = None,
-    tolerance: float | None = None,
+    tolerance: float | Callable[[Any], float] | None = None,
     keeps_range: bool = False,
+    anchored: bool = False,
     name: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    summary: str | None = None,
 ) -> Any:
     """Make a workload of `f(block, *, parameter: int = 5, xp)`; docs/extending.md has examples.
 
@@ -59,20 +75,25 @@ def image_operator(
     parameter : keyword-only and annotated; becomes an option of the command, the API and the page
     xp        : the module `numpy` or `cupy`, if f asks for it
     out       : if f asks for it, f is called once for the whole chunk, of all axes, and fills `out`: the block without
-                its halo. It may then ask for `axes`, the numbers of the axes to work along, and for `stream`, the CUDA
-                stream (None on a CPU)
+                its halo. It may then ask for `axes`, the numbers of the axes to work along, for `stream`, the CUDA
+                stream (None on a CPU), and for `edges`, where the block lies in the image
+                (`pipeline.workloads.operator.edges.Edges`): for functions of several steps, or of absolute positions
     halo      : samples that f looks at on each side: a number (rounded up), a number or a tuple (before, after) for
                 each axis, or a function of the parameters that returns either. A function of two arguments also gets
                 the number of axes; its ValueError is the user's mistake, such as "size must be odd; got 4"
     axes      : letters of the axes that f works along, such as "YX"; None: Y, X, and Z of volumes. A parameter
                 `axes: tuple[str, ...] | None = None` lets the user choose others
-    dtype     : of the result; None: the input's
+    dtype     : of the result, or a function of the input's; None: the input's
     reference : the definition, called as f is, with float64 NumPy blocks; None: the audit computes parts of the result
                 again, cut otherwise
-    tolerance : of the audit: in sample values for integers, relative to the largest value for floats; None: see
-                `pipeline.workloads.operator.audit`
+    tolerance : of the audit: in sample values for integers, relative to the largest value for floats; or a function of
+                the result's dtype; None: see `pipeline.workloads.operator.audit`
     keeps_range : the result has the input's dtype, and its values lie between those of the input
+    anchored  : the result depends on where the block lies (`edges.first`), such as that of a decimated filter
     name      : of the workload; None: the function's
+    given     : parameters of f that are no options, with their values, for operators that share a function; each is
+                the attribute of the function's module of its own name, with _ for -
+    summary   : one sentence for the help; None: the first line of f's docstring
 
     Raises TypeError for a signature that cannot become options.
     """
@@ -80,6 +101,8 @@ def image_operator(
     def decorated(function: Callable[..., Any]) -> ImageOperator:
         options: dict[str, Any] = {"halo": halo, "axes": axes, "dtype": dtype}
         audited: dict[str, Any] = {"reference": reference, "tolerance": tolerance, "keeps_range": keeps_range}
-        return ImageOperator(Definition(name=name or function.__name__, function=function, **options, **audited))
+        further: dict[str, Any] = {"given": given or {}, "anchored": anchored}
+        made = Definition(name=name or function.__name__, function=function, **options, **audited, **further)
+        return ImageOperator(made, summary)
 
     return decorated if function is None else decorated(function)

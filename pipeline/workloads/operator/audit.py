@@ -45,7 +45,7 @@ class _OperatorAudit:
         dtype, stated = job.header.dtype, job.definition.tolerance
         self._is_float = dtype.kind == "f"
         usual = FLOAT_TOLERANCE * float(np.finfo(dtype).eps) if self._is_float else integer_tolerance
-        self.tolerance = usual if stated is None else float(stated)
+        self.tolerance = usual if stated is None else float(stated(dtype) if callable(stated) else stated)
 
     def begin(self, chunks: int) -> None:
         """The job is cut into so many chunks."""

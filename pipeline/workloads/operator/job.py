@@ -1,75 +1,69 @@
-"""One job of an operator: the function, called with each chunk's blocks."""
+"""One job of an operator, or of several in a chain: the functions, called with each chunk's blocks."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.runtime.threads import Interrupted
-from pipeline.errors import InputError, MillraceError, OperatorError, OutputError, ParameterError
+from pipeline.errors import OutputError, ParameterError
 from pipeline.formats import image as images
-from pipeline.formats.image.base import ImageHeader, ImageWriter, Region
-from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named, named, usual_axes
+from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.storage.partial import Callback, Opening, no_callback
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
+from pipeline.workloads.common.image_plan import grown, plan_image, remarks
 from pipeline.workloads.operator.audit import RecomputedAudit, ReferenceAudit
-from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
+from pipeline.workloads.operator.edges import Edges, module_of
+from pipeline.workloads.operator.parameters import OperatorParameters
+from pipeline.workloads.operator.step import Definition, Step
 from pipeline.workloads.paths import refuse_same_file
-from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
-
-# Samples on each side, or (before, after); for all axes, or for each.
-Reach = float | Sequence[float | tuple[int, int]]
-Halo = Reach | Callable[..., Reach]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Definition:
-    """A function and what was declared with it: see `image_operator`."""
-
-    name: str
-    function: Callable[..., Any]
-    halo: Halo = 0
-    axes: str | None = None
-    dtype: Any = None
-    reference: Callable[..., Any] | None = None
-    tolerance: float | None = None
-    keeps_range: bool = False
+from pipeline.workloads.protocol import ArraySpec, Budget, Chunk, JobSpec, JobSummary, Plan, Sink
 
 
 class OperatorJob:
-    """Each chunk is computed on its own from a read that includes its halo."""
+    """Each chunk is computed on its own from a read that includes its halo.
+
+    Each of several steps computes what the next ones look at, and beyond the image's edges the border mode extends its
+    result like an image of its own: the bits are those of the steps run one after the other.
+    """
 
     def __init__(
-        self, spec: JobSpec, definition: Definition, parameters: OperatorParameters, arguments: Mapping[str, Any]
+        self,
+        spec: JobSpec,
+        definition: Definition,
+        parameters: OperatorParameters,
+        steps: Callable[[ImageHeader], Sequence[Step]],
+        kept: tuple[int, Path] | None = None,
     ) -> None:
-        """`arguments`: the function's, besides the block and xp."""
-        self.spec, self.definition, self._parameters, self._arguments = spec, definition, parameters, arguments
-        output_format = images.format_for_output(spec.output, parameters.storage)
+        """
+        definition : the audit's: name, tolerance, and the reference of an only step
+        steps      : of an input of that header
+        kept       : a step's index, and the file that its result is written to as well
+        """
+        self.spec, self.definition, self._parameters, self._kept = spec, definition, parameters, kept
+        self._kept_sink: Sink | None = None
+        images.format_for_output(spec.output, parameters.storage)
         self._reader = images.open_image(spec.input)
         try:
             refuse_same_file(spec)
-            source = self._reader.header
-            self.header = source
-            if not definition.keeps_range:
-                # What PNM says of the input's values does not hold for those of the result.
-                metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
-                self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
-            refusal = output_format.refusal(self.header, spec.output)
-            if refusal is not None:
-                raise OutputError(refusal)
-            if parameters.mode == "constant":
-                check_cval(parameters.cval, source, spec.input)
-            self.axes = self._chosen_axes(source)
-            self._halo = self._declared_halo(len(source.shape))
+            if kept is not None:
+                refuse_same_file(replace(spec, output=kept[1]))
+            self._reader = parameters.part(self._reader, spec.input)
+            self._steps = steps(self._reader.header)
+            self.header = self._steps[-1].header
+            for path, header in self._written():
+                refusal = images.format_for_output(path, parameters.storage).refusal(header, path)
+                if refusal is not None:
+                    raise OutputError(refusal)
+            self.axes = tuple(dict.fromkeys(axis for step in self._steps for axis in step.axes))
+            along = {self.header.axes[axis] for axis in self.axes} & (parameters.chosen - set("ZYX"))
+            if along:
+                raise ParameterError(f"{definition.name} works along {min(along)}, so it takes no part of that axis")
             audit = RecomputedAudit if definition.reference is None else ReferenceAudit
             self._audit: RecomputedAudit | ReferenceAudit = audit(self)
         except BaseException:
@@ -78,86 +72,62 @@ class OperatorJob:
 
     @property
     def summary(self) -> JobSummary:
-        header, nbytes = self.header, self._reader.header.nbytes + self.header.nbytes
-        remarks = {"filtered along": named(self.axes, header.axes)}
-        return JobSummary(shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=nbytes, remarks=remarks)
-
-    def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
-        try:
-            return source if self.definition.dtype is None else np.dtype(self.definition.dtype)
-        except TypeError as error:
-            raise ParameterError(f"{self.definition.name}: there is no dtype {self.definition.dtype!r}") from error
-
-    def _chosen_axes(self, source: ImageHeader) -> tuple[int, ...]:
-        """The axes of a block, by their number in the image."""
-        letters = source.axes
-        if isinstance(chosen := self._arguments.get("axes"), tuple):
-            return axes_named(chosen, letters, self.spec.input)
-        if self.definition.axes is None:
-            return usual_axes(source)
-        wanted = self.definition.axes.upper()
-        if not wanted or len(set(wanted)) != len(wanted) or not set(wanted) <= set(letters):
-            raise ParameterError(
-                f"{self.definition.name} works along the axes {','.join(wanted)}, and {self.spec.input} has "
-                f"{','.join(letters)}"
-            )
-        return tuple(letters.index(letter) for letter in wanted)
-
-    def _declared_halo(self, ndim: int) -> list[tuple[int, int]]:
-        """Samples before and after along each axis of the image."""
-        declared, letters = self.definition.halo, ",".join(self.header.axes[axis] for axis in self.axes)
-        try:
-            given = self._called_halo(declared) if callable(declared) else declared
-        except ValueError as error:
-            fault = str(error)
-            option = "--" if fault.partition(" ")[0] in type(self._parameters).model_fields else ""
-            raise ParameterError(f"{option}{fault} ({self.spec.input} is filtered along {letters})") from error
-        values = list(given) if isinstance(given, Sequence) else [given] * len(self.axes)
-        sides = [value if isinstance(value, tuple) else (value, value) for value in values]
-        are_numbers = all(isinstance(each, int | float) and 0 <= each < math.inf for side in sides for each in side)
-        if len(sides) != len(self.axes) or not are_numbers or any(len(side) != 2 for side in sides):
-            raise ParameterError(
-                f"{self.definition.name}: its halo is {given!r}; it must be a number of samples, 0 or more, or one for "
-                f"each of {letters}"
-            )
-        halo = [(0, 0)] * ndim
-        for axis, (before, after) in zip(self.axes, sides, strict=True):
-            halo[axis] = (math.ceil(before), math.ceil(after))
-        return halo
-
-    def _called_halo(self, declared: Callable[..., Reach]) -> Reach:
-        takes_axes = len(inspect.signature(declared).parameters) > 1
-        return declared(self._parameters, *([len(self.axes)] if takes_axes else []))
+        header, written = self.header, sum(header.nbytes for _, header in self._written())
+        said = remarks(self.axes, header, self.spec.output)
+        for step in self._steps:
+            said |= step.remarks
+        return JobSummary(
+            shape=header.shape, axes=header.axes, dtype=header.dtype.name, nbytes=self._reader.header.nbytes + written,
+            remarks=said,
+        )  # fmt: skip
 
     def plan(self, budget: Budget) -> Plan:
+        header = self.header
+        whole = {axis for axis in self.axes if header.axes[axis] in "CS"}
+        if self._parameters.mode == "wrap" and any(step.definition.anchored for step in self._steps[:-1]):
+            # What depends on absolute positions does not go on beyond the edge as it is on the other side.
+            whole |= set(self.axes)
+        if self._kept is not None:
+            share = 1 - self._kept_header.nbytes / self.summary.nbytes
+            budget = replace(
+                budget, budget_bytes=int(budget.budget_bytes * share), target_bytes=int(budget.target_bytes * share)
+            )
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
-            self._reader,
-            self.spec,
-            budget,
-            self._halo,
-            header=self.header,
-            whole=[axis for axis in self.axes if self.header.axes[axis] in "CS"],
-            pads_uncut=True,
+            self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
             storage=self._parameters.storage,
-        )
+        )  # fmt: skip
+        if self._kept is not None:
+            dtype = self._kept_header.dtype
+            chunks = (
+                replace(chunk, outputs=(*chunk.outputs, ArraySpec(chunk.region.shape, dtype))) for chunk in plan.chunks
+            )
+            plan = replace(plan, chunks=tuple(chunks))
         self._audit.begin(len(plan.chunks))
         return plan
 
     def hold_at_most(self, budget_bytes: int) -> int:
         return self._reader.hold_at_most(budget_bytes)
 
-    def sink(self, opening: Opening) -> ImageWriter:
-        return images.create_image(self.spec.output, self.header, opening, self._parameters.storage)
+    def sink(self, opening: Opening) -> Sink:
+        made = [
+            images.create_image(path, header, opening, self._parameters.storage) for path, header in self._written()
+        ]
+        if self._kept is None:
+            return made[0]
+        self._kept_sink = made[1]
+        return _Both(made[0], made[1])
 
     def read(self, chunk: Chunk, inputs: Sequence[NDArray[Any]]) -> None:
         self._read(chunk.region, inputs[0])
 
     def compute(self, chunk: Chunk, inputs: Sequence[Any], outputs: Sequence[Any], stream: Any) -> None:
-        self._apply(self.definition.function, inputs[0], chunk.region, outputs[0], stream)
-        self._audit.computed_with(_module_of(inputs[0]))
+        self._apply(inputs[0], chunk.region, outputs, stream)
+        self._audit.computed_with(module_of(inputs[0]))
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
+        if self._kept_sink is not None:
+            self._kept_sink.write(chunk.region, outputs[1])
         return self._audit.note(chunk, outputs[0])
 
     def add_note(self, chunk: int, note: Any) -> None:
@@ -173,104 +143,95 @@ class OperatorJob:
 
     def samples(self, region: Region) -> NDArray[Any]:
         """The input of a region, with its halo."""
-        samples = np.empty(grown(region, self._halo).shape, self._reader.header.dtype)
+        samples = np.empty(grown(region, self._halos[0]).shape, self._reader.header.dtype)
         self._read(region, samples)
         return samples
 
     def computed(self, samples: Any, region: Region) -> Any:
-        """The function's result for a region, of its input with halo, on the device where that is."""
-        out = _module_of(samples).empty(region.shape, self.header.dtype)
-        self._apply(self.definition.function, samples, region, out)
+        """The result for a region, of its input with halo, on the device where that is."""
+        out = module_of(samples).empty(region.shape, self.header.dtype)
+        self._apply(samples, region, [out], None)
         return out
 
     def defined(self, samples: NDArray[np.float64], region: Region) -> NDArray[np.float64]:
-        """As `computed`, by the reference."""
+        """As `computed`, by the reference of the only step."""
         assert self.definition.reference is not None
         out = np.empty(region.shape, np.float64)
-        self._apply(self.definition.reference, samples, region, out)
+        self._steps[0].apply(self.definition.reference, samples, region, out)
         return out
 
+    # Files
+
+    def _written(self) -> list[tuple[Path, ImageHeader]]:
+        """The outputs: the result, and that of the step that is kept."""
+        kept = [] if self._kept is None else [(self._kept[1], self._kept_header)]
+        return [(self.spec.output, self.header), *kept]
+
+    @property
+    def _kept_header(self) -> ImageHeader:
+        assert self._kept is not None
+        return self._steps[self._kept[0]].header
+
     def _read(self, region: Region, out: NDArray[Any]) -> None:
-        read_with_borders(self._reader, grown(region, self._halo), self._parameters.mode, self._parameters.cval, out)
+        asked = self._parameters
+        read_with_borders(self._reader, grown(region, self._halos[0]), asked.mode, asked.cval, out)
 
-    def _apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
-        """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
-        asked = _parameters_of(function)
-        if fills_out(asked):
-            special = {"axes": self.axes, "out": out, "stream": stream, "xp": _module_of(out)}
-            arguments: Mapping[str, Any] = {
-                **self._arguments,
-                **{name: special[name] for name in special if name in asked},
-            }
-            self._call(function, samples, arguments, region)
-            return
-        others = [axis for axis in range(samples.ndim) if axis not in self.axes]
-        blocks, results = (array.transpose(*others, *self.axes) for array in (samples, out))
-        kept = tuple(slice(self._halo[axis][0], self._halo[axis][0] + region.shape[axis]) for axis in self.axes)
-        xp = _module_of(samples)
-        arguments = {**self._arguments, "xp": xp} if "xp" in asked else self._arguments
-        for index in np.ndindex(*blocks.shape[: len(others)]):
-            block = xp.ascontiguousarray(blocks[(*index, ...)])
-            shape = block.shape
-            result = self._call(function, block, arguments, region)
-            fault = _fault(result, shape, out.dtype, xp)
-            if fault is not None:
-                raise OperatorError(f"operator {self.definition.name}{fault}")
-            results[(*index, ...)] = result[kept]
+    # Steps
 
-    def _call(self, function: Callable[..., Any], block: Any, arguments: Mapping[str, Any], region: Region) -> Any:
-        xp = _module_of(block)
-        theirs = (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError) if xp is not np else ()
-        try:
-            return function(block, **arguments)
-        except InputError as error:
-            raise InputError(f"{self.spec.input}, among samples {region.start} to {region.stop}: {error}") from error
-        except (MillraceError, MemoryError, Interrupted, *theirs):
-            raise  # the engine knows what they mean
-        except (Exception, SystemExit) as error:
-            raise self._failure(function, error, region) from error
+    @cached_property
+    def _halos(self) -> list[list[tuple[int, int]]]:
+        """Of each step, what it and all after it look at, and at last nothing. Of several steps as much before as
+        after, since beyond an edge a mirror shows the samples on this side of it."""
+        halos = [[(0, 0)] * len(self.header.shape)]
+        for step in reversed(self._steps):
+            own = step.halo if len(self._steps) == 1 else [(max(sides),) * 2 for sides in step.halo]
+            halos.insert(0, [(a + c, b + d) for (a, b), (c, d) in zip(own, halos[0], strict=True)])
+        return halos
 
-    def _failure(self, function: Callable[..., Any], error: BaseException, region: Region) -> OperatorError:
-        source = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        own = [frame for frame in frames if frame.filename == source] or frames
-        at = f"{own[-1].filename}:{own[-1].lineno}, " if own else ""
-        said = " ".join(str(error).split())
-        return OperatorError(
-            f"operator {self.definition.name}: {type(error).__name__}: {said} "
-            f"({at}samples {region.start} to {region.stop})",
-            "".join(traceback.format_exception(error)),
-        )
+    def _apply(self, samples: Any, region: Region, outputs: Sequence[Any], stream: Any) -> None:
+        """Fill the outputs from a region's input with its halo, step by step."""
+        xp, asked = module_of(samples), self._parameters
+        held = grown(region, self._halos[0])  # what `samples` covers
+        for index, step in enumerate(self._steps):
+            wanted = grown(region, self._halos[index + 1])
+            is_last = index == len(self._steps) - 1
+            out = outputs[0] if is_last else xp.empty(wanted.shape, step.header.dtype)
+            block = xp.ascontiguousarray(samples[_within(grown(wanted, step.halo), held)])
+            step.apply(step.definition.function, block, wanted, out, stream)
+            if not is_last:
+                halo, shape = self._halos[index + 1], self.header.shape
+                edges = Edges(first=wanted.start, halo=halo, shape=shape, mode=asked.mode, cval=asked.cval)
+                edges.extend(out, range(out.ndim))
+                if self._kept is not None and index == self._kept[0] and len(outputs) > 1:
+                    outputs[1][...] = out[_within(region, wanted)]
+            samples, held = out, wanted
 
 
-def fills_out(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether a function of these parameters fills `out`. NumPy's own take one too, but need none."""
-    out = parameters.get("out")
-    return out is not None and (out.kind, out.default) == (out.KEYWORD_ONLY, out.empty) and is_untyped(out)
+def _within(region: Region, whole: Region) -> tuple[slice, ...]:
+    return tuple(slice(a - c, b - c) for a, b, c in zip(region.start, region.stop, whole.start, strict=True))
 
 
-def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of a function in C that does not tell
-        return {}
+class _Both:
+    """Two outputs that are published together; `write` fills the first."""
 
+    def __init__(self, first: Sink, second: Sink) -> None:
+        self._first, self._second = first, second
 
-def _module_of(array: Any) -> Any:
-    """The module `numpy` or `cupy`, without importing it."""
-    return sys.modules[type(array).__module__.partition(".")[0]]
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        self._first.write(region, samples)
 
+    def flush(self) -> None:
+        self._second.flush()
+        self._first.flush()
 
-def _fault(result: Any, shape: tuple[int, ...], dtype: np.dtype[Any], xp: Any) -> str | None:
-    """Why what a function returned cannot be stored; None if it can."""
-    if not isinstance(result, xp.ndarray):
-        return f" returns {type(result).__name__} for a block that is a {xp.__name__}.ndarray: let it use xp"
-    if result.shape != shape:
-        return (
-            f" returns an array of {result.shape} for a block of {shape}: return all of the block, halo included; "
-            "the engine trims it"
-        )
-    # Floats may be rounded to shorter floats; every integer must fit.
-    if not np.can_cast(result.dtype, dtype, "same_kind" if dtype.kind == "f" else "safe"):
-        return f" returns {result.dtype}, which {dtype} does not hold: declare dtype=, or return the block's own dtype"
-    return None
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self._second.publish()
+        self._first.publish(on_sealed)
+
+    def keep(self) -> None:
+        self._second.keep()
+        self._first.keep()
+
+    def discard(self) -> None:
+        self._second.discard()
+        self._first.discard()

@@ -13,9 +13,10 @@ from pydantic import Field, field_validator
 
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
-from pipeline.workloads.operator import ImageOperator
-from pipeline.workloads.operator.job import Definition, OperatorJob, fills_out
-from pipeline.workloads.operator.parameters import OperatorParameters
+from pipeline.workloads.operator import ImageOperator, single_job
+from pipeline.workloads.operator.job import OperatorJob
+from pipeline.workloads.operator.parameters import FROM_ENGINE, OperatorParameters
+from pipeline.workloads.operator.step import Definition, fills_out
 from pipeline.workloads.protocol import JobSpec
 
 
@@ -71,14 +72,14 @@ class MapFunction:
                 parameters = function.Parameters(mode=asked.mode, cval=asked.cval, **asked.param)
             except (TypeError, ValueError) as error:
                 raise ParameterError(f"--param: {' '.join(str(error).split())}") from error
-            return OperatorJob(spec, function.definition, parameters, parameters.own())
+            return single_job(spec, function.definition, parameters, parameters.own())
         _check_arguments(function, asked)
         halo = asked.halo or (0.0,)
         definition = Definition(
             name=asked.function, function=function, axes=asked.axes, dtype=asked.dtype,
             halo=halo[0] if len(halo) == 1 else halo,
         )  # fmt: skip
-        return OperatorJob(spec, definition, asked, asked.param)
+        return single_job(spec, definition, asked, asked.param)
 
 
 def _function_named(name: str) -> Any:
@@ -107,7 +108,7 @@ def _check_arguments(function: Any, asked: MapParameters) -> None:
     except (TypeError, ValueError):
         return  # of a function in C that does not tell
     try:
-        filled = ("xp", "out", "axes", "stream") if fills_out(signature.parameters) else ("xp",)
+        filled = ("xp", "axes", *FROM_ENGINE) if fills_out(signature.parameters) else ("xp",)
         given = {name: None for name in filled if name in signature.parameters and name not in asked.param}
         signature.bind(None, **asked.param, **given)
     except TypeError as error:

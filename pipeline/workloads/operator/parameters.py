@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
 from pipeline.config import Settings
-from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.common.crop import RegionParameters
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
 RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "checksum", "resume", "dry_run", "json"} | {
+    "no_clobber", "group",
     "as_json", "quiet", "help", "priority", "after", "array", "key", "wait", "timeout",
 }  # fmt: skip
 
+FROM_ENGINE = ("out", "stream", "edges")  # untyped parameters of functions that fill `out`
 
-class OperatorParameters(StorageParameters):
+
+class OperatorParameters(RegionParameters):
     """What every operator takes besides its own parameters."""
 
     mode: Literal["reflect", "mirror", "nearest", "wrap", "constant"] = Field(
@@ -60,8 +64,11 @@ def is_untyped(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (parameter.empty, Any, "Any")
 
 
-def parameters_of(operator: str, function: Callable[..., Any]) -> type[OperatorParameters]:
-    """The model of a function's keyword parameters. TypeError for a signature that cannot become options."""
+def parameters_of(
+    operator: str, function: Callable[..., Any], given: Mapping[str, Any] = MappingProxyType({})
+) -> type[OperatorParameters]:
+    """The model of a function's keyword parameters, but for those given. TypeError for a signature that cannot become
+    options."""
     signature = [*inspect.signature(function).parameters.values()]
     if not signature or signature[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -70,10 +77,12 @@ def parameters_of(operator: str, function: Callable[..., Any]) -> type[OperatorP
         raise TypeError(f"operator {operator}: its first parameter must be the block")
     hints, fields = get_type_hints(function, include_extras=True), {}
     for each in signature[1:]:
+        if each.name in given:
+            continue
         fault = None
         if each.kind is not each.KEYWORD_ONLY:
             fault = "must be keyword-only: put * after the block"
-        elif each.name == "xp" or (each.name in ("out", "stream") and is_untyped(each)):
+        elif each.name == "xp" or (each.name in FROM_ENGINE and is_untyped(each)):
             continue
         elif each.name in {*RESERVED, *OperatorParameters.model_fields} or hasattr(OperatorParameters, each.name):
             fault = "is called like something that every workload has: rename it"
@@ -88,5 +97,5 @@ def parameters_of(operator: str, function: Callable[..., Any]) -> type[OperatorP
         fields[each.name] = (hints[each.name], ... if each.default is each.empty else each.default)
     made = create_model("Parameters", __base__=OperatorParameters, __module__=function.__module__, **fields)  # type: ignore[call-overload]
     # By this name pickle finds the class: worker processes get a job's parameters as an object.
-    made.__qualname__ = f"{function.__qualname__}.Parameters"
+    made.__qualname__ = f"{operator.replace('-', '_') if given else function.__qualname__}.Parameters"
     return made  # type: ignore[no-any-return]

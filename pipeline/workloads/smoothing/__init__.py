@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,9 +18,12 @@ from pipeline.errors import InputError, OutputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageWriter
 from pipeline.storage.partial import Opening
-from pipeline.workloads.common.axes import axes_named, named, usual_axes
+from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.common.crop import CroppedReader
+from pipeline.workloads.common.extents import in_samples
 from pipeline.workloads.common.halo import read_with_borders
-from pipeline.workloads.common.image_plan import check_cval, grown, plan_image
+from pipeline.workloads.common.image_plan import check_cval, grown, plan_image, remarks
+from pipeline.workloads.common.nodata import MissingAsNan, declared_nodata, mark_missing
 from pipeline.workloads.common.statistics import ImageStatistics
 from pipeline.workloads.paths import refuse_same_file
 from pipeline.workloads.protocol import Budget, Chunk, JobSpec, JobSummary, Plan
@@ -58,6 +62,10 @@ class SmoothingJob:
         try:
             refuse_same_file(spec)
             self.header = self._reader.header
+            self.parameters, self._extents = in_samples(self.parameters, ("size", "sigma"), self.header, spec.input)
+            self._nodata = self._missing()
+            self._reader = self.parameters.part(self._reader, spec.input)
+            self.header = self._reader.header
             if any(self.parameters.order or ()) and self.header.dtype.kind != "f":
                 # What PNM says of the input's values does not hold for those of a derivative.
                 metadata = {key: value for key, value in self.header.metadata.items() if key != "tuple_type"}
@@ -70,7 +78,7 @@ class SmoothingJob:
             self._statistics = ImageStatistics(self.header) if self.parameters.statistics else None
             orders = self._values("order") if self.parameters.filter == "gaussian" else ()
             self._audit = SmoothingAudit(
-                self._reader, self._windows, sigmas, orders, self.parameters, self._statistics
+                self._reader, self._windows, sigmas, orders, self.parameters, self._statistics, self._nodata
             )  # fmt: skip
         except BaseException:
             self._reader.close()
@@ -84,10 +92,35 @@ class SmoothingJob:
             axes=header.axes,
             dtype=header.dtype.name,
             nbytes=self._reader.header.nbytes + header.nbytes,
-            remarks={"filtered along": named(self._axes, header.axes)}
+            remarks=remarks(self._axes, header, self.spec.output)
             | self._definition
+            | self._nodata_remark
+            | self._extents
             | ({"statistics": statistics.describe()} if statistics and statistics.is_complete else {}),
         )
+
+    def _missing(self) -> float | None:
+        """The nodata value in force: float samples that have it are left out, as NaN are then too."""
+        given, asked = self.parameters.nodata, self.parameters
+        if given is not None and self.header.dtype.kind != "f":
+            raise ParameterError(
+                f"--nodata {given:g}: {self.spec.input} is {self.header.dtype.name}, and pixels are left out of float "
+                "images alone: convert it to float32, or take a rank filter, as median"
+            )
+        nodata = declared_nodata(self.header) if given is None else given
+        cannot = any(asked.order or ()) or asked.nan_policy == "raise" or math.isnan(asked.cval)
+        if nodata is None or self.header.dtype.kind != "f" or cannot:
+            return None
+        self.parameters = asked.model_copy(update={"nan_policy": "omit"})
+        self._reader = MissingAsNan(self._reader, nodata)
+        return nodata
+
+    @property
+    def _nodata_remark(self) -> dict[str, str]:
+        if self._nodata is not None:
+            return {"nodata": f"{self._nodata:g}, left out"}
+        declared = declared_nodata(self._reader.header)
+        return {} if declared is None else {"nodata": f"{declared:g}, smoothed like any other value"}
 
     @property
     def _definition(self) -> dict[str, str]:
@@ -146,7 +179,13 @@ class SmoothingJob:
         counted = self._statistics
         if counted is None:
             return plan_image(
-                self._reader, self.spec, budget, halo, header=self.header, storage=self.parameters.storage
+                self._reader,
+                self.spec,
+                budget,
+                halo,
+                header=self.header,
+                pads_uncut=isinstance(self._reader, CroppedReader),
+                storage=self.parameters.storage,
             )
         plan = plan_image(
             self._reader,
@@ -157,6 +196,7 @@ class SmoothingJob:
             further=counted.spec,
             whole=[] if self.header.channel_axis is None else [self.header.channel_axis],
             most_bytes=counted.most_bytes,
+            pads_uncut=isinstance(self._reader, CroppedReader),
             storage=self.parameters.storage,
         )
         counted.forget(len(plan.chunks))
@@ -200,12 +240,14 @@ class SmoothingJob:
             raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
         if self._statistics is not None:
             self._statistics.compute(outputs[0], outputs[1], stream)
+        if self._nodata is not None:
+            mark_missing(outputs[0], self._nodata, stream)
 
-    @staticmethod
-    def _offset(window: Window, chunk: Chunk) -> int:
-        """The place of the chunk's first input sample, as far as the window depends on it."""
+    def _offset(self, window: Window, chunk: Chunk) -> int:
+        """The place of the chunk's first input sample in the whole image, as far as the window depends on it."""
         step = 1 if window.decimation is None else window.decimation.factor
-        return (chunk.region.start[window.axis] - chunk.halo[window.axis][0]) % step
+        first = chunk.region.start[window.axis] - chunk.halo[window.axis][0]
+        return (first + (self._reader.start[window.axis] if isinstance(self._reader, CroppedReader) else 0)) % step
 
     def note(self, chunk: Chunk, outputs: Sequence[NDArray[Any]]) -> Callable[[], Any] | None:
         return None if self._statistics is None else self._statistics.note(chunk, outputs[1])

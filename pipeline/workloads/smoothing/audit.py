@@ -48,7 +48,9 @@ class SmoothingAudit:
         orders: Sequence[int],
         parameters: SmoothingParameters,
         statistics: ImageStatistics | None,
+        nodata: float | None = None,
     ) -> None:
+        """`nodata`: written where no sample of the window counts."""
         self._reader = reader
         self._header = reader.header
         self._windows = windows
@@ -57,12 +59,15 @@ class SmoothingAudit:
         self._derived = any(orders)
         self._parameters = parameters
         self._statistics = statistics
+        self._nodata = None if nodata is None else float(self._header.dtype.type(nodata))
         window_samples = math.prod(window.taps for window in windows)
         count = min(SAMPLES, max(FEWEST_PLACES, MOST_SAMPLES // window_samples))
         self.places = random_places(self._header.shape, count)
 
     def at(self, places: NDArray[np.int64]) -> SmoothingAudit:
-        other = SmoothingAudit(self._reader, self._windows, self._sigmas, self._orders, self._parameters, None)
+        other = SmoothingAudit(
+            self._reader, self._windows, self._sigmas, self._orders, self._parameters, None, self._nodata
+        )
         other.places = places
         return other
 
@@ -75,7 +80,8 @@ class SmoothingAudit:
         values, errors = written.tolist(), [0.0] * len(which)
 
         def compare(index: int) -> None:
-            errors[index] = self._error(self.places[which[index]], values[index])
+            value = math.nan if values[index] == self._nodata else values[index]
+            errors[index] = self._error(self.places[which[index]], value)
 
         # Most places are in a block of the file that is no longer in memory: several threads read and decode them.
         for_each(compare, range(len(which)))

@@ -8,22 +8,24 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from kernels.smoothing.window import box_window, check_order, gaussian_radius
-from pipeline.workloads.common.storage import StorageParameters
+from pipeline.workloads.common.crop import RegionParameters
+from pipeline.workloads.common.extents import SampleExtent, WholeExtent, is_text
 from pipeline.workloads.protocol import BETWEEN_NUMBERS
 
 DEFAULT_SIZE = (3,)
 
 
-class SmoothingParameters(StorageParameters):
+class SmoothingParameters(RegionParameters):
     """The parameters of scipy.ndimage's uniform_filter and gaussian_filter, under the same names."""
 
     filter: Literal["box", "gaussian"] = Field("box", description="mean over a box, or Gaussian")
-    size: tuple[int, ...] | None = Field(
-        None, description="box: samples along each axis; for all or for each: 3 or 3,5 [default: 3]"
+    size: tuple[WholeExtent, ...] | None = Field(
+        None, description="box: samples along each axis; for all or for each: 3, 3,5, 2um or Z=5,Y=2um [default: 3]"
     )
-    sigma: tuple[float, ...] | None = Field(
+    sigma: tuple[SampleExtent, ...] | None = Field(
         None,
-        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2 or 1.5,3",
+        description="gaussian: standard deviation in samples, 0 for no smoothing; for all axes or for each: 2, 1.5,3, "
+        "0.5um or Z=2um,Y=0.5um",
     )
     order: tuple[int, ...] | None = Field(
         None,
@@ -45,6 +47,9 @@ class SmoothingParameters(StorageParameters):
     nan_policy: Literal["propagate", "omit", "raise"] = Field(
         "propagate", description="float images: let NaN spread, leave it out of the mean, or refuse it"
     )
+    nodata: float | None = Field(
+        None, description="float images: a value that marks missing samples [default: that of a GeoTIFF]"
+    )
     statistics: bool = Field(
         False, description="minimum, maximum, mean, deviation and histogram of the result, by channel, in the receipt"
     )
@@ -57,7 +62,7 @@ class SmoothingParameters(StorageParameters):
     @field_validator("size")
     @classmethod
     def _box(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        for size in sizes or ():
+        for size in () if is_text(sizes) else sizes or ():
             box_window(0, size, "reflect")  # raises ValueError before any image is opened
         return sizes
 
@@ -78,13 +83,16 @@ class SmoothingParameters(StorageParameters):
             raise ValueError("--filter gaussian needs --sigma, the standard deviation in samples")
         elif self.radius is not None and self._differs("truncate"):
             raise ValueError("--truncate and --radius both cut the kernel: give one")
-        if any(self.order or ()) and self.nan_policy == "omit":
-            raise ValueError("--order and --nan-policy omit: the derivative of a mean over some samples is not defined")
+        if self.nodata is not None and self.nan_policy == "raise":
+            raise ValueError("--nodata leaves samples out, and --nan-policy raise refuses them: give one")
+        if any(self.order or ()) and (self.nan_policy == "omit" or self.nodata is not None):
+            option = "--nodata" if self.nodata is not None else "--nan-policy omit"
+            raise ValueError(f"--order and {option}: the derivative of a mean over some samples is not defined")
         return self
 
     @model_validator(mode="after")
     def _gaussian(self) -> SmoothingParameters:
-        if self.filter == "gaussian":
+        if self.filter == "gaussian" and not is_text(self.sigma):
             sigmas, radii, orders = self.sigma or (), self.radius or (None,), self.order or (0,)
             count = max(len(sigmas), len(radii), len(orders))
             try:
@@ -100,6 +108,8 @@ class SmoothingParameters(StorageParameters):
     def _of_one_mode(self) -> SmoothingParameters:
         if self.mode != "constant" and self._differs("cval"):
             raise ValueError(f"--cval belongs to --mode constant, and the mode is {self.mode}")
+        if math.isnan(self.cval) and self.nodata is not None:
+            raise ValueError("--cval nan does not fit --nodata, which leaves NaN out: give a number")
         if math.isnan(self.cval) and self.nan_policy != "propagate":
             # In a chunk the border's samples are like any others: they would be omitted or refused too.
             raise ValueError(
@@ -124,7 +134,8 @@ class SmoothingParameters(StorageParameters):
         own = {"size"} if self.filter == "box" else {"sigma", "truncate", "radius", "order"}
         common = {"filter", "mode", "axes", "nan_policy"} | ({"cval"} if self.mode == "constant" else set())
         common |= {"statistics"} if self.statistics else set()
-        common |= set(StorageParameters.model_fields)  # those that are given
+        common |= {"nodata"} if self.nodata is not None else set()
+        common |= set(RegionParameters.model_fields)  # those that are given
         found = self.model_dump(mode="json", exclude_none=True, include=own | common)
         return {**found, "size": list(self.size or DEFAULT_SIZE)} if self.filter == "box" else found
 

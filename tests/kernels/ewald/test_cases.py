@@ -11,7 +11,7 @@ import pytest
 from kernels.coulomb import Cell, Grid
 from kernels.ewald import FarField, Method, box_of, mesh_of, potential
 from kernels.ewald.cases import CELLS, Case, cases, nearest
-from kernels.ewald.splitting import LEVELS, level_of, splitting_of
+from kernels.ewald.splitting import FREE_LEVELS, LEVELS, level_of, splitting_of
 from tests.kernels.ewald.crystals import CRYSTALS
 
 
@@ -88,7 +88,7 @@ def test_the_accuracy_chosen_is_the_cheapest_that_suffices() -> None:
     ]
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.accuracy:g}")
+@pytest.mark.parametrize("level", [*LEVELS, FREE_LEVELS[0]], ids=lambda level: f"{level.accuracy:g}-{level.taps}")
 def test_the_two_parts_of_the_splitting_add_up(level: Any) -> None:
     """Near and far part to 1/r, and the far part's spectrum to its values in space."""
     splitting = splitting_of(level)

@@ -13,6 +13,7 @@ from pipeline.cli.demo.scan import ELLIPSES, SLOPE, make_scan
 from pipeline.errors import OutputError, StorageError
 from pipeline.formats.charges.pqr import read_pqr
 from pipeline.workloads import Budget, JobSpec, workloads
+from pipeline.workloads.filters.chain import Chain
 from pipeline.workloads.operator import ImageOperator
 from tests.images import names_in
 
@@ -20,7 +21,7 @@ from tests.images import names_in
 def test_every_workload_has_an_input(tmp_path):
     inputs = make_demo_inputs(tmp_path / "made", 64, 0)
     made = dict(zip(("smooth", "coulomb", "mri"), zip(inputs, ("a.tif", "b.dx", "c.nii.gz"), strict=True), strict=True))
-    filters = {name for name, kind in workloads().items() if isinstance(kind, ImageOperator)}
+    filters = {name for name, kind in workloads().items() if isinstance(kind, ImageOperator | Chain)}
     assert set(workloads()) - filters == set(made)
     for name, (source, output) in made.items():
         kind = workloads()[name]

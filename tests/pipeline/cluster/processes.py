@@ -40,11 +40,12 @@ def run(*arguments, cwd, command=COMMAND):
 
 
 @contextmanager
-def running_scheduler(folder, port=0):
+def running_scheduler(folder, port=0, *options):
     """A Dask scheduler's process and its address; `port`: any free one."""
     address_file = folder / "scheduler.json"
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(address_file)]
+    command += map(str, options)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             # Written bit by bit: it is whole with its last brace.

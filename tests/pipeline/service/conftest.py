@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeline.errors import ServiceRefused
 from pipeline.service.app import make_app
 from pipeline.service.http import recent
 from pipeline.service.http.app_state import Service
@@ -31,6 +32,9 @@ class Runner:
     def act(self, job, actions):
         self.acted.append((job, actions))
 
+    def estimate(self, stored):
+        raise ServiceRefused("another job is being planned; ask again")
+
     def under_way(self, job):
         return None
 
@@ -49,7 +53,7 @@ def world(tmp_path):
     data.mkdir()
     store, runner = Store(tmp_path / "state" / "jobs.sqlite"), Runner()
     made = SimpleNamespace(
-        store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None,
+        store=store, runner=runner, data=data, previews=tmp_path / "previews", missing=None, audit=None,
         stopping=threading.Event(), closing=threading.Event(),
     )  # fmt: skip
     made.previews.mkdir()
@@ -61,6 +65,7 @@ def world(tmp_path):
             settings=wanted, store=store, runner=runner, roots=DataRoots([data], groups=wanted.group_roots),
             previews=made.previews, workers=lambda: [{"name": "cpu"}],
             ready=lambda: made.missing, tokens=lambda: tokens, stopping=made.stopping, closing=made.closing,
+            audit=made.audit,
         )  # fmt: skip
         return TestClient(make_app(service), base_url=base_url, raise_server_exceptions=False, client=(peer, 50_000))
 

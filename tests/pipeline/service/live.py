@@ -25,8 +25,8 @@ WAIT_S = 60.0
 
 
 @contextmanager
-def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_device):
-    """Yields (url, store, the data folder, in which lies in.npy)."""
+def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_device, **tls):
+    """Yields (url, store, the data folder, in which lies in.npy). `tls`: uvicorn's options for it."""
     data = folder / "data"
     data.mkdir()
     write_image(data / "in.npy", np.random.default_rng(1).integers(0, 65536, (900, 301)).astype(np.uint16), "YX")
@@ -43,7 +43,7 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
     )  # fmt: skip
     server = uvicorn.Server(
         uvicorn.Config(
-            make_app(service), port=0, http=BoundedRequests, log_level="critical", timeout_graceful_shutdown=1
+            make_app(service), port=0, http=BoundedRequests, log_level="critical", timeout_graceful_shutdown=1, **tls
         )
     )
     thread = threading.Thread(target=server.run)
@@ -55,7 +55,7 @@ def live_service(folder, *, tokens=None, target_bytes=30_000, stream=stream_on_d
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield f"http://127.0.0.1:{port}", store, data
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}", store, data
     finally:
         runner.drain(WAIT_S)
         server.should_exit = True

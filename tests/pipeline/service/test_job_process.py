@@ -208,6 +208,18 @@ def test_a_poison_file_fails_its_job_alone(tmp_path, lease, workload, name, make
     lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
 
 
+def test_a_job_may_be_bounded_to_less_than_others(tmp_path, lease):
+    many_lines(tmp_path / "in.pqr")
+    spec = spec_of("coulomb", tmp_path / "in.pqr", tmp_path / "out.dx", spacing="1")
+    for most_bytes, said in (
+        (100 << 20, "more than 100 MiB of memory; check the file, or raise the job's memory"),
+        (1 << 40, "more than 300 MiB of memory; check the file, or raise the service's memory"),
+    ):
+        with pytest.raises(InputError, match=said):
+            lease.open(spec, most_bytes)
+    lease.open(spec_of("smooth", image(tmp_path / "in.npy"), tmp_path / "out.npy"))
+
+
 # Processes that die
 
 
@@ -307,11 +319,11 @@ class Deadly(JobProcesses):
         lease = super().lease(check)
         open_job = lease.open
 
-        def open_or_die(spec):
+        def open_or_die(spec, **how):
             if spec.output.name == "poison.npy":
                 self.leases += 1
                 os.kill(pid(lease), signal.SIGKILL)
-            return open_job(spec)
+            return open_job(spec, **how)
 
         lease.open = open_or_die
         return lease

@@ -14,6 +14,7 @@ from pipeline.service.jobs import (
     ACTIVE,
     MOST_ATTEMPTS,
     MOST_DEATHS,
+    MOST_PREEMPTIONS,
     CancelRequested,
     Claimed,
     Computed,
@@ -26,6 +27,7 @@ from pipeline.service.jobs import (
     Job,
     LeaseLost,
     Planned,
+    Preempted,
     Progressed,
     Published,
     Recut,
@@ -50,6 +52,7 @@ EVENTS = {
     "failed": Failed(EPOCH, "in.npy: truncated", transient=False),
     "failed, try again": Failed(EPOCH, "a worker died", transient=True),
     "stopped": Stopped(EPOCH),
+    "preempted": Preempted(EPOCH),
     "lease lost": LeaseLost(EPOCH),
     "died": Died(EPOCH, "the server"),
     "cancel": CancelRequested(),
@@ -57,10 +60,10 @@ EVENTS = {
     "dependency in": DependencySucceeded("a"),
     "dependency failed": DependencyFailed("a", FAILED),
 }
-RUN_EVENTS = list(EVENTS)[1:11]
+RUN_EVENTS = list(EVENTS)[1:12]
 ILLEGAL = None
 _OUTSIDE = {"claimed": ILLEGAL, "retry": ILLEGAL}
-_ENDS = {"failed": FAILED} | dict.fromkeys(["failed, try again", "stopped", "lease lost", "died"], QUEUED)
+_ENDS = {"failed": FAILED} | dict.fromkeys(["failed, try again", "stopped", "preempted", "lease lost", "died"], QUEUED)
 # Where an event leads from a state; the same state where it changes nothing but numbers.
 TABLE = {
     QUEUED: {
@@ -150,7 +153,7 @@ def test_a_claim_needs_an_epoch_of_its_own():
 
 
 @pytest.mark.parametrize("state", sorted(ACTIVE))
-@pytest.mark.parametrize("end", ["failed", "failed, try again", "stopped", "lease lost", "died"])
+@pytest.mark.parametrize("end", ["failed", "failed, try again", "stopped", "preempted", "lease lost", "died"])
 def test_a_run_asked_to_stop_for_good_ends_cancelled(state, end):
     job, actions = handle(job_in(state), CancelRequested())
     assert actions == (Stop(EPOCH),)
@@ -212,6 +215,24 @@ def test_what_ended_with_its_server_was_no_attempt():
     assert (job.state, job.attempts) == (QUEUED, 1)
 
 
+def test_a_preempted_job_goes_back_to_the_queue_a_bounded_number_of_times():
+    job = submitted("j")
+    for epoch in range(1, MOST_PREEMPTIONS + 1):
+        job, _ = handle(job, Claimed(epoch))
+        assert not job.preemptible, "it has no chunks to keep yet"
+        job, _ = handle(job, Planned(epoch, 7))
+        assert job.preemptible
+        assert not handle(job, CancelRequested())[0].preemptible
+        job, _ = handle(job, Progressed(epoch, epoch))
+        job, actions = handle(job, Preempted(epoch))
+        assert (job.state, job.preemptions, job.attempts, job.chunks_done, actions) == (QUEUED, epoch, 0, epoch, ())
+    for event in (Claimed(epoch + 1), Planned(epoch + 1, 7)):
+        job, _ = handle(job, event)
+    assert not job.preemptible
+    job, _ = handle(job, Failed(epoch + 1, "in.npy: truncated", transient=False))
+    assert handle(job, RetryRequested())[0].preemptions == 0
+
+
 def test_deaths_without_progress_end():
     """A death is no attempt. A finished chunk, or a retry, lets the count begin anew."""
     job, epoch = submitted("j"), 0
@@ -259,6 +280,20 @@ def test_a_job_fails_with_what_it_comes_after(state, said):
     assert again.waiting_for == frozenset("a")
 
 
+@pytest.mark.parametrize("event", [DependencySucceeded("b"), DependencyFailed("b", FAILED)])
+def test_a_job_may_wait_for_an_end_of_any_kind(event):
+    job = replace(submitted("j"), waiting_for=frozenset("a"), waiting_for_end=frozenset("bc"))
+    job, actions = handle(job, event)
+    assert (job.waiting_for, job.waiting_for_end, actions) == (frozenset("a"), frozenset("c"), ())
+    assert handle(job, event) == (job, ())
+    job, _ = handle(job, DependencyFailed("c", CANCELLED))
+    assert not job.claimable
+    assert handle(job, DependencySucceeded("a"))[0].claimable
+    job, _ = handle(job, CancelRequested())
+    job, _ = handle(job, RetryRequested(frozenset(), frozenset("b")))
+    assert (job.waiting_for, job.waiting_for_end) == (frozenset(), frozenset("b"))
+
+
 @pytest.mark.parametrize("event", [DependencySucceeded("a"), DependencyFailed("a", CANCELLED)])
 @pytest.mark.parametrize("state", [each for each in State if each is not QUEUED])
 def test_a_job_that_no_longer_waits_ignores_its_dependencies(state, event):
@@ -277,6 +312,8 @@ class AnySequence(RuleBasedStateMachine):
         self.published = 0
         self.started = set()
         self.wanted = True  # no cancellation since it was submitted or retried
+        self.awaited = frozenset()  # jobs that it comes after, by which of their ends will do
+        self.awaited_ends = frozenset()
 
     def take(self, event):
         before = self.job
@@ -338,6 +375,14 @@ class AnySequence(RuleBasedStateMachine):
         assert self.take(replace(EVENTS[name], epoch=data.draw(st.integers(1, self.epoch - 1)))) == ()
         assert self.job == before
 
+    @precondition(lambda self: self.job.preemptible)
+    @rule()
+    def preempt(self):
+        before = self.job
+        assert self.take(Preempted(self.epoch)) == ()
+        assert self.job.state is QUEUED
+        assert (self.job.chunks_done, self.job.preemptions) == (before.chunks_done, before.preemptions + 1)
+
     @precondition(lambda self: self.job.state not in (SUCCEEDED, FAILED))
     @rule()
     def cancel(self):
@@ -345,11 +390,25 @@ class AnySequence(RuleBasedStateMachine):
         self.wanted = False
 
     @precondition(lambda self: self.job.state in (FAILED, CANCELLED))
-    @rule()
-    def retry(self):
-        self.take(RetryRequested())
+    @rule(
+        awaited=st.frozensets(st.sampled_from("bcd"), max_size=2),
+        ends=st.frozensets(st.sampled_from("efg"), max_size=2),
+    )
+    def retry(self, awaited, ends):
+        self.take(RetryRequested(awaited, ends))
         self.told.clear()
-        self.wanted = True
+        self.wanted, self.awaited, self.awaited_ends = True, awaited, ends
+
+    @precondition(lambda self: self.job.state is QUEUED and self.awaited | self.awaited_ends)
+    @rule(data=st.data(), end=st.sampled_from([SUCCEEDED, FAILED, CANCELLED]))
+    def hear_of_what_it_waits_for(self, data, end):
+        name = data.draw(st.sampled_from(sorted(self.awaited | self.awaited_ends)))
+        dooms = name in self.awaited and end is not SUCCEEDED
+        self.take(DependencySucceeded(name) if end is SUCCEEDED else DependencyFailed(name, end))
+        if dooms:
+            assert self.job.state is FAILED
+        else:
+            self.awaited, self.awaited_ends = self.awaited - {name}, self.awaited_ends - {name}
 
     @rule(event=st.sampled_from([DependencySucceeded("a"), DependencyFailed("a", FAILED)]))
     def hear_of_what_it_does_not_wait_for(self, event):
@@ -380,6 +439,15 @@ class AnySequence(RuleBasedStateMachine):
     @invariant()
     def deaths_are_counted_up_to_the_last(self):
         assert 0 <= self.job.deaths < MOST_DEATHS or self.job.state is FAILED
+
+    @invariant()
+    def it_waits_for_all_that_it_comes_after(self):
+        waits = bool(self.awaited | self.awaited_ends)
+        assert self.job.claimable == (self.job.state is QUEUED and not waits)
+
+    @invariant()
+    def it_is_preempted_no_more_than_it_may_be(self):
+        assert 0 <= self.job.preemptions <= MOST_PREEMPTIONS
 
     @invariant()
     def it_tries_no_more_than_it_may(self):

@@ -21,8 +21,9 @@ from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import RunOptions, finished_before, plan_job, published_before, run_job
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import ParameterError
-from pipeline.service.server import _sole_server, serve
+from pipeline.service.server import serve
 from pipeline.service.settings import ServiceSettings
+from pipeline.service.state_folder import sole_server
 from pipeline.workloads import JobSpec, workloads
 from tests.images import names_in, read_image, write_image
 from tests.pipeline.service.soak import (
@@ -184,17 +185,17 @@ def test_whatever_ends_a_server_or_a_worker_every_acknowledged_job_is_done(tmp_p
 
 def test_a_second_server_on_one_state_folder_is_refused(tmp_path):
     settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
-    with _sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is at work on it"):
+    with sole_server(settings.state_dir), pytest.raises(ParameterError, match="another server is at work on it"):
         serve(settings)
 
 
 def test_so_it_is_where_the_lock_file_was_removed(tmp_path):
     settings = ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path])
-    with _sole_server(settings.state_dir):
+    with sole_server(settings.state_dir):
         (settings.state_dir / "lock").unlink()
         with pytest.raises(ParameterError, match="another server is at work on it"):
             serve(settings)
-    with _sole_server(settings.state_dir):  # and once it has ended it is the next one's
+    with sole_server(settings.state_dir):  # and once it has ended it is the next one's
         pass
 
 
@@ -202,6 +203,6 @@ def test_a_state_folder_that_cannot_be_locked_is_no_other_servers(tmp_path, monk
     def flock(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("pipeline.service.server.fcntl.flock", flock)
+    monkeypatch.setattr("pipeline.service.state_folder.fcntl.flock", flock)
     with pytest.raises(ParameterError, match=r"cannot be locked \(No locks available\); choose one on a local disk"):
         serve(ServiceSettings(state_dir=tmp_path / "state", data_roots=[tmp_path]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -13,19 +14,29 @@ import numpy as np
 import pytest
 
 from kernels.smoothing import box
-from pipeline.api_models import State
+from pipeline.api_models import JobLimits, State
 from pipeline.cluster.executor import Executor
 from pipeline.engine import checkpoints
 from pipeline.engine.devices.device import CpuDevice
 from pipeline.engine.run import stream_on_device
 from pipeline.engine.stages import StageRecord
-from pipeline.errors import ClusterError, InputError, OutOfDeviceMemory, OutputError, ParameterError, StorageError
+from pipeline.errors import (
+    ClusterError,
+    Crowded,
+    InputError,
+    LimitExceeded,
+    OutOfDeviceMemory,
+    OutputError,
+    ParameterError,
+    ServiceRefused,
+    StorageError,
+)
 from pipeline.service import cleanup, run
 from pipeline.service import runner as runner_module
-from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut
+from pipeline.service.jobs import CancelRequested, Computed, Failed, Planned, Progressed, Published, Recut, Stopped
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
-from pipeline.service.store import NewJob, Store
+from pipeline.service.store import Facts, NewJob, Store, Used
 from tests.images import names_in, read_image, version, write_image
 
 WAIT_S = 60.0
@@ -210,7 +221,8 @@ def test_the_users_mistake_fails_the_job_at_once(service, data, what, said):
 
 
 @pytest.mark.parametrize(
-    ("workload", "parameter"), [("coulomb", "trajectory"), ("mri", "field_map"), ("mri", "density")]
+    ("workload", "parameter"),
+    [("coulomb", "trajectory"), ("mri", "field_map"), ("mri", "density"), ("mri", "basis"), ("mri", "sorting")],
 )
 def test_a_file_among_the_parameters_that_has_become_a_link_is_not_followed(service, data, workload, parameter):
     (data.parent / "secret.npy").write_bytes(b"secret")
@@ -273,6 +285,209 @@ def test_a_job_whose_chunks_do_not_fit_the_device_tells_of_the_smaller_ones(serv
     assert after[0][1:] == (done.receipt["chunks"], 0)
     progress = [event.chunks_done for event, *_ in after if isinstance(event, Progressed)]
     assert sorted(progress) == list(range(1, done.receipt["chunks"] + 1))
+
+
+def ledger_has_chunks(data):
+    end = time.monotonic() + WAIT_S
+    while not list(data.glob("*.ledger/chunks-*")):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_job_beyond_its_time_fails_and_the_next_one_goes_on(service, streams, data, monkeypatch):
+    later = [0.0]
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later[0]))
+
+    def hold(chunk):
+        if chunk.index == 8:
+            ledger_has_chunks(data)
+            later[0] = 3 * 3600.0
+
+    streams.on_chunk = hold
+    job = service.submit(limits=JobLimits(time_s=7200.0))
+    service.runner()
+    done = service.wait(job)
+    assert (done.job.state, done.job.attempts) == (State.FAILED, 1)
+    assert re.fullmatch(
+        r"ran for 3(\.\d+)? h, and may run for 2 h: submit it again with a larger --time, or retry it; "
+        "its finished chunks are kept", done.job.error,
+    )  # fmt: skip
+    assert done.used.seconds > 0
+    streams.on_chunk = lambda chunk: None
+    later[0] = 0.0
+    again = service.wait(service.submit(limits=JobLimits(time_s=7200.0)))
+    assert (again.job.state, again.receipt["resumed_chunks"] > 0) == (State.SUCCEEDED, True)
+    np.testing.assert_array_equal(read_image(data / "out.npy"), expected(data))
+
+
+def test_the_time_of_earlier_runs_counts_too(service, streams, monkeypatch):
+    job = service.submit(limits=JobLimits(time_s=100.0))
+    store = service.store
+    claimed = store.claim("killed", now=time.time(), lease_s=1.0, owner_cap=9)
+    store.apply(job, Stopped(claimed.job.epoch), now=time.time(), facts=Facts(used=Used(), run_seconds=101.0))
+    service.runner()
+    assert service.wait(job).job.error.startswith("ran for 101 s, and may run for 100 s")
+    streams.before = lambda: None
+    service.store.retry(job, now=time.time())
+    assert store.job(job).used.seconds < 60, "a retry has all of its time"
+
+
+def test_what_is_taken_is_held_against_what_was_estimated(service, streams, data, monkeypatch):
+    stream = streams.stream
+
+    def noting(job, plan, ledger, events):
+        for taken in ((5 << 20, None), (9 << 20, 7), (None, 3)):
+            events.on_memory(*taken)
+        return stream(job, plan, ledger, events)
+
+    streams.stream = noting
+    runner = service.runner()
+    done = service.wait(service.submit("a.npy"))
+    assert done.estimate.seconds is None, "there is no earlier job"
+    assert (done.used.memory_bytes, done.used.gpu_memory_bytes) == (9 << 20, 7)
+    assert done.estimate.chunks == done.job.chunks
+    assert done.estimate.written_bytes == done.receipt["written_bytes"]
+    assert done.estimate.read_bytes == done.receipt["read_bytes"]
+    assert done.estimate.memory_bytes == done.receipt["ring_bytes"]
+    again = service.wait(service.submit("b.npy"))
+    assert again.estimate.seconds == pytest.approx(done.used.seconds, rel=1e-6)
+    # A waiting job is planned for its estimate, once.
+    waiting = service.submit("c.npy", after=frozenset({service.submit("d.npy", after=frozenset({again.job.id}))}))
+    runner.estimate(service.store.job(waiting))
+    assert service.store.job(waiting).estimate.chunks == done.job.chunks
+    assert service.wait(waiting).job.state is State.SUCCEEDED
+
+
+def test_an_estimate_that_cannot_be_made(service, data, monkeypatch):
+    runner = service.runner(has_workers=lambda: False)
+    absent = service.submit(source="absent.npy")
+    with pytest.raises(InputError, match=r"absent\.npy: no such file"):
+        runner.estimate(service.store.job(absent))
+    assert service.store.job(absent).estimate is None
+    with runner._estimating, pytest.raises(ServiceRefused, match="another job is being planned"):
+        runner.estimate(service.store.job(absent))
+
+
+@pytest.mark.parametrize(
+    ("error", "limits", "said"),
+    [
+        (LimitExceeded("took too much"), JobLimits(), "took too much"),
+        (OutOfDeviceMemory("no room"), JobLimits(gpu_memory_bytes=3 << 30),
+         "needs more than the 3.0 GiB of GPU memory that it may take: submit it again with a larger --gpu-memory"),
+    ],
+)  # fmt: skip
+def test_a_job_beyond_its_memory_is_not_tried_again(service, streams, error, limits, said):
+    def fail():
+        raise error
+
+    streams.before = fail
+    service.runner()
+    done = service.wait(service.submit(limits=limits))
+    assert (done.job.state, done.job.attempts) == (State.FAILED, 1)
+    assert said in done.job.error
+
+
+def test_a_limit_on_memory_bounds_the_ring(service, streams, data, monkeypatch):
+    monkeypatch.setattr(streams.device, "target_bytes", lambda job_bytes: 1 << 40)
+    big, asked = [], run.run_options
+    monkeypatch.setattr(run, "run_options", lambda *given: big.append(asked(*given)) or big[-1])
+    service.runner(memory_bytes=4 << 30, jobs_at_once=2)
+    for limit, ring in ((None, 2 << 30), (1 << 30, 1 << 29), (16 << 30, 2 << 30)):
+        done = service.wait(service.submit(f"{limit}.npy", limits=JobLimits(memory_bytes=limit, gpus=1)))
+        assert done.job.state is State.SUCCEEDED
+        assert (big[-1].memory_bytes, big[-1].bounds.memory_bytes, big[-1].bounds.workers) == (ring, limit, 1)
+
+
+def test_a_job_that_crowds_another_goes_on_once_that_has_ended(service, streams, data):
+    (there, go), crowds = stopped_at(streams, 3), iter([True])
+    runner = service.runner(jobs_at_once=2)
+    first = service.submit("a.npy")
+    assert there.wait(WAIT_S)
+
+    def crowded():
+        if next(crowds, False):
+            raise Crowded("makes room for another job")
+
+    streams.before = crowded
+    second = service.submit("b.npy")
+    end = time.monotonic() + WAIT_S
+    while service.store.events(second)[-1].message != "queued" or service.store.job(second).job.epoch == 0:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert runner._to_be_alone == {first}
+    assert not runner._may_claim()
+    go.set()
+    assert [service.wait(job).job.state for job in (first, second)] == [State.SUCCEEDED] * 2
+    found = service.store.job(second)
+    assert (found.job.attempts, found.job.epoch) == (1, 2)
+
+
+def test_an_operators_job_takes_the_place_of_the_least_urgent_one(service, streams, data, monkeypatch):
+    """Nothing is lost: the preempted job goes on from its chunks. It is left alone in its first minute."""
+    monkeypatch.setattr(runner_module, "POLL_S", 0.01)
+    go, at_work = threading.Event(), threading.Semaphore(0)
+
+    def hold(chunk):
+        if chunk.index == 5:
+            ledger_has_chunks(data)
+            at_work.release()
+        if chunk.index >= 5 and not go.is_set():
+            time.sleep(0.02)
+
+    streams.on_chunk = hold
+    runner = service.runner(jobs_at_once=1)
+    low = service.submit("low.npy", priority=-5)
+    assert at_work.acquire(timeout=WAIT_S)
+    equal = service.submit("equal.npy", priority=0)
+    urgent = service.submit("urgent.npy", priority=7)
+    for _ in range(20):
+        runner._preempt(time.time())
+    assert service.store.job(low).job.state is State.RUNNING, "it has just begun"
+    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 0.0)
+    end = time.monotonic() + WAIT_S
+    while service.store.job(low).job.preemptions == 0:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 60.0)
+    go.set()
+    ends = {name: service.wait(job).finished_at for name, job in (("urgent", urgent), ("equal", equal), ("low", low))}
+    assert ends["urgent"] < ends["equal"] < ends["low"]
+    done = service.store.job(low)
+    assert (done.job.state, done.job.preemptions, done.job.attempts) == (State.SUCCEEDED, 1, 1)
+    assert done.receipt["resumed_chunks"] > 0
+    assert any("preempted by a job of priority 7" in event.message for event in service.store.events(low))
+    np.testing.assert_array_equal(read_image(data / "low.npy"), expected(data))
+
+
+def test_users_jobs_do_not_preempt_each_other(service, streams, monkeypatch):
+    monkeypatch.setattr(runner_module, "LEAST_RUN_S", 0.0)
+    there, go = stopped_at(streams, 3)
+    runner = service.runner(jobs_at_once=1)
+    low = service.submit("low.npy", priority=-5)
+    assert there.wait(WAIT_S)
+    service.submit("usual.npy", priority=0)
+    runner._preempt(time.time())
+    assert not runner._runs[low].preempted.is_set()
+    go.set()
+    assert service.wait(low).job.preemptions == 0
+
+
+def test_of_a_throttled_array_so_many_run_at_once(service, streams):
+    running, most, lock = set(), [0], threading.Lock()
+
+    def count():
+        with lock:
+            running.add(threading.get_ident())
+            most[0] = max(most[0], len(running))
+        time.sleep(0.02)
+        with lock:
+            running.discard(threading.get_ident())
+
+    streams.before = count
+    jobs = [service.submit(f"{n}.npy", array_id="a", array_index=n, throttle=2) for n in range(6)]
+    service.runner(jobs_at_once=4)
+    assert [service.wait(job).job.state for job in jobs] == [State.SUCCEEDED] * 6
+    assert most[0] <= 2
 
 
 def stopped_at(streams, count):
@@ -803,7 +1018,8 @@ class SlowCount(run.Run):
         vars(self)["count"] = count
 
 
-def test_chunks_that_several_threads_write_are_all_counted():
+def test_chunks_that_several_threads_write_are_all_counted(monkeypatch):
+    monkeypatch.setattr(run, "PROGRESS_S", 60.0)  # so that only the first is told
     told = []
     counted = SlowCount(
         claimed=SimpleNamespace(job=SimpleNamespace(epoch=1)), executor=None, roots=None, cleanup=None, memory_bytes=0,

@@ -632,7 +632,7 @@ def test_a_folder_is_synced_on_demand_too(tmp_path: Path, monkeypatch: pytest.Mo
     folder = filled(tmp_path / "a", "x")
     partial.ctypes.set_errno(0)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        partial._sync_file_system(-1)
+        partial.sync_file_system(-1)
     library = CLibrary(monkeypatch, syncfs=0)
     folder.flush()
     library.codes["syncfs"] = errno.EIO

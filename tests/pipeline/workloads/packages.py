@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+BUILT_IN = [
+    "bilateral",
+    "bottomhat",
+    "chain",
+    "close",
+    "coulomb",
+    "deviation",
+    "dilate",
+    "divide-background",
+    "dog",
+    "erode",
+    "log",
+    "maximum",
+    "median",
+    "minimum",
+    "mri",
+    "open",
+    "percentile",
+    "rolling-ball",
+    "smooth",
+    "subtract-background",
+    "tophat",
+    "unsharp",
+]
+
 
 def install(folder, package, source, **points):
     """A module `package` with this source, and entry points name="module:object"."""

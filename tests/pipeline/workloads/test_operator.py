@@ -252,7 +252,8 @@ def options(
 def test_keyword_parameters_are_fields():
     schema = options.Parameters.model_json_schema()
     assert list(schema["properties"]) == [
-        "chunks", "shards", "compression", "mode", "cval", "count", "kind", "power", "flag", "steps", "share", "label",
+        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "count", "kind", "power", "flag", "steps",
+        "share", "label",
     ]  # fmt: skip
     assert schema["required"] == ["count"]
     assert schema["properties"]["share"]["description"] == "how much"
@@ -341,7 +342,8 @@ def test_no_parameter_hides_an_option_of_the_commands():
     from pipeline.cli import client, local
     from pipeline.workloads.operator.parameters import RESERVED
 
-    names = {option.name for option in [*local.run_options(), *client.submit_options()]}
+    sections = [*local.run_options().values(), client.submit_options()]
+    names = {option.name for options in sections for option in options}
     assert names <= RESERVED
 
 

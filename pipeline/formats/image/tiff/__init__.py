@@ -16,11 +16,11 @@ from pipeline.formats.image.base import (
     along_axes,
 )
 from pipeline.formats.image.tiff.compressed_writer import CompressedTiffWriter
-from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome
+from pipeline.formats.image.tiff.description import OME_DTYPES, is_ome, kept_facts
 from pipeline.formats.image.tiff.ifd import MAX_PAGES
 from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.tiff.tiling import COMPRESSIONS, Tiling
-from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, TiffWriter
+from pipeline.formats.image.tiff.writer import BIG_SUFFIXES, Layout, TiffWriter
 from pipeline.storage.partial import Opening
 
 _TILE = 256
@@ -69,6 +69,16 @@ class Tiff(ImageFormat):
         if header.nbytes >= 1 << 62:
             return f"{path}: {header.nbytes:,} bytes are beyond any file; check the input"
         return None
+
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        return kept_facts(header, path)
+
+    def head(self, header: ImageHeader, path: Path) -> bytes | None:
+        layout = Layout.of(header, path)
+        is_as_in_memory = header.dtype.newbyteorder("<").isnative and layout.order == tuple(range(len(header.shape)))
+        if self._tiling(header) is not None or not is_as_in_memory:
+            return None
+        return b"".join(layout.head()).ljust(layout.head_bytes, b"\0")
 
     def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
         tiling = self._tiling(header)

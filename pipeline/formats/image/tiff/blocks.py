@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ _STRAIGHT = {
     "deflate": "deflate_decode",
 }
 _OF_INTEGERS, _OF_FLOATS = 2, 3
+_MANY_CORES = 5
+_AT_ONCE_BYTES = 1 << 20
 _PREDICTORS = {"u": (1, _OF_INTEGERS), "i": (1, _OF_INTEGERS), "f": (1, _OF_FLOATS)}
 
 Place = tuple[int, int, int]  # plane, down, across
@@ -50,6 +54,7 @@ class DecodedBlocks:
         encoded = {_coding(page): page for page in pages if not page.raw}
         self._pages = {page.index: page for page in pages}
         self._straight = {page.index: _straight(page) for page in pages if not page.raw}
+        self._at_once = {index: _tiles_at_once(self._pages[index]) for index, found in self._straight.items() if found}
         self._lock = threading.Lock()
         self._decoders = _decoders(file.path, {key: page for key, page in encoded.items() if _straight(page) is None})
         blocks = [(page.offsets.shape[2], page.block[0] * page.block_row_bytes) for page in encoded.values()]
@@ -64,15 +69,19 @@ class DecodedBlocks:
 
     def expect(self, of_page: Mapping[int, int], rows: Sequence[Span], columns: Sequence[Span]) -> None:
         """How often each page will be read, by its index, and in which spans (start, stop) of rows and columns."""
-        blocks = {page.block: page.shape for page in self._pages.values()}
+        blocks = {(page.block, self.at_once(page)): page.shape for page in self._pages.values()}
         counts = {
-            block: (touches(rows, block[0], shape[0]).tolist(), touches(columns, block[1], shape[1]).tolist())
-            for block, shape in blocks.items()
+            (block, at_once): (
+                touches(rows, block[0], shape[0]).tolist(),
+                touches(columns, at_once * block[1], shape[1]).tolist(),
+            )
+            for (block, at_once), shape in blocks.items()
         }
 
         def uses(key: tuple[int, ...]) -> int:
             index, _, down, across = key
-            of_rows, of_columns = counts[self._pages[index].block]
+            page = self._pages[index]
+            of_rows, of_columns = counts[page.block, self.at_once(page)]
             return int(of_page[index] * of_rows[down] * of_columns[across])
 
         self._cache.expect(uses)
@@ -83,10 +92,52 @@ class DecodedBlocks:
         None if another thread is decoding it and `wait` is False. InputError if it does not decode.
         """
 
-        def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
-            return self._decode(page, memory, *place)
+        at_once = self.at_once(page)
 
-        return self._cache.use((page.index, *place), page.block_bytes, decode, look, wait=wait)
+        def decode(memory: NDArray[np.uint8]) -> NDArray[Any]:
+            return (self._decode if at_once == 1 else self._decode_tiles)(page, memory, *place)
+
+        return self._cache.use((page.index, *place), at_once * page.block_bytes, decode, look, wait=wait)
+
+    def at_once(self, page: Page) -> int:
+        """How many neighbouring tiles of a row are one block here, whose number takes the place of theirs."""
+        return self._at_once.get(page.index, 1)
+
+    def _decode_tiles(self, page: Page, memory: NDArray[np.uint8], plane: int, down: int, group: int) -> NDArray[Any]:
+        """Several tiles side by side, with few calls for all of them."""
+        first = group * self.at_once(page)
+        numbers = range(first, min(first + self.at_once(page), page.offsets.shape[2]))
+        shape = (len(numbers), *page.block, page.block_samples)
+        nbytes = len(numbers) * page.block_bytes
+        tiles = self._straight_tiles(page, plane, down, numbers, scratch("samples", nbytes))
+        if tiles is None:  # one by one, for the message that names the tile
+            tiles = np.zeros(shape, page.dtype)
+            for tile, across in zip(tiles, numbers, strict=True):
+                if page.offsets[plane, down, across]:
+                    block = self._decode(page, np.empty(page.block_bytes, np.uint8), plane, down, across)
+                    tile[: block.shape[0], : block.shape[1]] = block
+        beside: NDArray[Any] = memory[:nbytes].view(page.dtype).reshape(shape[1], shape[0], *shape[2:])
+        beside[...] = tiles.reshape(shape).transpose(1, 0, 2, 3)
+        return beside.reshape(shape[1], -1, shape[3])
+
+    def _straight_tiles(
+        self, page: Page, plane: int, down: int, numbers: range, memory: NDArray[np.uint8]
+    ) -> NDArray[Any] | None:
+        """The tiles one below the other, in `memory`; None if one is not stored or does not decode."""
+        offsets = page.offsets[plane, down, numbers.start : numbers.stop]
+        counts = page.byte_counts[plane, down, numbers.start : numbers.stop]
+        straight, ends = self._straight[page.index], np.cumsum(counts)
+        if straight is None or not offsets.all():
+            return None
+        data, starts = scratch("encoded", int(ends[-1])), [0, *ends.tolist()]
+        parts = [data[a:b] for a, b in itertools.pairwise(starts)]
+        if np.array_equal(offsets - offsets[0], starts[:-1]):
+            found = [self._file.read_some(int(offsets[0]), data.data) - len(data)]
+        else:
+            found = [
+                self._file.read_some(int(at), part.data) - len(part) for at, part in zip(offsets, parts, strict=True)
+            ]
+        return None if any(found) else straight.decoded(parts, memory, page.block[1])
 
     def _decode(self, page: Page, memory: NDArray[np.uint8], plane: int, down: int, across: int) -> NDArray[Any]:
         grid = page.offsets.shape
@@ -98,7 +149,7 @@ class DecodedBlocks:
         straight = self._straight[page.index]
         if straight is not None:
             rows = page.block[0] if page.tiled else min(page.block[0], page.shape[0] - down * page.block[0])
-            block = straight.decoded(data, memory[: rows * page.block_row_bytes], page.block[1])
+            block = straight.decoded([data], memory[: rows * page.block_row_bytes], page.block[1])
             if block is not None:
                 return block
         return self._by_tifffile(page, data.tobytes(), segment, down, across)
@@ -161,14 +212,19 @@ class _Straight:
     samples: int
     predictor: int
 
-    def decoded(self, data: NDArray[np.uint8], memory: NDArray[np.uint8], columns: int) -> NDArray[Any] | None:
-        """The block (rows, columns, samples) of as many bytes as `memory` has, in it; None if it does not decode."""
+    def decoded(
+        self, encoded: Sequence[NDArray[np.uint8]], memory: NDArray[np.uint8], columns: int
+    ) -> NDArray[Any] | None:
+        """Blocks of one size, one below the other (rows, columns, samples), which fill `memory`; None if one does not
+        decode."""
         import imagecodecs
 
         room = scratch("predicted", len(memory)) if self.predictor == _OF_FLOATS else memory
         try:
-            if len(self.decode(data, out=room)) != len(memory):
-                return None
+            size = len(memory) // len(encoded)
+            for number, data in enumerate(encoded):
+                if len(self.decode(data, out=room[number * size : (number + 1) * size])) != size:
+                    return None
         except (RuntimeError, ValueError):
             return None
         block: Any = room.view(self.dtype).reshape(-1, columns, self.samples)
@@ -180,6 +236,14 @@ class _Straight:
         if self.predictor == _OF_INTEGERS:
             imagecodecs.delta_decode(block, axis=-2, out=block)
         return cast("NDArray[Any]", block)
+
+
+def _tiles_at_once(page: Page) -> int:
+    """Each call of a codec or of NumPy gives up the interpreter's lock; among many busy threads it takes about 40 µs to
+    get it back, as much as 16 cores take for a tile."""
+    if not page.tiled or len(os.sched_getaffinity(0)) < _MANY_CORES:
+        return 1
+    return max(min(_AT_ONCE_BYTES // page.block_bytes, int(page.offsets.shape[2])), 1)
 
 
 def _straight(page: Page) -> _Straight | None:

@@ -5,10 +5,12 @@ Sources: OME-TIFF specification; ImageJ's TiffDecoder and FileOpener. tifffile w
 
 from __future__ import annotations
 
+import math
 import uuid
 from pathlib import Path
 
 from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.metadata import geotiff, imagej, ome_xml, resolution
 
 _OME_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.tf8", ".ome.btf")
 OME_DTYPES = {"int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "float64"}
@@ -17,8 +19,16 @@ _IMAGEJ_DTYPES = {"uint8", "uint16", "float32"}
 
 
 def is_ome(header: ImageHeader, path: Path) -> bool:
-    """Whether the file gets OME-XML: if its name asks for it, or if pages are time points or channels."""
-    return path.name.lower().endswith(_OME_SUFFIXES) or (bool({"T", "C"} & set(header.axes)) and not is_imagej(header))
+    """Whether the file gets OME-XML: if its name asks for it, if pages are time points or channels, if the input is
+    OME-TIFF, or if more is known than TIFF's own tags hold."""
+    if path.name.lower().endswith(_OME_SUFFIXES):
+        return True
+    if is_imagej(header):
+        return False
+    if {"T", "C"} & set(header.axes):
+        return True
+    more = {"depth", "time", "names", "colours"} & header.calibration.facts(header.axes).keys()
+    return header.dtype.name in OME_DTYPES and (header.metadata.get("dialect") == "OME" or bool(more))
 
 
 def is_imagej(header: ImageHeader) -> bool:
@@ -56,7 +66,9 @@ def _ome(header: ImageHeader, path: Path) -> str:
     name = uuid.uuid5(uuid.NAMESPACE_URL, f"{path.name} {header.axes} {header.shape} {header.dtype}")
     xml = tifffile.OmeXml(UUID=f"urn:uuid:{name}", Creator="Millrace")
     stored = (pages, 1, 1, rows, columns, samples)
-    xml.addimage(header.dtype, header.shape, stored, axes=header.axes, Name=path.name.partition(".")[0])
+    channels = header.shape[header.axes.index("C")] if "C" in header.axes else 1
+    known = ome_xml.attributes(header.calibration, header.axes, channels)
+    xml.addimage(header.dtype, header.shape, stored, axes=header.axes, Name=path.name.partition(".")[0], **known)
     return str(xml.tostring(declaration=True))
 
 
@@ -65,4 +77,39 @@ def _imagej(header: ImageHeader, path: Path) -> str:
 
     letters = f"{page_axes(header, path)}YX{'S' if header.samples_per_pixel > 1 else ''}"
     shape = tuple(header.shape[header.axes.index(letter)] for letter in letters)
-    return str(tifffile.imagej_description(shape, axes=letters, rgb=header.samples_per_pixel == 3))
+    known = imagej.description_fields(header.calibration)
+    if "C" in letters and any(channel.colour for channel in header.calibration.channels):
+        known["mode"] = "composite"
+    return str(tifffile.imagej_description(shape, axes=letters, rgb=header.samples_per_pixel == 3, **known))
+
+
+def further_tags(header: ImageHeader, path: Path) -> dict[int, tuple[int, int, bytes]]:
+    """Other tags that describe the image: field type, count, bytes by tag. Those of `FIRST_PAGE` are of it alone."""
+    found: dict[int, tuple[int, int, bytes]] = {}
+    if not is_ome(header, path) and is_imagej(header):
+        channels = header.shape[header.axes.index("C")] if "C" in header.axes else 1
+        found |= imagej.metadata_tag(header.calibration, channels, math.prod(header.planes))
+    place = header.metadata.get("geo")
+    return found | (place.fields() if isinstance(place, geotiff.GeoTags) else {})
+
+
+def resolution_tags(header: ImageHeader, path: Path) -> tuple[tuple[int, int], tuple[int, int], int] | None:
+    """XResolution, YResolution and ResolutionUnit: the input's if it has any of this meaning, else the pixel sizes."""
+    carried = header.metadata.get("resolution")
+    unit = header.metadata.get("resolution_unit", resolution.INCH)
+    stated = None if carried is None else (*carried, unit)
+    if not is_ome(header, path) and is_imagej(header):
+        return stated or imagej.resolution(header.calibration)
+    if stated is not None and unit != resolution.NO_UNIT:
+        return stated
+    return resolution.tags(header.calibration) or stated
+
+
+def kept_facts(header: ImageHeader, path: Path) -> set[str]:
+    """Which known facts the file states, as `ImageFormat.keeps`."""
+    found = {"place", "nodata"}
+    if is_ome(header, path):
+        return found | ome_xml.holds(header.calibration)
+    if is_imagej(header):
+        return found | imagej.holds(header.calibration)
+    return found | ({"plane"} if resolution.tags(header.calibration) else set())

@@ -25,6 +25,15 @@ MAX_TEXT_BYTES = 1 << 26  # a description, a colour profile; OME-XML of thousand
 _WINDOW_BYTES = 1024  # an IFD and the small values behind it, usually in one read
 
 
+_TITLES = {
+    "ICC_PROFILE": "ICCProfile",
+    "JPEG_TABLES": "JPEGTables",
+    "GDAL_NODATA": "GDAL_NODATA",
+    "IJ_METADATA": "IJMetadata",
+    "IJ_METADATA_BYTE_COUNTS": "IJMetadataByteCounts",
+}
+
+
 class Tag(IntEnum):
     """The tags that Millrace reads or writes."""
 
@@ -56,14 +65,24 @@ class Tag(IntEnum):
     SAMPLE_FORMAT = 339
     JPEG_TABLES = 347
     IMAGE_DEPTH = 32997
+    MODEL_PIXEL_SCALE = 33550
+    MODEL_TIEPOINT = 33922
+    MODEL_TRANSFORMATION = 34264
     ICC_PROFILE = 34675
+    GEO_KEY_DIRECTORY = 34735
+    GEO_DOUBLE_PARAMS = 34736
+    GEO_ASCII_PARAMS = 34737
+    GDAL_NODATA = 42113
+    IJ_METADATA_BYTE_COUNTS = 50838
+    IJ_METADATA = 50839
 
     @property
     def title(self) -> str:
-        """The name as TIFF 6.0 spells it."""
-        return {Tag.ICC_PROFILE: "ICCProfile", Tag.JPEG_TABLES: "JPEGTables"}.get(
-            self, "".join(word.capitalize() for word in self.name.split("_"))
-        )
+        """The name as its specification spells it."""
+        name = "".join(word.capitalize() for word in self.name.split("_"))
+        if self.name.startswith(("MODEL_", "GEO_")):
+            return f"{name}Tag"
+        return _TITLES.get(self.name, name)
 
 
 _KNOWN = {int(tag) for tag in Tag}
@@ -166,6 +185,15 @@ class Directory:
         if nbytes > MAX_TEXT_BYTES:
             raise self.fault(tag, f"declares {nbytes:,} bytes, more than {MAX_TEXT_BYTES:,}; remove the tag")
         return self._value(tag, nbytes)
+
+    def differs(self, tag: Tag, other: Directory) -> bool:
+        """Whether both have the tag, and not with the same entry; their values may still be equal."""
+        mine, others = self._entries.get(tag), other._entries.get(tag)
+        return mine is not None and others is not None and mine != others
+
+    def raw(self, tag: Tag) -> tuple[int, bytes] | None:
+        """The tag's field type and its bytes in the file's byte order; None if it is absent."""
+        return (self._entries[tag][0], self.blob(tag)) if tag in self._entries else None
 
     def text(self, tag: Tag) -> str:
         return self.blob(tag).split(b"\0")[0].decode("utf-8", errors="replace").strip()

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import counted
+from pipeline.formats.image.base import OF_COMPLEX
 from pipeline.formats.image.tiff.ifd import MAX_SEGMENTS, Directory, Tag
 
 # (bits, SampleFormat) → dtype
 _DTYPES = {(8, 1): "u1", (16, 1): "u2", (16, 2): "i2", (32, 3): "f4", (64, 3): "f8"}
 _FORMATS = {1: "unsigned integer", 2: "signed integer", 3: "float", 5: "complex integer", 6: "complex"}
+_COMPLEX = (5, 6)
 _SUPPORTED = "uint8, uint16, int16, float32 and float64 are: convert the file first"
 
 UNCOMPRESSED = 1
@@ -184,7 +186,8 @@ def _dtype(directory: Directory, samples: int) -> np.dtype[Any]:
     code = _DTYPES.get((bits, sample_format))
     if code is None:
         kind = _FORMATS.get(sample_format, f"format {sample_format}")
-        raise directory.fault(Tag.BITS_PER_SAMPLE, f"{bits}-bit {kind} samples are not supported; {_SUPPORTED}")
+        way_out = OF_COMPLEX if sample_format in _COMPLEX else _SUPPORTED
+        raise directory.fault(Tag.BITS_PER_SAMPLE, f"{bits}-bit {kind} samples are not supported; {way_out}")
     return np.dtype(directory.encoding.order + code)
 
 

@@ -18,7 +18,8 @@ from pipeline.codecs.scratch import scratch
 from pipeline.formats.image.base import ImageHeader, ImageReader, Part, Region, blocks_along, require_fit, touches
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.tiff.blocks import DecodedBlocks, Span
-from pipeline.formats.image.tiff.ifd import Directory, Tag, read_directories
+from pipeline.formats.image.tiff.described import described
+from pipeline.formats.image.tiff.ifd import read_directories
 from pipeline.formats.image.tiff.page import Page
 from pipeline.formats.image.tiff.stack import Stack, arrange
 from pipeline.storage.positional import PositionalFile
@@ -58,13 +59,25 @@ class TiffReader(ImageReader):
             self._stack = arrange(read_directories(self._file))
             self._blocks = DecodedBlocks(self._file, self._stack.pages)
             first = self._stack.pages[0]
-            metadata = _metadata(self._stack.first, first)
+            metadata, calibration = described(self._stack)
         except BaseException:
             self._file.close()
             raise
-        self.header = ImageHeader(shape=self._stack.shape, axes=self._stack.axes, dtype=first.dtype, metadata=metadata)
+        self.header = ImageHeader(
+            shape=self._stack.shape,
+            axes=self._stack.axes,
+            dtype=first.dtype,
+            metadata=metadata,
+            calibration=calibration,
+        )
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)
         self.block_shape = _block_shape(self._stack)
+
+    @property
+    def run(self) -> tuple[np.dtype[Any], int] | None:
+        first = self._stack.pages[0]
+        is_one_run = len(self._stack.pages) == 1 and first.one_run
+        return (first.stored_dtype, int(first.offsets[0, 0, 0])) if is_one_run else None
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -116,7 +129,10 @@ class TiffReader(ImageReader):
             return
         busy: list[_Block] = []
         blocks = list(
-            itertools.product(blocks_along(piece.rows, page.block[0]), blocks_along(piece.columns, page.block[1]))
+            itertools.product(
+                blocks_along(piece.rows, page.block[0]),
+                blocks_along(piece.columns, page.block[1] * self._blocks.at_once(page)),
+            )
         )
         channels = slice(*piece.channels)
 
@@ -153,11 +169,11 @@ class TiffReader(ImageReader):
         """Copy what the region has of one strip or tile; False if another thread is decoding it and `wait` is False."""
         (down, rows, within_rows), (across, columns, within_columns) = block
         place = (plane, down, across)
-        offset = int(page.offsets[place])
-        if not offset:
+        offset = int(page.offsets[place]) if self._blocks.at_once(page) == 1 else None
+        if offset == 0:
             target[rows, columns] = 0
             return True
-        if page.raw:
+        if page.raw and offset is not None:
             within = _Piece(_span(within_rows), _span(within_columns), _span(channels))
             samples = math.prod(within.shape)
             stored = scratch("samples", samples * page.dtype.itemsize).view(page.dtype).reshape(within.shape)
@@ -196,25 +212,3 @@ def _block_shape(stack: Stack) -> tuple[int, ...] | None:
         return None
     sizes = {"Y": first.block[0], "X": first.block[1], "S": first.block_samples}
     return tuple(min(sizes.get(axis, 1), size) for axis, size in zip(stack.axes, stack.shape, strict=True))
-
-
-def _metadata(directory: Directory, page: Page) -> dict[str, Any]:
-    """The values that a new TIFF takes over, as the tags hold them; those unknown to TIFF 6.0 are dropped."""
-    found: dict[str, Any] = {"photometric": page.photometric}
-    if directory.text(Tag.IMAGE_DESCRIPTION).startswith("ImageJ="):
-        found["dialect"] = "ImageJ"
-    extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
-    if extra and max(extra) <= 2:
-        found["extra_samples"] = extra
-    orientation = directory.number(Tag.ORIENTATION, 1)
-    if 2 <= orientation <= 8:
-        found["orientation"] = orientation
-    resolution = (directory.rational(Tag.X_RESOLUTION), directory.rational(Tag.Y_RESOLUTION))
-    unit = directory.number(Tag.RESOLUTION_UNIT, 2)
-    if None not in resolution and 1 <= unit <= 3:
-        found["resolution"] = resolution
-        found["resolution_unit"] = unit
-    profile = directory.blob(Tag.ICC_PROFILE)
-    if profile:
-        found["icc_profile"] = profile
-    return found

@@ -31,6 +31,7 @@ class Stack:
     axes: str
     pages: tuple[Page, ...]
     first: Directory
+    pixels: ElementTree.Element | None = None  # of its OME-XML
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Declared:
     sizes: tuple[int, ...]
     by: str
     page_of_plane: tuple[int, ...] | None = None
+    pixels: ElementTree.Element | None = None
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
@@ -59,6 +61,8 @@ def arrange(directories: Sequence[Directory]) -> Stack:
     if declared.page_of_plane is not None:
         by_index = {page.index: page for page in pages}
         pages = [_numbered(by_index, index, path) for index in declared.page_of_plane]
+    if declared.pixels is None:  # OME-XML states one size for all
+        _refuse_mixed_sizes(kept)
     count = math.prod(declared.sizes)
     if len(pages) == 1 < count:
         pages = _beyond_the_first(kept[0], first, declared, count)
@@ -71,6 +75,23 @@ def arrange(directories: Sequence[Directory]) -> Stack:
     return _ordered(kept[0], pages, declared)
 
 
+def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
+    """InputError if a page states another pixel size than the first."""
+    first = directories[0]
+    for directory in directories[1:]:
+        for tag in (Tag.X_RESOLUTION, Tag.Y_RESOLUTION):
+            if not directory.differs(tag, first):
+                continue
+            mine, firsts = directory.rational(tag) or (0, 0), first.rational(tag) or (0, 0)
+            if not all(mine + firsts) or math.isclose(mine[0] / mine[1], firsts[0] / firsts[1], rel_tol=1e-6):
+                continue
+            raise directory.fault(
+                tag,
+                f"is {mine[0] / mine[1]:g}, but page {first.index} has {firsts[0] / firsts[1]:g}: pixels of two sizes; "
+                "split the file",
+            )
+
+
 def _brief(page: Page) -> str:
     rows, columns, samples = page.shape
     return f"{columns} × {rows} × {samples} {page.dtype.name}"
@@ -78,7 +99,9 @@ def _brief(page: Page) -> str:
 
 def _numbered(by_index: dict[int, Page], index: int, path: Path) -> Page:
     if index not in by_index:
-        raise InputError(f"{path}: its OME-XML description names page {index}, which is missing; copy the file again")
+        raise InputError(
+            f"{path}: page 0, tag ImageDescription: OME-XML names page {index}, which is missing; copy the file again"
+        )
     return by_index[index]
 
 
@@ -118,6 +141,7 @@ def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> St
         axes=f"{planes}YX{'S' if samples > 1 else ''}",
         pages=tuple(pages[index] for index in table.ravel().tolist()),
         first=directory,
+        pixels=declared.pixels,
     )
 
 
@@ -197,19 +221,35 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
             raise ValueError("invalid DimensionOrder or sizes")
         if sizes["C"] % page.shape[2] == 0:  # OME counts the samples of a page as channels
             sizes["C"] //= page.shape[2]
+        contradiction = _contradiction(pixels, page)
+        if contradiction is not None:
+            raise directory.fault(Tag.IMAGE_DESCRIPTION, f"OME-XML declares {contradiction}; export the file again")
         count = math.prod(sizes.values())
         if count > page_count:
-            raise InputError(
-                f"{path}: OME-XML declares {counted(count, 'plane')}, but the file has {counted(page_count, 'page')}; "
-                "it is truncated or one of several files: join them first"
+            raise directory.fault(
+                Tag.IMAGE_DESCRIPTION,
+                f"OME-XML declares {counted(count, 'plane')}, but the file has {counted(page_count, 'page')}; it is "
+                "truncated or one of several files: join them first",
             )
         shape = tuple(sizes[letter] for letter in axes)
-        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path))
+        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), pixels)
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
         raise InputError(
             f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "
             "or remove the description (tag 270)"
         ) from exc
+
+
+def _contradiction(pixels: ElementTree.Element, page: Page) -> str | None:
+    """How the declared rows, columns or samples differ from the page's; None if they do not."""
+    for name, size in (("SizeX", page.shape[1]), ("SizeY", page.shape[0])):
+        if int(pixels.get(name, size)) != size:
+            return f"{name} {pixels.get(name)}, but page {page.index} has {size:,}"
+    declared = pixels.get("Type")
+    known = {"float": "float32", "double": "float64", "bit": page.dtype.name}
+    if declared is not None and known.get(declared, declared) != page.dtype.name:
+        return f"samples of {declared}, but page {page.index} has {page.dtype.name}"
+    return None
 
 
 def _ome_pages(
@@ -233,5 +273,8 @@ def _ome_pages(
         for plane in range(max(start, 0), min(start + planes, count)):
             pages[plane] = page + plane - start
     if -1 in pages:
-        raise InputError(f"{path}: OME-XML leaves plane {pages.index(-1)} without a page; export the file again")
+        raise InputError(
+            f"{path}: page 0, tag ImageDescription: OME-XML leaves plane {pages.index(-1)} without a page; export the "
+            "file again"
+        )
     return tuple(pages)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pipeline.formats.image.base import ImageHeader, Region, require_fit
 from pipeline.formats.image.contiguous import ContiguousSamples
 from pipeline.formats.image.positional_writer import PositionalWriter
-from pipeline.formats.image.tiff.description import description, page_axes
+from pipeline.formats.image.tiff.description import description, further_tags, page_axes, resolution_tags
 from pipeline.formats.image.tiff.ifd import Tag
 from pipeline.formats.image.tiff.page import RGB
 from pipeline.formats.image.tiff.tiling import Tiling
@@ -36,7 +36,7 @@ _WHITE_IS_ZERO, _BLACK_IS_ZERO, _INKS = 0, 1, 5
 _COLOURS = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, RGB: 3, _INKS: 4}  # samples of the colour itself
 _UNSPECIFIED, _STRAIGHT_ALPHA = 0, 2  # ExtraSamples
 _SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
-_OF_FIRST_PAGE = {Tag.IMAGE_DESCRIPTION}
+_OF_FIRST_PAGE = {Tag.IMAGE_DESCRIPTION, Tag.IJ_METADATA, Tag.IJ_METADATA_BYTE_COUNTS}
 _SHORT, _LONG, _RATIONAL, _ASCII, _UNDEFINED, _LONG8 = 3, 4, 5, 2, 7, 16
 _FORMATS = {_SHORT: "H", _LONG: "I", _LONG8: "Q"}
 
@@ -188,6 +188,13 @@ class Layout:
             described.append(_Field(Tag.IMAGE_DESCRIPTION, _ASCII, len(text), text))
         if extra:
             described.append(_numbers(Tag.EXTRA_SAMPLES, _SHORT, *extra))
+        sizes = resolution_tags(header, path)
+        if sizes is not None:
+            x, y, unit = sizes
+            described.append(_Field(Tag.X_RESOLUTION, _RATIONAL, 1, struct.pack("<II", *x)))
+            described.append(_Field(Tag.Y_RESOLUTION, _RATIONAL, 1, struct.pack("<II", *y)))
+            described.append(_numbers(Tag.RESOLUTION_UNIT, _SHORT, unit))
+        described += [_Field(Tag(tag), *field) for tag, field in further_tags(header, path).items()]
         return described + _carried(header.metadata)
 
     def _strips(self) -> list[_Field]:
@@ -232,14 +239,10 @@ def _colour(metadata: Mapping[str, Any], channels: int, dtype: np.dtype[Any]) ->
 
 
 def _carried(metadata: Mapping[str, Any]) -> list[_Field]:
-    """Orientation, resolution and colour profile of the input."""
+    """Orientation and colour profile of the input."""
     fields = []
     if "orientation" in metadata:
         fields.append(_numbers(Tag.ORIENTATION, _SHORT, metadata["orientation"]))
-    if "resolution" in metadata:
-        for tag, fraction in zip((Tag.X_RESOLUTION, Tag.Y_RESOLUTION), metadata["resolution"], strict=True):
-            fields.append(_Field(tag, _RATIONAL, 1, struct.pack("<II", *fraction)))
-        fields.append(_numbers(Tag.RESOLUTION_UNIT, _SHORT, metadata.get("resolution_unit", 2)))
     if "icc_profile" in metadata:
         profile = metadata["icc_profile"]
         fields.append(_Field(Tag.ICC_PROFILE, _UNDEFINED, len(profile), profile))

@@ -20,6 +20,7 @@ from pipeline.formats.image.base import (
     Storage,
     along_axes,
 )
+from pipeline.formats.image.metadata import ome_zarr
 from pipeline.formats.image.zarr.layout import COLOURS_MARK
 from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
@@ -31,7 +32,6 @@ _STORED_ORDER = "TCZYX"
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
 _SMALLEST_BYTES = 64 << 10
-_TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
 class Zarr(ImageFormat):
@@ -62,6 +62,9 @@ class Zarr(ImageFormat):
         if min(header.shape) < 1:
             return f"{path}: an image of {' × '.join(map(str, header.shape))} has no samples; check the input"
         return None
+
+    def keeps(self, header: ImageHeader, path: Path) -> set[str]:
+        return set(header.calibration.facts(header.axes))
 
     def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
         chunk, shard = self._shapes(header)
@@ -130,15 +133,7 @@ def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
 
 
 def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
-    scale, first, unit = (header.metadata.get(name, {}) for name in ("scale", "translation", "unit"))
-    axes = [
-        {"name": letter.lower(), "type": _TYPES[letter]} | ({"unit": unit[letter]} if letter in unit else {})
-        for letter in stored
-    ]
-    steps = [{"type": "scale", "scale": [float(scale.get(letter, 1.0)) for letter in stored]}]
-    if first:
-        steps.append({"type": "translation", "translation": [float(first.get(letter, 0.0)) for letter in stored]})
-    described = ome_metadata(path, axes, steps)
-    if "omero" in header.metadata:
-        described["omero"] = header.metadata["omero"]
-    return described
+    known = header.calibration
+    described = ome_metadata(path, ome_zarr.axes(known, stored), ome_zarr.transformations(known, stored))
+    omero = header.metadata.get("omero") or ome_zarr.omero(known, header.dtype)
+    return described if omero is None else described | {"omero": omero}

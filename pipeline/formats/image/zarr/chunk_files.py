@@ -76,11 +76,14 @@ class ChunkFiles:
             if nbytes != codec.nbytes:
                 raise ValueError(f"it has {nbytes:,} bytes instead of {codec.nbytes:,}")
             if within.shape == codec.shape and codec.dtype.isnative:
-                direct = out.flags.c_contiguous
-                data = out.reshape(-1).view(np.uint8) if direct else scratch("encoded", nbytes)
-                self._fill(descriptor, place, offset, data)
-                if not direct:
-                    out[...] = data.view(codec.dtype).reshape(codec.shape)
+                if out.flags.c_contiguous:
+                    self._fill(descriptor, place, offset, out.reshape(-1).view(np.uint8))
+                    return True
+                for piece, first, length in codec.bands():
+                    data = scratch("encoded", length)
+                    self._fill(descriptor, place, offset + first, data)
+                    part = out[piece]
+                    part[...] = data.view(codec.dtype).reshape(part.shape)
                 return True
             samples = scratch("samples", math.prod(within.shape) * out.itemsize).view(out.dtype).reshape(within.shape)
             file, descriptor = PositionalFile(self.path(place), descriptor), -1

@@ -5,15 +5,16 @@ Sources: Zarr v2 and v3 specifications; OME-Zarr (NGFF) 0.4 and 0.5, section "mu
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
+from pipeline.formats.image.metadata import Calibration
+from pipeline.formats.image.metadata.ome_zarr import from_multiscales
 
 _ORDER = "TCZYX"
 COLOURS_MARK = "millrace:colours"  # a group's attribute: its channels are the samples of a pixel
@@ -27,11 +28,12 @@ class Layout:
 
     stored   : a letter for each of the array's axes (of `AXES`); '?' for any other, whose length is 1
     axes     : the image's axes, of `AXES` in this order
-    metadata : what a new Zarr takes over: `scale`, `translation` and `unit` by axis letter, `omero`
+    metadata : what a new Zarr takes over: `omero`
     """
 
     stored: str
     axes: str
+    calibration: Calibration = field(default_factory=Calibration)
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def shape(self, stored_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
     ome = attributes.get("ome", attributes)
     multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
     if multiscales is not None:
-        return _from_multiscales(node, multiscales, ome, path)
+        return _multiscale_image(node, multiscales, ome, path)
     arrays = [name for name, _ in node.arrays()]
     if len(arrays) == 1:
         array = node[arrays[0]]
@@ -66,7 +68,7 @@ def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
     raise InputError(f"{path}: a Zarr group of {kind} ({named}); name the one to read, as in {path / members[0]}")
 
 
-def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
+def _multiscale_image(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
     """Level 0 of the first (by the specification: the default) multiscale image."""
     try:
         image = multiscales[0]
@@ -80,44 +82,11 @@ def _from_multiscales(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     letters = "".join(axis.upper() if axis.upper() in _ORDER else "?" for axis in map(str, axes))
     if node.attrs.asdict().get(COLOURS_MARK) is True:
         letters = letters.replace("C", "S")
-    metadata: dict[str, Any] = {
-        kind: {letter: size for letter, size in zip(letters, sizes, strict=True) if letter in AXES}
-        for kind, sizes in _transformed(image, level, len(letters)).items()
-    }
-    units = {
-        letter: axis["unit"]
-        for letter, axis in zip(letters, image.get("axes", ()), strict=False)
-        if letter in AXES and isinstance(axis, Mapping) and isinstance(axis.get("unit"), str)
-    }
-    if units:
-        metadata["unit"] = units
-    if isinstance(ome.get("omero"), Mapping):
-        metadata["omero"] = ome["omero"]
-    return array, _layout(letters, array.shape, metadata, path)
-
-
-def _transformed(image: Mapping[str, Any], level: Mapping[str, Any], ndim: int) -> dict[str, list[float]]:
-    """`scale` (the size of a sample along each axis) and `translation` (the position of the first one), from the
-    transformations of level 0 followed by those of the whole image. Each is omitted unless stated."""
-    scale, first = [1.0] * ndim, [0.0] * ndim
-    stated = set()
-    for place in (level, image):
-        transformations = place.get("coordinateTransformations")
-        for step in transformations if isinstance(transformations, list) else []:
-            for kind in ("scale", "translation"):
-                sizes = step.get(kind) if isinstance(step, Mapping) else None
-                if not isinstance(sizes, list) or len(sizes) != ndim:
-                    continue
-                if not all(isinstance(size, int | float) and math.isfinite(size) for size in sizes):
-                    continue
-                stated.add(kind)
-                if kind == "scale":
-                    scale = [float(size) * so_far for size, so_far in zip(sizes, scale, strict=True)]
-                    first = [float(size) * so_far for size, so_far in zip(sizes, first, strict=True)]
-                else:
-                    first = [float(size) + so_far for size, so_far in zip(sizes, first, strict=True)]
-    found = {"scale": scale, "translation": first}
-    return {kind: sizes for kind, sizes in found.items() if kind in stated and all(map(math.isfinite, sizes))}
+    omero = ome.get("omero")
+    found = _layout(letters, array.shape, path)
+    calibration = from_multiscales(image, level, omero, letters, array.shape)
+    metadata = {"omero": omero} if isinstance(omero, Mapping) else {}
+    return array, replace(found, calibration=calibration, metadata=metadata)
 
 
 def _plain_layout(array: Any, path: Path) -> Layout:
@@ -129,7 +98,7 @@ def _plain_layout(array: Any, path: Path) -> Layout:
     names = [str(name or "") for name in found] if isinstance(found, list | tuple) else []
     letters = [_IN_WORDS.get(name, name) if name in {*_ORDER, *_IN_WORDS} else "?" for name in map(str.upper, names)]
     if {"Y", "X"} <= set(letters):
-        return _layout("".join(letters), array.shape, {}, path)
+        return _layout("".join(letters), array.shape, path)
     if array.ndim > 2 and not all(_NUMBERED.fullmatch(name) for name in names):
         raise InputError(
             f"{path}: its axes are named {', '.join(names)}, so y and x are unknown; rename these two axes y and x"
@@ -139,10 +108,10 @@ def _plain_layout(array: Any, path: Path) -> Layout:
     if by_number is None:
         axes = counted(array.ndim, "axis", "axes")
         raise InputError(f"{path}: an array of {axes} without names; 2 to 5 are supported: extract one image")
-    return _layout(by_number, array.shape, {}, path)
+    return _layout(by_number, array.shape, path)
 
 
-def _layout(stored: str, shape: tuple[int, ...], metadata: dict[str, Any], path: Path) -> Layout:
+def _layout(stored: str, shape: tuple[int, ...], path: Path) -> Layout:
     if len(stored) != len(shape) or not set("YX") <= set(stored) or any(stored.count(a) > 1 for a in AXES):
         raise InputError(f"{path}: axes {stored} do not describe an array of shape {shape}; export it again")
     if min(shape) < 1:
@@ -154,4 +123,4 @@ def _layout(stored: str, shape: tuple[int, ...], metadata: dict[str, Any], path:
             )
     # Of OME-Zarr's usual five axes those of length 1 are only padding; elsewhere they are intended.
     filler = {letter for letter, size in zip(stored, shape, strict=True) if size == 1 and len(shape) == 5} - set("YX")
-    return Layout(stored, "".join(letter for letter in AXES if letter in stored and letter not in filler), metadata)
+    return Layout(stored, "".join(letter for letter in AXES if letter in stored and letter not in filler))

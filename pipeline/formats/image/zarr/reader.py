@@ -21,6 +21,7 @@ from pipeline.codecs.zarr_codecs import LARGEST_BYTES, chunks_of, use_bounded_co
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.base import (
     DTYPES,
+    OF_COMPLEX,
     ImageHeader,
     ImageReader,
     Part,
@@ -54,13 +55,20 @@ class ZarrReader(ImageReader):
         self._array, self._layout = _open(path)
         dtype = np.dtype(self._array.dtype).newbyteorder("=")
         if dtype.name not in DTYPES:
-            raise InputError(f"{path}: {dtype.name} samples are not supported; {', '.join(DTYPES)} are: convert it")
+            way_out = OF_COMPLEX if dtype.kind == "c" else f"{', '.join(DTYPES)} are: convert it"
+            raise InputError(f"{path}: {dtype.name} samples are not supported; {way_out}")
         self._chunk: tuple[int, ...] = tuple(self._array.chunks)
         chunk_bytes = math.prod(self._chunk) * dtype.itemsize
         if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
             raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
         shape = self._layout.shape(self._array.shape)
-        self.header = ImageHeader(shape=shape, axes=self._layout.axes, dtype=dtype, metadata=self._layout.metadata)
+        self.header = ImageHeader(
+            shape=shape,
+            axes=self._layout.axes,
+            dtype=dtype,
+            metadata=self._layout.metadata,
+            calibration=self._layout.calibration,
+        )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
             -(-self._array.shape[n] // self._chunk[n]) for n, a in enumerate(self._layout.stored) if a in "XC"

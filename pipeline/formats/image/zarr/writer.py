@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.codecs.chunk_codec import Stage
+from pipeline.codecs.chunk_codec import ChunkCodec, Stage
 from pipeline.codecs.parallel import for_each
+from pipeline.codecs.scratch import scratch
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
@@ -107,8 +108,12 @@ class ZarrWriter(PartialWriter):
             (whole if self._covers(start, stop, file) else parts).append(file)
 
         def store(file: Place, older: ChunkFiles | None = None) -> None:
-            chunks = self._encoded(file, spans, stored, older)
-            self._partial.put(f"{_ARRAY}/{self._array.name(file)}", shard_of(self._array, chunks))
+            name = f"{_ARRAY}/{self._array.name(file)}"
+            raw = self._raw_bands(file, spans, stored)
+            if raw is None:
+                self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
+            else:
+                self._partial.put(name, raw)
 
         with writing(self.path, samples.nbytes), self._partial.in_use():
             for_each(store, whole, math.prod(self._array.file_shape) * self.header.dtype.itemsize)
@@ -132,6 +137,16 @@ class ZarrWriter(PartialWriter):
                 start, stop, file, self._array.file_shape, self._array.shape, strict=True
             )
         )
+
+    def _raw_bands(self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any]) -> Iterator[NDArray[Any]] | None:
+        """The bytes of a whole uncompressed chunk in a file of its own, one piece after another; None for others."""
+        codec = self._array.codec
+        if not (self._array.index is None and codec.is_raw and codec.dtype.isnative):
+            return None
+        chunk = stored[tuple(axis[number][1] for axis, number in zip(spans, file, strict=True))]
+        if chunk.shape != codec.shape or chunk.flags.c_contiguous:
+            return None
+        return _gathered(codec, chunk)
 
     def _encoded(
         self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
@@ -176,6 +191,14 @@ class ZarrWriter(PartialWriter):
         with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
             yield ChunkFiles(Path(_ARRAY), self._array, self._partial.open_file)
+
+
+def _gathered(codec: ChunkCodec, chunk: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for piece, _, nbytes in codec.bands():
+        part = chunk[piece]
+        samples = scratch("samples", nbytes).view(chunk.dtype).reshape(part.shape)
+        samples[...] = part
+        yield samples
 
 
 def _spans(start: int, stop: int, size: int, length: int) -> _Spans:

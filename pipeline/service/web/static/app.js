@@ -188,6 +188,18 @@ if (job && "drawing" in job.dataset) {
 
 // Forms
 
+// Null without a text; NaN, which the service refuses, if it is neither a time nor an amount.
+function parsedSeconds(text) {
+  const found = /^([0-9.]+) *(s|m|min|h|d)?$/.exec(text);
+  return text ? Number(found?.[1]) * { s: 1, m: 60, min: 60, h: 3600, d: 86400 }[found?.[2] ?? "s"] : null;
+}
+
+function parsedBytes(text) {
+  const found = /^([0-9.]+) *([kmgt]?)(i?)b?$/i.exec(text);
+  if (!text) return null;
+  return Math.round(Number(found?.[1]) * (found?.[3] ? 1024 : 1000) ** " kmgt".indexOf(found?.[2].toLowerCase() || " "));
+}
+
 const submit = byId("submit");
 if (submit) {
   // The key makes a request that is sent twice, by a double click or a broken connection, one job.
@@ -210,7 +222,15 @@ if (submit) {
       output: value("output"),
       priority: Number(value("priority") || 0),
       after: value("after").split(/[\s,]+/).filter(Boolean),
+      after_any: value("after_any").split(/[\s,]+/).filter(Boolean),
       array: value("array") || null,
+      limits: {
+        time_s: parsedSeconds(value("time")),
+        memory_bytes: parsedBytes(value("memory")),
+        gpu_memory_bytes: parsedBytes(value("gpu_memory")),
+        gpus: value("gpus") ? Number(value("gpus")) : null,
+      },
+      group: submit.elements.group?.value ?? null,
       parameters,
     };
     const button = submit.querySelector("button");

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kernels.nufft import Nufft, Toeplitz, toeplitz_kernel
-from kernels.sense import CapturedCg, cg_sense, density, gridded, toeplitz_normal
+from kernels.sense import CapturedCg, cg_sense, density, gridded, to_host, toeplitz_normal
 from kernels.sense.regularized import L1Wavelet, LowRank, Problem, TotalVariation, regularized_sense
+from kernels.sense.resumption import Resumption
 from tests.kernels.sense.phantom import coil_maps, normalised_error, radial, samples
 
 pytestmark = pytest.mark.gpu
@@ -104,3 +105,33 @@ def test_captured_conjugate_gradients_are_those_of_the_cpu(cupy: Any) -> None:
     nothing, residuals = solver.solve(asked.right * 0, iterations=3)
     assert not nothing.get().any()
     assert residuals.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("which", ["wavelet", "low rank", "tv", "all", "cg"])
+def test_saved_iterations_go_on_on_either_device(cupy: Any, which: str) -> None:
+    """The last state that CUDA saves makes the same image, on CUDA and on the CPU."""
+    saved: list[dict[str, Any]] = []
+
+    def keep(state: Any) -> None:
+        saved.append({name: np.array(to_host(array)) for name, array in state.items()})
+
+    def solve(xp: Any, resumption: Resumption) -> tuple[Any, int]:
+        if which == "cg":
+            asked = problem(xp, 1)
+            if xp is np:
+                pytest.skip("conjugate gradients have a state of their own on each device")
+            solver = CapturedCg(asked.normal, asked.right, damping=0.01)
+            found, curve = solver.solve(asked.right, iterations=12, resumption=resumption)
+            return to_host(found), len(curve) - 1
+        asked = problem(xp, penalties=penalties(xp, which))
+        made = regularized_sense(asked, iterations=12, largest=60.0, resumption=resumption)
+        return to_host(made.image), len(made.status)
+
+    expected, _ = solve(cupy, Resumption(saved=None, due=lambda: len(saved) < 5, save=keep))
+    assert len(saved) == 5
+    for xp in (cupy, np):
+        later: list[Any] = []
+        found, count = solve(xp, Resumption(saved=saved[-1], due=lambda: True, save=later.append))
+        assert count == 12
+        assert len(later) == 6
+        assert normalised_error(found, expected) < (1e-6 if xp is cupy else 2e-3)

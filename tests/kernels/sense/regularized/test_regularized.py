@@ -17,6 +17,7 @@ from kernels.sense.regularized import (
     largest_eigenvalue,
     regularized_sense,
 )
+from kernels.sense.regularized.fista import _Vectors
 from kernels.wavelet import Wavelet
 from tests.kernels.sense.phantom import coil_maps, image, normalised_error, radial, random_complex, samples
 
@@ -241,3 +242,14 @@ def test_status_of_a_solver():
 
     rows = iterate(Counting(), 4)
     np.testing.assert_array_equal(rows, np.arange(1, 5)[:, None] * np.ones(3))
+
+
+@pytest.mark.parametrize("monotone", [True, False])
+def test_momentum_that_points_uphill_ends_unless_shifts_are_random(monotone: bool) -> None:
+    """A third image back where the first was: against the extrapolated direction."""
+    right, status = np.array([4.0 + 0j, 2.0, 1.0]), np.full(3, np.inf)
+    vectors = _Vectors(right, 1.0, status, strength=0.0, damping=0.0, energy=100.0, monotone=monotone, tolerance=0.0)
+    for picture in (0.5 * right, right, 0.98 * right):
+        vectors.gradient()
+        vectors.accept(picture, 0.0, picture)
+    assert (vectors.state()["numbers"][2] == 0) == monotone

@@ -24,16 +24,18 @@ CELL = np.array([80, 90, 100, 90, 90, 90], np.float32)
 
 @pytest.fixture
 def psf(tmp_path: Path) -> Path:
+    path = tmp_path / "a.psf"
+    path.write_text(psf_text())
+    return path
+
+
+def psf_text() -> str:
     """A topology with charges and without coordinates."""
     atoms = "".join(
         f"{n:8d} SYS  {n:<4d} MET  {'CA' if n % 2 else 'N':<4} C    {charge:10.6f} {12.0:13.4f} {0:11d}\n"
         for n, charge in enumerate(CHARGES, 1)
     )
-    path = tmp_path / "a.psf"
-    path.write_text(
-        f"PSF\n\n{1:8d} !NTITLE\n REMARKS made\n\n{len(CHARGES):8d} !NATOM\n{atoms}\n{0:8d} !NBOND: bonds\n\n"
-    )
-    return path
+    return f"PSF\n\n{1:8d} !NTITLE\n REMARKS made\n\n{len(CHARGES):8d} !NATOM\n{atoms}\n{0:8d} !NBOND: bonds\n\n"
 
 
 def written(path: Path, frames: NDArray[Any] = FRAMES, cell: NDArray[Any] | None = CELL) -> Path:

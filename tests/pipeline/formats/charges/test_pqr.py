@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InputError
+from pipeline.formats.charges import pqr
 from pipeline.formats.charges.base import Molecule
 from pipeline.formats.charges.pqr import read_pqr, stated_cell
 from tests.pipeline.formats.charges.real_molecules import real_molecule
@@ -308,3 +309,48 @@ def test_real_files(name: str, count: int, charge: float, first: list[float]) ->
     assert math.isclose(molecule.charges.sum(), charge, abs_tol=1e-9)
     assert molecule.coordinates[0].tolist() == first
     assert molecule.cell is None
+
+
+@QUICK
+@given(
+    st.lists(st.tuples(*[st.integers(-(10**15), 10**15)] * 5, *[st.integers(0, 15)] * 5), min_size=1, max_size=9),
+    st.lists(st.sampled_from(["", "REMARK 5", "HETATM 9 CA CA 7 1e1 -2.5E-3 3 2 0", "ATOM 1 N M 1 1 2 3 4 5 6"])),
+    st.integers(1, 400),
+    st.sampled_from(["", " A"]),
+)  # fmt: skip
+def test_lines_read_together_have_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[int, ...]], others: list[str], size: int, chain: str
+) -> None:
+    """Numbers of any number of digits and decimals, in blocks of any size, with lines between that are otherwise."""
+    lines = [
+        f"ATOM {number} N MET{chain} {number}" + "".join(f" {_decimal(row[each], row[5 + each])}" for each in range(5))
+        for number, row in enumerate(table)
+    ]
+    for each in others:
+        lines.insert(len(each) % len(lines), each)
+    path, found = written(tmp_path_factory.mktemp("pqr"), "\n".join(lines)), []
+    for alike, block in ((pqr._alike, size), (lambda block: None, 1 << 18)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pqr, "_alike", alike)
+            patch.setattr(pqr, "BLOCK_BYTES", block)
+            molecule = read_pqr(path)
+            assert molecule.radii is not None
+            found.append([each.tobytes() for each in (molecule.coordinates, molecule.charges, molecule.radii)])
+    assert found[0] == found[1]
+
+
+def _decimal(whole: int, decimals: int) -> str:
+    digits = f"{abs(whole):0{decimals + 1}d}"
+    point = len(digits) - decimals
+    return f"{'-' * (whole < 0)}{digits[:point]}.{digits[point:]}"
+
+
+def test_the_lines_of_a_usual_file_are_read_together() -> None:
+    block = b"".join(b"ATOM %d N MET %d 11.104 -6.134 -0.5 0.3000 1.8500\n" % (n, n) for n in range(999))
+    assert pqr._alike(block) is not None
+    for spoilt in (b"ATOM 5 N MET A 5 1 2 3 4 5\n", b"ATOM 5 N M 5 1 2 3 4\n", b"ATOM 5 N M 5 1 2 3 4 5 6\n", b"TER\n",
+                   b"ATOM 5 N MET 5\t1 2 3 4 5\n", b"ATOM 5 N MET -5 1 2 3 4 5\n", b"ATOM 5 N MET 5 1 2 3 4 1e5\n",
+                   b"ATOM 5 N MET 5 1 2 3 4 .\n", b"ATOM 5 N MET 5 1 2 3 4 1.2.3\n", b"ATOM 5 N MET 5 1 2 3 4 --5\n",
+                   b"atom 5 N MET 5 1 2 3 4 5\n", b"ATOM 5 N MET 5 1 2 3 4 1234567890123456\n", b"\n"):  # fmt: skip
+        assert pqr._alike(block + spoilt) is None
+        assert pqr._alike(spoilt + block) is None

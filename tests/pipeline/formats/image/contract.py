@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import InputError, OutputError, StorageError
 from pipeline.formats.image.base import ImageFormat, ImageHeader, Region
+from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Opening
 
 SHAPES = {"YX": (37, 53), "YXS": (31, 43, 3), "ZYX": (5, 29, 23), "ZYXS": (3, 19, 17, 3)} | {
@@ -41,12 +42,18 @@ class Case:
     channels: int = 3
     maxval: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def header(self) -> ImageHeader:
         shape = (*SHAPES[self.axes][:-1], self.channels) if "S" in self.axes else SHAPES[self.axes]
         return ImageHeader(
-            shape=shape, axes=self.axes, dtype=np.dtype(self.dtype), maxval=self.maxval, metadata=self.metadata
+            shape=shape,
+            axes=self.axes,
+            dtype=np.dtype(self.dtype),
+            maxval=self.maxval,
+            metadata=self.metadata,
+            calibration=self.calibration,
         )
 
     def __str__(self) -> str:

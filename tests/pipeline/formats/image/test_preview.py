@@ -9,8 +9,12 @@ import pytest
 import tifffile
 from numpy.typing import NDArray
 
+from pipeline.formats import image as images
 from pipeline.formats.image import preview
+from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.metadata import Calibration, Channel, Step
 from pipeline.formats.image.preview import write_preview
+from pipeline.formats.image.preview_marks import scale_bar
 from tests.images import read_image, write_image
 
 
@@ -85,3 +89,68 @@ def test_what_a_tiff_calls_its_samples_is_drawn_as_that(tmp_path: Path) -> None:
         tifffile.imwrite(tmp_path / "a.tif", samples, **what)
         write_preview(tmp_path / "a.tif", tmp_path / "p.png")
         np.testing.assert_array_equal(read_image(tmp_path / "p.png").squeeze(), expected, err_msg=str(what))
+
+
+def test_contrast_leaves_out_one_pixel_in_a_thousand_at_each_end(tmp_path: Path) -> None:
+    image = np.random.default_rng(5).permutation(np.arange(10_000, 40_000, dtype=np.uint16)).reshape(150, 200)
+    image[3, 4], image[5, 6] = 0, 65535  # a dead pixel and a hot one
+    write_image(tmp_path / "a.npy", image, "YX")
+    write_preview(tmp_path / "a.npy", tmp_path / "p.png")
+    low, high = np.sort(image.ravel())[[29, 29_969]].astype(float)
+    expected = np.clip((image - low) / (high - low), 0, 1) * 255
+    assert np.abs(read_image(tmp_path / "p.png") - expected).max() <= 0.51
+
+
+def save(path: Path, samples: NDArray[Any], axes: str, known: Calibration) -> None:
+    header = ImageHeader(shape=samples.shape, axes=axes, dtype=samples.dtype, calibration=known)
+    writer = images.create_image(path, header)
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+
+
+def test_channels_are_shown_together_in_their_colours(tmp_path: Path) -> None:
+    samples = np.zeros((3, 40, 60), np.uint8)
+    samples[0, :20], samples[1, 10:30], samples[2, :, 50:] = 200, 100, 255
+    save(
+        tmp_path / "a.zarr", samples, "CYX", Calibration(channels=(Channel("a", "FF0000"), Channel("b"), Channel("c")))
+    )
+    write_preview(tmp_path / "a.zarr", tmp_path / "p.png")
+    found = read_image(tmp_path / "p.png")
+    assert found[5, 5].tolist() == [200, 0, 0]
+    assert found[25, 5].tolist() == [100, 100, 100]  # OME-Zarr must name a colour: white
+    assert found[15, 5].tolist() == [255, 100, 100]
+    assert found[35, 55].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("size", "unit", "step", "columns", "bar"),
+    [
+        (0.5, "micrometer", 1, 1000, (200, "100 um")),
+        (0.5, "micrometer", 4, 1000, (250, "500 um")),
+        (1.0, "nanometer", 1, 300, (50, "50 nm")),
+        (20.0, "meter", 3, 1000, (167, "10 km")),
+        (300.0, "nanometer", 1, 1000, (167, "50 um")),
+        (0.1, "inch", 1, 1000, None),
+        (0.1, "second", 1, 1000, None),
+        (0.1, None, 1, 1000, None),
+    ],
+)
+def test_a_scale_bar_has_a_round_length(size: float, unit: str | None, step: int, columns: int, bar: Any) -> None:
+    known = Calibration({"Y": Step(size, unit), "X": Step(size, unit)})
+    assert scale_bar(known, step, columns) == bar
+    assert scale_bar(Calibration({"Y": Step(2 * size, unit), "X": Step(size, unit)}), step, columns) is None
+
+
+@pytest.mark.parametrize(("axes", "shape"), [("YX", (120, 200)), ("YXS", (120, 200, 2)), ("YXS", (120, 200, 4))])
+def test_the_bar_and_the_name_are_drawn_and_nothing_else(tmp_path: Path, axes: str, shape: tuple[int, ...]) -> None:
+    samples = np.full(shape, 90, np.uint8)
+    steps = {"Y": Step(1.0, "micrometer"), "X": Step(1.0, "micrometer")}
+    save(tmp_path / "a.ome.tif", samples, axes, Calibration(steps, channels=(Channel("GFP"),)))
+    write_preview(tmp_path / "a.ome.tif", tmp_path / "p.png")
+    found = read_image(tmp_path / "p.png").reshape(120, 200, -1)
+    assert (found[108:112, 142:192, 0] == 255).all()  # 50 of 200 pixels
+    assert (found[108:112, 142:192, -1] == 255).all()
+    changed = (found != 90).any(axis=-1)
+    assert changed[:30, :50].any()  # the name
+    assert not changed[30:80].any()
+    assert not changed[:, 60:130].any()

@@ -101,6 +101,19 @@ def test_an_interrupted_image_is_taken_up_by_another_cut_and_joined(tmp_path: Pa
     assert_same_bits(tifffile.imread(tmp_path / "a.tif"), array)
 
 
+def test_the_bytes_of_the_file_do_not_depend_on_the_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads gather tiles that were all written whole; others are encoded one after another."""
+    monkeypatch.setattr("pipeline.formats.image.tiff.compressed_writer._GATHERED_BYTES", 700)
+    header = ImageHeader(shape=(3, 70, 61), axes="ZYX", dtype=np.dtype("uint16"))
+    array = samples(header)
+    for name, cut in (("whole", (1, 32, 61)), ("parts", (3, 20, 30))):
+        writer = stored_as("deflate").create(tmp_path / f"{name}.tif", header)
+        write(writer, array, regions(header.shape, cut))
+        writer.publish()
+    assert_same_bits(tifffile.imread(tmp_path / "whole.tif"), array)
+    assert (tmp_path / "whole.tif").read_bytes() == (tmp_path / "parts.tif").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("storage", "said"),
     [

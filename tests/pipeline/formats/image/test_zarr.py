@@ -21,6 +21,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from pipeline.errors import InputError, OutputError
 from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.formats.image.zarr import Zarr
 from pipeline.storage import partial
 from tests.pipeline.formats.image.contract import (
@@ -81,11 +82,9 @@ class TestContract(FormatContract):
             axes="ZYXS",
             dtype="uint8",
             channels=2,
-            metadata={
-                "scale": {"C": 1.0, "Z": 2.0, "Y": 0.5, "X": 0.5},
-                "translation": {"C": 0.0, "Z": -7.5, "Y": 0.0, "X": 12.0},
-                "unit": {"Y": "micrometer"},
-            },
+            calibration=Calibration(
+                {"Z": Step(2.0), "Y": Step(0.5, "micrometer"), "X": Step(0.5)}, {"Z": -7.5, "X": 12.0}
+            ),
         ),
     )
     refused = (Case(suffix=".zarr", axes="YX", dtype="complex64"),)
@@ -189,7 +188,7 @@ def test_ome_zarr_is_read_through_its_metadata(
     want = array.transpose([*extra, *order]).reshape([shape[n] for n in order])
     with FORMAT.open(tmp_path / "a.zarr") as reader:
         assert (reader.header.axes, reader.header.shape) == (expected, want.shape)
-        assert reader.header.metadata["scale"]["X"] == 2.0
+        assert reader.header.calibration.steps["X"] == Step(2.0)
 
         @QUICK
         @given(regions_of(want.shape))
@@ -207,7 +206,8 @@ def test_a_result_is_ome_zarr_with_its_sizes(tmp_path: Path) -> None:
         shape=array.shape,
         axes="ZYXS",
         dtype=array.dtype,
-        metadata={"scale": {"Z": 3.0, "Y": 0.5, "X": 0.25}, "unit": {"Z": "micrometer"}, "omero": {"channels": []}},
+        metadata={"omero": {"channels": [{"label": "a"}]}},
+        calibration=Calibration({"Z": Step(3.0, "micrometer"), "Y": Step(0.5), "X": Step(0.25)}),
     )
     write_whole(FORMAT, tmp_path / "a.zarr", header, array)
     group = zarr.open_group(str(tmp_path / "a.zarr"), mode="r")
@@ -216,7 +216,8 @@ def test_a_result_is_ome_zarr_with_its_sizes(tmp_path: Path) -> None:
     assert [axis["name"] for axis in ome["multiscales"][0]["axes"]] == ["c", "z", "y", "x"]
     scale = ome["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     assert scale == [{"type": "scale", "scale": [1.0, 3.0, 0.5, 0.25]}]
-    assert ome["omero"] == {"channels": []}
+    assert ome["omero"] == {"channels": [{"label": "a"}]}
+    assert ome["multiscales"][0]["axes"][1] == {"name": "z", "type": "space", "unit": "micrometer"}
     np.testing.assert_array_equal(group["0"][...], np.moveaxis(array, -1, 0))
 
 
@@ -261,7 +262,7 @@ def test_sizes_beyond_all_numbers_are_left_behind(tmp_path: Path) -> None:
     twice = [{"type": "scale", "scale": [1e308, 1.0]}]
     save_ome(tmp_path / "a.zarr", volume(20, 21), "yx", "0.5", coordinateTransformations=twice)
     with FORMAT.open(tmp_path / "a.zarr") as reader:
-        assert "scale" not in reader.header.metadata
+        assert reader.header.calibration == Calibration()
 
 
 def test_a_narrow_image_is_not_cut_into_crumbs(tmp_path: Path) -> None:

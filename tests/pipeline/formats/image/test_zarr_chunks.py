@@ -247,3 +247,17 @@ def test_chunks_and_shards_that_do_not_fit_are_refused(storage: Storage) -> None
     header = ImageHeader(shape=(4, 600, 500, 3), axes="ZYXS", dtype=np.dtype("uint16"))
     with pytest.raises(ParameterError):
         FORMAT.storing(storage).block_shape(header)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64"])
+def test_raw_chunks_are_read_and_written_in_several_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr("pipeline.codecs.chunk_codec._BAND_BYTES", 50)
+    given_samples = noise(dtype, 2)
+    header = ImageHeader(shape=SHAPE, axes="ZYX", dtype=np.dtype(dtype))
+    writer = FORMAT.storing(Storage(chunks=(2, 6, 5), compression="none")).create(tmp_path / "a.zarr", header)
+    writer.write(Region.whole(SHAPE), given_samples)
+    writer.publish()
+    assert_same_bits(np.asarray(zarr.open_array(tmp_path / "a.zarr" / "0", mode="r")[:]), given_samples)
+    assert_same_bits(read_whole(FORMAT, tmp_path / "a.zarr"), given_samples)

@@ -107,6 +107,8 @@ def test_a_link_out_of_the_roots_is_refused(world, tmp_path):
         ("coulomb", {"trajectory": "/x/y.npy"}),
         ("mri", {"field_map": "/x/y.npy"}),
         ("mri", {"density": "/x/y.npy"}),
+        ("mri", {"basis": "/x/y.npy"}),
+        ("mri", {"sorting": "/x/y.npy"}),
     ],
 )
 def test_files_among_the_parameters_lie_under_the_roots_too(world, workload, parameters):

@@ -130,6 +130,13 @@ def test_a_job_belongs_to_one_of_its_owners_groups(client, world):
     assert_problem(refused, 422, "group: must be the name of a group; got 'a b'")
 
 
+def test_the_form_asks_those_with_several_groups_for_one(client):
+    form = client.get("/submit", headers=as_("cy")).text
+    assert re.search(r'<select name="group"><option>eeg</option><option>mri</option></select>', form)
+    for name in ("ada", "dee", "root"):
+        assert 'name="group"' not in client.get("/submit", headers=as_(name)).text
+
+
 def test_a_job_cannot_come_after_one_that_its_owner_does_not_see(client, jobs):
     after_foreign = JOB | {"output": "x.npy", "after": [jobs["bob"]]}
     assert_problem(client.post("/v1/jobs", json=after_foreign, headers=as_("ada")), 404, "there is no job")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -85,6 +86,12 @@ class TestSessions:
         alive = [cookie for cookie in cookies if sessions.token_of(cookie) is not None]
         assert alive == cookies[3:]
         assert sessions.token_of(kept) == other.digest
+
+    def test_many_may_sign_in_at_once(self, world, file):
+        sessions, (token, _) = Sessions(world.store), Tokens(file)
+        with ThreadPoolExecutor(8) as threads:
+            cookies = [secret for secret, _ in threads.map(lambda _: sessions.begin(token), range(64))]
+        assert {sessions.token_of(cookie) for cookie in cookies} == {token.digest}
 
     def test_the_cookie_is_secure_under_tls(self, world, file):
         for base_url, headers, is_secure in (

@@ -42,6 +42,7 @@ SHAPE = (900, 301)
 ELSEWHERE = (
     "millrace_gpu_",
     "millrace_usage_gpu_",
+    "millrace_audit_entries_",
     "millrace_collective_",
     "millrace_communicator_",
     "millrace_solver_",

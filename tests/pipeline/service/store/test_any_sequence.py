@@ -24,6 +24,7 @@ from pipeline.service.jobs import (
     IllegalTransition,
     LeaseLost,
     Planned,
+    Preempted,
     Progressed,
     Published,
     Recut,
@@ -45,8 +46,8 @@ from pipeline.service.store import (
 QUEUED, PLANNING, RUNNING, PUBLISHING, SUCCEEDED, FAILED, CANCELLED = State
 LEASE_S = 30.0
 WHICH = st.integers(0, 11)  # of the jobs there are
-UNSEEN = ("new", "messages", "planned")
-ENDS = ("failed", "a worker died", "stopped", "lease lost")
+UNSEEN = ("new", "messages", "planned", "unmet", "parked")
+ENDS = ("failed", "a worker died", "stopped", "preempted", "lease lost")
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Known:
     state: State = QUEUED
     epoch: int = 0
     attempts: int = 0
+    preemptions: int = 0
     cancelling: bool = False
     chunks: int | None = None
     chunks_done: int = 0
@@ -71,6 +73,8 @@ class Known:
     lease_until: float | None = None
     receipt: dict | None = None
     messages: list[str] = field(default_factory=lambda: ["queued"])
+    unmet: set[str] = field(default_factory=set)  # jobs that have to end first
+    parked: bool = False  # until another of its array has ended
     planned: int = 0  # the moment of its last claim
 
     def seen(self):
@@ -115,7 +119,13 @@ class Jobs(RuleBasedStateMachine):
         return job.new.after - self.succeeded
 
     def ready(self, job):
-        return job.state is QUEUED and not self.waiting_for(job)
+        return job.state is QUEUED and not self.waiting_for(job) and not job.unmet and not job.parked
+
+    def array_of(self, job):
+        """The other unfinished jobs of its array."""
+        array = job.new.array_id
+        others = [each for each in self.jobs.values() if each.new.array_id == array and each is not job]
+        return [each for each in others if each.state not in TERMINAL]
 
     def writers(self, job):
         return [each for each in self.jobs.values() if each.new.output == job.new.output and each.state not in TERMINAL]
@@ -135,6 +145,18 @@ class Jobs(RuleBasedStateMachine):
         if state not in ACTIVE:
             job.runner = job.lease_until = None
         job.messages.append(f"{state}: {job.error}" if job.error else str(state))
+        if state in TERMINAL and job.new.throttle is not None:
+            parked = [each for each in self.array_of(job) if each.parked]
+            if parked and not job.parked:
+                parked[0].parked = False
+                self.change(parked[0])
+            job.parked = False
+        if state in TERMINAL:
+            for each in self.jobs.values():
+                if job.id in each.unmet:
+                    each.unmet.discard(job.id)
+                    if each.state is QUEUED:
+                        self.change(each)
         if state is SUCCEEDED:
             waiting = [each for each in self.jobs.values() if job.id in self.waiting_for(each)]
             self.succeeded.add(job.id)
@@ -168,14 +190,18 @@ class Jobs(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         outputs=st.lists(st.integers(0, 5), min_size=1, max_size=3),
         after=st.sets(WHICH, max_size=2),
+        after_any=st.sets(WHICH, max_size=2),
+        throttle=st.sampled_from([None, 1, 2]),
     )
-    def submit(self, owner, priority, outputs, after):
+    def submit(self, owner, priority, outputs, after, after_any, throttle):
         self.tick()
-        befores = sorted({self.one(which).id for which in after} if self.jobs else ())
+        befores, any_befores = (sorted({self.one(each).id for each in which} if self.jobs else ())
+                                for which in (after, after_any))  # fmt: skip
         array = f"array-{self.now}" if len(outputs) > 1 else None
+        queue = {"after_any": frozenset(any_befores), "throttle": throttle if array else None}
         new = [
             NewJob(owner=owner, workload="smooth", input="in.npy", output=f"{number}.npy", parameters={"size": "3"},
-                   priority=priority, after=frozenset(befores), array_id=array, array_index=array and index)
+                   priority=priority, after=frozenset(befores), array_id=array, array_index=array and index, **queue)
             for index, number in enumerate(outputs)
         ]  # fmt: skip
         bad = [self.jobs[each] for each in befores if self.jobs[each].state in (FAILED, CANCELLED)]
@@ -187,7 +213,10 @@ class Jobs(RuleBasedStateMachine):
             return
         for each, job in zip(new, self.store.accept(new, now=self.now), strict=True):
             self.accepted = max(self.accepted, self.store.job(job).number - 1) + 1
-            self.jobs[job] = Known(job, self.accepted, each, self.now)
+            unmet = {each for each in set(any_befores) - set(befores) if self.jobs[each].state not in TERMINAL}
+            self.jobs[job] = Known(job, self.accepted, each, self.now, unmet=unmet)
+            turns = [each for each in self.array_of(self.jobs[job]) if not each.parked]
+            self.jobs[job].parked = new[0].throttle is not None and len(turns) >= new[0].throttle
             self.changed.add(job)
             if bad:
                 self.doom(self.jobs[job], bad[0])
@@ -230,7 +259,9 @@ class Jobs(RuleBasedStateMachine):
             return
         after, actions = self.store.retry(job.id, now=self.now)
         bad = [self.jobs[each] for each in sorted(self.waiting_for(job)) if self.jobs[each].state in TERMINAL]
-        self.change(job, QUEUED, attempts=0, error=None)
+        self.change(job, QUEUED, attempts=0, preemptions=0, error=None)
+        turns = [each for each in self.array_of(job) if not each.parked]
+        job.parked = job.new.throttle is not None and len(turns) >= job.new.throttle
         if bad:
             self.doom(job, bad[0])
         assert (after.state, actions) == (job.state, ())
@@ -245,6 +276,7 @@ class Jobs(RuleBasedStateMachine):
         found = self.store.claim(str(self.server), now=self.now, lease_s=LEASE_S, owner_cap=cap)
         if not ready:
             assert found is None
+            assert self.store.most_urgent(now=self.now, owner_cap=cap) is None
             return
         job = min(ready, key=lambda job: (-job.new.priority, self.usage(job.new.owner), job.number))
         assert found.job.id == job.id
@@ -284,17 +316,19 @@ class Jobs(RuleBasedStateMachine):
     def end(self, which, how, seconds):
         self.tick()
         job = self.one(which, ACTIVE)
-        event = {"stopped": Stopped(job.epoch), "lease lost": LeaseLost(job.epoch)}.get(how) or Failed(
-            job.epoch, how, transient=how != "failed"
-        )
-        _, actions = self.store.apply(
-            job.id, event, now=self.now, facts=Facts(used=Used(device_seconds=float(seconds)))
-        )
+        event = {
+            "stopped": Stopped(job.epoch),
+            "preempted": Preempted(job.epoch),
+            "lease lost": LeaseLost(job.epoch),
+        }.get(how) or Failed(job.epoch, how, transient=how != "failed")
+        facts = Facts(used=Used(device_seconds=float(seconds)), run_seconds=seconds / 2)
+        _, actions = self.store.apply(job.id, event, now=self.now, facts=facts)
         if seconds:
             job.device_seconds += seconds
             self.shares[job.new.owner] = (self.usage(job.new.owner) + seconds, self.now)
         assert actions == ((Discard(),) if job.cancelling else ())
         if job.cancelling or not isinstance(event, Failed):
+            job.preemptions += isinstance(event, Preempted) and not job.cancelling
             self.stop(job)
         else:
             again = event.transient and job.attempts < MOST_ATTEMPTS
@@ -352,7 +386,8 @@ class Jobs(RuleBasedStateMachine):
     @rule(keep_s=st.sampled_from([0.0, 20.0]))
     def prune(self, keep_s):
         self.tick()
-        needed = {each for job in self.jobs.values() if job.state not in TERMINAL for each in job.new.after}
+        unfinished = [job.new for job in self.jobs.values() if job.state not in TERMINAL]
+        needed = {each for new in unfinished for each in new.after | new.after_any}
         forgotten = {
             job.id
             for job in self.jobs.values()
@@ -376,8 +411,9 @@ class Jobs(RuleBasedStateMachine):
         for name in self.changed:
             found, job = self.store.job(name), self.jobs[name]
             assert as_seen(found) == job.seen()
-            assert found.job.waiting_for == self.waiting_for(job)
-            assert found.asked == replace(job.new, after=frozenset())
+            waiting = self.waiting_for(job), job.unmet
+            assert (found.job.waiting_for, found.job.waiting_for_end) == waiting
+            assert found.asked == replace(job.new, after=frozenset(), after_any=frozenset())
             assert [event.message for event in self.store.events(name)] == job.messages
 
     @invariant()
@@ -390,6 +426,12 @@ class Jobs(RuleBasedStateMachine):
         text, _ = self.store.list_json(JobFilter(state=state, owner="ada"), limit=99)
         expected = [job for job in self.jobs.values() if job.state is state and job.new.owner == "ada"]
         assert [found["id"] for found in json.loads(text)] == [job.id for job in reversed(expected)]
+
+    @invariant()
+    def of_an_array_so_many_run(self):
+        for job in self.jobs.values():
+            if job.state in ACTIVE and job.new.throttle is not None:
+                assert 1 + sum(each.state in ACTIVE for each in self.array_of(job)) <= job.new.throttle
 
     @invariant()
     def one_job_writes_an_output(self):

@@ -96,9 +96,10 @@ def submit(page, **values):
 
 def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
     with page_of(browser, url) as page:
-        submit(page, input="in.npy", output="out.npy", size="5")
+        submit(page, input="in.npy", output="out.npy", size="5", time="1.5 h", memory="2GiB", gpus="1")
         page.wait_for_url("**/jobs/*")
         shows(page, "#state", "^running$")
+        shows(page, "article", "Limits\\s*90 min, 2.0 GiB of memory, 1 GPU")
         shows(page, "#chunks", r"^[1-9]\d* of \d\d chunks$")
         playwright.expect(page.locator("#throughput")).to_be_visible(timeout=1e3 * WAIT_S)
         shows(page, "#rate-read", r"^[1-9][\d.]* [KM]?i?B/s$")
@@ -239,3 +240,34 @@ def test_signing_in_and_out(browser, tmp_path):
         page.wait_for_url("**/login")
         page.goto("/")
         assert "/login" in page.url
+
+
+@pytest.mark.parametrize("width", ["desk", "phone"])
+def test_each_role_sees_what_it_may_do(browser, tmp_path, width):
+    people = {"ada": ("user", ["mri"]), "eve": ("viewer", ["mri"]), "bob": ("user", ["eeg"]), "root": ("operator", [])}
+    lines = [token_line(name, name, role, groups) for name, (role, groups) in people.items()]
+    (tmp_path / "tokens").write_text("\n".join(lines))
+    with live_service(tmp_path, tokens=Tokens(tmp_path / "tokens")) as (url, store, _):
+        store.hold("group", "mri", by="root", now=1.0)
+        with Client(url, token="ada") as client:
+            job = client.submit("smooth", "in.npy", "out.npy", size=3).id
+        for name, sees, submits, changes in (
+            ("ada", True, True, True), ("eve", True, False, False), ("bob", False, True, False),
+            ("root", True, True, True),
+        ):  # fmt: skip
+            missing = 0 if sees else 1  # the page of the job is refused
+            with page_of(browser, url, refusals=missing, **(PHONE if width == "phone" else {})) as page:
+                page.goto("/")
+                page.fill("[name=token]", name)
+                page.click("#login button")
+                page.wait_for_selector("#jobs")
+                assert page.locator(f"a[href='/jobs/{job}']").count() == sees
+                assert page.locator("nav a[href='/submit']").count() == submits
+                assert page.locator("text=an operator holds them").count() == (name in ("ada", "eve"))
+                page.goto(f"/jobs/{job}")
+                if sees:
+                    shows(page, "article", "mri")
+                else:
+                    shows(page, "main", f"there is no job {job}")
+                assert page.locator("button[data-post]").count() == changes
+                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,30 +12,34 @@ from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.metadata import Calibration, Step
 from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.common.axes import axes_named, usual_axes
 from tests.images import read_image, write_image
 
-KNOWN = {"scale": {"Z": 2.0}, "unit": {"Z": "micrometer"}}
+UNKNOWN = Calibration()
+KNOWN = Calibration({"Z": Step(2.0, "micrometer")})
 
 
 @pytest.mark.parametrize(
-    ("axes", "metadata", "chosen"),
+    ("axes", "known", "chosen"),
     [
-        ("YX", {}, "YX"),
-        ("YXS", {}, "YX"),
-        ("ZYX", {}, "ZYX"),
-        ("ZYXS", {}, "ZYX"),
-        ("CZYX", {}, "YX"),
-        ("TZYX", {}, "YX"),
-        ("CZYX", {"scale": {"Z": 1.0}}, "YX"),
-        ("CZYX", {"scale": {"Z": 1.0}, "unit": {"Z": "micrometer"}}, "ZYX"),
+        ("YX", UNKNOWN, "YX"),
+        ("YXS", UNKNOWN, "YX"),
+        ("ZYX", UNKNOWN, "ZYX"),
+        ("ZYXS", UNKNOWN, "ZYX"),
+        ("CZYX", UNKNOWN, "YX"),
+        ("TZYX", UNKNOWN, "YX"),
+        ("CZYX", Calibration({"X": Step(1.0, "micrometer")}), "YX"),
+        ("CZYX", Calibration({"Z": Step(1.0, "micrometer")}), "ZYX"),
         ("TCZYXS", KNOWN, "ZYX"),
-        ("TCYX", {}, "YX"),
+        ("TCYX", UNKNOWN, "YX"),
+        ("NYX", UNKNOWN, "YX"),
+        ("NZYX", UNKNOWN, "ZYX"),
     ],
 )
-def test_time_points_channels_and_samples_are_never_filtered(axes: str, metadata: dict[str, Any], chosen: str) -> None:
-    header = ImageHeader(shape=(2,) * len(axes), axes=axes, dtype=np.dtype(np.uint8), metadata=metadata)
+def test_time_points_channels_and_samples_are_never_filtered(axes: str, known: Calibration, chosen: str) -> None:
+    header = ImageHeader(shape=(2,) * len(axes), axes=axes, dtype=np.dtype(np.uint8), calibration=known)
     assert "".join(axes[axis] for axis in usual_axes(header)) == chosen
 
 
@@ -67,3 +70,13 @@ def test_time_points_and_channels_are_filtered_alone(tmp_path: Path, workload: s
     np.testing.assert_array_equal(read_image(tmp_path / result), np.reshape(expected, samples.shape), strict=True)
     with images.open_image(tmp_path / result) as reader:
         assert reader.header.axes == "TCZYX"
+
+
+def test_axes_of_many_files_are_numbered_as_those_of_one() -> None:
+    for given in (("0", "1"), ("Y", "X"), ("-2", "-1"), ("YX",)):
+        one, many = (axes_named(given, letters, Path("in.tif")) for letters in ("YX", "NYX"))
+        assert many == tuple(axis + 1 for axis in one)
+    with pytest.raises(ParameterError, match=r"those in.tif has: Y \(0\), X \(1\)"):
+        axes_named(("N",), "NYX", Path("in.tif"))
+    with pytest.raises(ParameterError, match=r"Y \(0\), X \(1\)"):
+        axes_named(("2",), "NYX", Path("in.tif"))

@@ -127,7 +127,7 @@ MISTAKES = [
     (("in.pqr", "out.dx", "--select", "resname XYZ"), "--select 'resname XYZ': chooses none of 60 atoms"),
     (("in.pqr", "out.dx", "--select", "((("), "--select '((('"),
     (("in.pqr", "out.dx", "--frames", "1"), "--frames 1: chooses none; in.pqr has 1, "),
-    (("in.pqr", "out.dx", "--frames", "1-2"), "--frames: '1-2' is no range: write begin:step:end"),
+    (("in.pqr", "out.dx", "--frames", "1-2"), "--frames: '1-2' is no range: write start:stop:step"),
     (("a.pqr", "out.dx", *TRAJECTORY, "--frames", "4"), "has 3, numbered 0 to 2"),
     (("a.pqr", "out.dx", *TRAJECTORY, "--combine", "none"), "--combine none: 3 frames are chosen"),
     (
@@ -240,7 +240,7 @@ def test_an_enormous_grid_says_what_it_would_take(folder, coulomb):
 
 def test_a_real_trajectory_by_its_command(folder, coulomb):
     topology, trajectory = real_molecule("adk_oplsaa.tpr"), real_molecule("adk_oplsaa.xtc")
-    arguments = ("--trajectory", trajectory, "--select", "protein", "--frames", "0:5:10", "--spacing", "4", "--json")
+    arguments = ("--trajectory", trajectory, "--select", "protein", "--frames", "0:10:5", "--spacing", "4", "--json")
     code, out, err = coulomb(topology, "out.mrc", *arguments)
     assert (code, err) == (0, "")
     receipt = json.loads(out)

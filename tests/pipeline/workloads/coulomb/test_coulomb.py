@@ -46,7 +46,7 @@ def test_every_scheme_is_its_formula(folder, scheme, dielectric, factor, by_dist
 def test_defaults(folder):
     got, receipt = make_map(folder)
     assert receipt["parameters"] == {
-        "frames": ":1:", "combine": "avg", "scheme": "shift", "cutoff": 12.0, "dielectric": "1", "exclude_radius": 0.0,
+        "frames": ":", "combine": "avg", "scheme": "shift", "cutoff": 12.0, "dielectric": "1", "exclude_radius": 0.0,
         "cell": "file", "spacing": [0.5, 0.5, 0.5], "padding": 5.0, "units": "kT/e", "temperature": 298.15,
     }  # fmt: skip
     atoms, points = molecule(), points_of(receipt)
@@ -121,7 +121,7 @@ COMBINED = {"avg": np.mean, "min": np.min, "max": np.max, "std": np.std}
 def test_frames_are_combined(tmp_path, how):
     frames = write_trajectory(tmp_path, 7)[1:6:2]
     got, receipt = make_map(
-        tmp_path, "a.pqr", trajectory=str(tmp_path / "a.dcd"), frames="1:2:6", combine=how, cell="none", **SMALL
+        tmp_path, "a.pqr", trajectory=str(tmp_path / "a.dcd"), frames="1:6:2", combine=how, cell="none", **SMALL
     )
     points = points_of(receipt)
     maps, sizes = zip(*(definition(atoms, points) for atoms in frames), strict=True)
@@ -195,7 +195,7 @@ def test_real_molecules(tmp_path, name, scheme):
 def test_a_real_trajectory_in_its_dodecahedron(tmp_path):
     topology, trajectory = real_molecule("adk_oplsaa.tpr"), real_molecule("adk_oplsaa.xtc")
     got, receipt = make_map(
-        tmp_path, topology, trajectory=str(trajectory), select="name C*", frames=":4:", spacing=5, combine="max"
+        tmp_path, topology, trajectory=str(trajectory), select="name C*", frames="::4", spacing=5, combine="max"
     )
     assert receipt["image"]["frames"] == 3
     assert receipt["image"]["periodic"]

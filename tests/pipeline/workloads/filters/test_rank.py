@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kernels.rank import MODES, ball, cross, disk, maximum_filter, median_filter, minimum_filter, percentile_filter
-from pipeline.engine.devices.device import CpuDevice
-from pipeline.engine.run import RunOptions, plan_job, run_job
 from pipeline.errors import AuditError, InputError, ParameterError
-from pipeline.workloads import JobSpec, workload_named
 from pipeline.workloads.filters import rank
-from tests.images import read_image, write_image
 from tests.kernels.rank.cases import samples_of
+from tests.pipeline.workloads.filters.jobs import filtered
 
 FILTERS = {"median": median_filter, "minimum": minimum_filter, "maximum": maximum_filter}
 
 
 @pytest.fixture
 def made(tmp_path):
-    """Runs a filter on samples; the receipt and the result."""
-
-    def make(name: str, samples: Any, letters: str, *, chunk_bytes: int | None = None, **parameters: Any) -> Any:
-        write_image(tmp_path / "in.npy", samples, letters)
-        spec = JobSpec(
-            workload=name, input=tmp_path / "in.npy", output=tmp_path / "out.npy",
-            parameters=workload_named(name).Parameters(**parameters),
-        )  # fmt: skip
-        options = RunOptions(memory_bytes=64 << 20, chunk_bytes=chunk_bytes)
-        receipt = run_job(plan_job(spec, CpuDevice(2), options), options)
-        return receipt, read_image(tmp_path / "out.npy")
-
-    return make
+    return partial(filtered, tmp_path)
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])

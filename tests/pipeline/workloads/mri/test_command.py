@@ -119,8 +119,8 @@ def test_help_names_every_option(folder, mri):
 MISTAKES = [
     (("none.h5", "out.nii"), "none.h5: no such file"),
     (
-        ("less.h5", "out.nii"),
-        "--traj-units: less.h5 states no units for its trajectory, which reaches 0.45: that suggests",
+        ("plain.npz", "out.nii", "--matrix", "32"),
+        "--traj-units: plain.npz states no units for its trajectory, which reaches 0.45: that suggests cycles/pixel",
     ),
     (("fov.npz", "out.nii"), "which reaches 16: that suggests cycles/fov"),
     (("radians.npz", "out.nii"), "which reaches 3.142: that suggests radians/pixel"),
@@ -153,10 +153,18 @@ MISTAKES = [
     ),
     (("plain.npz", "out.nii", *UNITS), "--matrix: plain.npz states none"),
     (("in.h5", "out.nii", *UNITS, "--slices", "2"), "--slices 2: chooses none; in.h5 has 2, numbered 0 to 1"),
-    (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write begin:step:end"),
-    (("in.h5", "out.nii", *UNITS, "--slices", "1:1:3"), "--slices 1:1:3: chooses more than there are; in.h5 has 2"),
+    (("in.h5", "out.nii", *UNITS, "--slices", "1-2"), "--slices: '1-2' is no range: write start:stop:step"),
+    (("in.h5", "out.nii", *UNITS, "--slices", "1:3"), "--slices 1:3: chooses more than there are; in.h5 has 2"),
     (("in.h5", "out.nii", *UNITS, "--frames", "41"), "--frames 41: an image of in.h5 has 40 readouts"),
     (("in.h5", "out.nii", *UNITS, "--frames", "0"), "--frames"),
+    (("in.h5", "out.nii", *UNITS, "--gradient-delay", "late"), "--gradient-delay: auto, or 2 or 3 numbers of samples"),
+    (("in.h5", "out.nii", *UNITS, "--gradient-delay", "1,nan"), "--gradient-delay: auto, or 2 or 3 numbers"),
+    (("in.h5", "out.nii", *UNITS, "--gradient-delay", "1,2,3"), "in.h5 has delays along 2 axes: give 2 numbers"),
+    (
+        ("spiral.npz", "out.nii", "--gradient-delay", "auto"),
+        "spiral.npz: gradient delays take straight, evenly sampled",
+    ),
+    (("spiral.npz", "out.nii", "--gradient-delay", "1,1"), "--gradient-delay: spiral.npz, slice 0, time 0: gradient"),
     (("in.h5", "out.nii", *UNITS, "--frame-step", "5"), "--frame-step is the way from frame to frame"),
     (
         ("in.h5", "out.nii", *UNITS, "--method", "gridding", "--iterations", "5"),
@@ -227,7 +235,15 @@ MISTAKES = [
     (("nan.npz", "out.nii"), "nan.npz: spoke 7, sample 3 of coil 2 is"),
     (("still.npz", "out.nii"), "every point of its trajectory is the centre of k-space"),
     (("in.h5", "out"), "out: the name has no suffix; end it with .nii"),
-    (("in.h5", "out.dcm", *UNITS), "out.dcm: unsupported format .dcm for MRI images"),
+    (("in.h5", "out.dc", *UNITS), "out.dc: unsupported format .dc for MRI images"),
+    (("in.h5", "out.dcm", *UNITS, "--output-values", "complex"), "out.dcm: DICOM holds magnitudes; choose .nii"),
+    (("in.h5", "out.png", *UNITS, "--output-values", "complex"), "out.png: a PNG holds magnitudes; choose .nii"),
+    (("in.h5", "out.png", *UNITS, "--window", "3,1"), "--window: auto, or two numbers, low,high, the first smaller"),
+    (
+        ("in.h5", "out.nii", *UNITS, "--window", "0,1"),
+        "--window belongs to .png and .dcm, not to out.nii: leave it out",
+    ),
+    (("one.npz", "out.dcm"), "out.dcm: DICOM needs the field of view, which the input does not state; choose .nii"),
     (("in.txt", "out.nii"), "in.txt: unsupported raw data format; Millrace reads"),
     (("in.h5", "nowhere/out.nii", *UNITS), "nowhere does not exist"),
     (("k.cfl", "k.cfl", "--trajectory", "t.cfl"), "k.cfl is the input itself"),
@@ -251,7 +267,6 @@ def mistaken_files(tmp_path_factory):
     write_npz(folder / "fov.npz", kspace, points, units=None)
     write_npz(folder / "radians.npz", kspace, points * (2 * np.pi / N), units=None)
     write_npz(folder / "plain.npz", kspace, points * 0.9 / N, units=None, matrix=None)
-    write_ismrmrd(folder / "less.h5", xml((N, N, 1), (160.0, 160.0, 5.0)), readouts(kspace, points * 0.9 / N))
     write_npz(folder / "still.npz", kspace, points * 0)
     outer = np.linalg.norm(points, axis=2).min(axis=0) > 13
     write_npz(folder / "outer.npz", kspace[..., outer], points[:, outer])

@@ -1,4 +1,4 @@
-"""Unsharp masking as an operator: `millrace run unsharp IN OUT --radius 3 --amount 0.8`."""
+"""Sharpening as an operator: `millrace run sharpen IN OUT --radius 3 --amount 0.8`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def defined(block: Any, *, radius: int, amount: float) -> Any:
 
 
 @image_operator(axes="YX", halo=lambda asked: asked.radius, dtype="float32", reference=defined)
-def unsharp(
+def sharpen(
     block: Any,
     *,
     radius: Annotated[int, Field(ge=1, le=100, description="pixels that the mean reaches to each side")] = 2,

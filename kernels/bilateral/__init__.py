@@ -1,0 +1,151 @@
+"""The bilateral filter of images and volumes, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+
+    out(p) = sum over q of w(q) x(q) / sum over q of w(q),   w = exp(-|p - q|² / (2 sigma_spatial²)
+                                                                     - (x(q) - x(p))² / (2 sigma_range²))
+
+over a box around p: a mean over the neighbours of a similar value, which leaves edges as they are.
+
+Images of integers and float32 are computed in float32, tap by tap in the order of memory, without fused operations, and
+the exponential is a polynomial (relative error 2e-7): CPU and GPU give the same bits. Integers are rounded once, to
+nearest: within 0.51 of a step of the definition for uint8, 0.6 for 16 bits; float32 within 2e-6 of the window's range,
+or of its largest magnitude. float64 images are computed in float64, within 1e-14. A window with a NaN or an infinity
+gives NaN.
+
+Source: Tomasi and Manduchi, "Bilateral filtering for gray and color images" (1998). Channels are filtered one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.rank.task import MAX_AXES, Axis, axis_of, folded, is_foldable
+from kernels.runtime.arrays import check_array, check_out, check_workers
+from kernels.runtime.filtering import check_cval, filtered_axes, per_axis
+
+__all__ = ["MAX_SIZE", "bilateral", "default_sizes"]
+
+MAX_SIZE = 31  # samples of the window along an axis
+# 2**-f = 1 + f (POWERS[0] + f (POWERS[1] + …)) for f in [0, 1), the same numbers as in bilateral.cu.
+POWERS = (-0.6931470632553101, 0.24022436141967773, -0.05549075827002525, 0.009579178877174854,
+          -0.0012747475411742926, 0.00010902299982262775)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A filter of an array seen as [planes, three axes, inner].
+
+    spatial : for each tap, in the order of memory: the binary exponent of its weight by distance, 0 or more
+    scale   : the exponent of a squared difference of 1
+    """
+
+    dtype: np.dtype[Any]
+    planes: int
+    axes: tuple[Axis, Axis, Axis]
+    inner: int
+    spatial: NDArray[Any]
+    scale: float
+    cval: float
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (self.planes, *(axis.out_length for axis in self.axes), self.inner)
+
+
+def default_sizes(sigma_spatial: Sequence[float]) -> tuple[int, ...]:
+    """Windows that reach three standard deviations, as in scikit-image, but at most `MAX_SIZE`."""
+    return tuple(min(2 * math.ceil(3 * sigma) + 1, MAX_SIZE) for sigma in sigma_spatial)
+
+
+def bilateral(
+    image: Any,
+    sigma_range: float,
+    sigma_spatial: float | Sequence[float] = 1.0,
+    *,
+    size: int | Sequence[int] | None = None,
+    mode: str | Sequence[str] = "reflect",
+    cval: float = 0,
+    axes: int | Sequence[int] | None = None,
+    channel_axis: int | None = None,
+    out: Any = None,
+    workers: int | None = None,
+    stream: Any = None,
+) -> Any:
+    """The bilateral filter; see the module.
+
+    image         : NumPy or CuPy array, one of `kernels.runtime.filtering.DTYPES`, at least one sample
+    sigma_range   : standard deviation of sample values, above 0
+    sigma_spatial : of distance, in samples, along each filtered axis, above 0
+    size          : samples of the window along each filtered axis, odd, at most `MAX_SIZE`; default `default_sizes`
+    mode          : border mode, one for all axes or one per axis; "valid" keeps only whole windows (the axis shrinks)
+    cval          : value beyond the edge for mode "constant"
+    axes          : axes to filter, at most three; default all but `channel_axis`
+    channel_axis  : the axis of the channels, never filtered
+    out           : array for the result, C-contiguous, in native byte order, not overlapping `image`
+    workers       : CPU threads; default one per core
+    stream        : CUDA stream to launch on; default CuPy's current stream
+
+    Returns an array of the image's kind, dtype and shape, except along "valid" axes.
+    Raises ValueError or TypeError with a line that names the parameter.
+    """
+    if not hasattr(image, "dtype") or not hasattr(image, "ndim"):
+        raise TypeError(f"image must be a NumPy or CuPy array; got {type(image).__name__}")
+    check_workers(workers)
+    check_array("image", image)
+    chosen = filtered_axes(image.shape, image.dtype, axes, channel_axis)
+    if len(chosen) > MAX_AXES:
+        raise ValueError(f"axes: {len(chosen)} are filtered; at most {MAX_AXES} are supported")
+    check_cval(image.dtype, cval)
+    if not 0 < float(sigma_range) < math.inf:
+        raise ValueError(f"sigma_range must be a difference of samples above 0; got {sigma_range!r}")
+    sigmas = per_axis("sigma_spatial", sigma_spatial, chosen)
+    if not all(0 < float(each) < math.inf for each in sigmas):
+        raise ValueError(f"sigma_spatial must be a number of samples above 0; got {sigma_spatial!r}")
+    sizes = default_sizes(sigmas) if size is None else per_axis("size", size, chosen)
+    for each in sizes:
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise TypeError(f"size must be a whole number of samples; got {each!r}")
+        if not (1 <= each <= MAX_SIZE and each % 2 == 1):
+            raise ValueError(f"size must be odd, 1 … {MAX_SIZE}; got {each}")
+    modes = per_axis("mode", mode, chosen)
+    windows = {axis: (int(taps), of, 0) for axis, taps, of in zip(chosen, sizes, modes, strict=True)}
+    dtype, shape = np.dtype(image.dtype).newbyteorder("="), [*image.shape]
+    for axis, window in windows.items():
+        shape[axis] = axis_of(shape[axis], *window).out_length
+    check_out(out, tuple(shape), dtype, apart_from={"image": image})
+    # Axes that are too far apart are moved together.
+    others = [axis for axis in range(image.ndim) if axis not in windows]
+    order = [*range(image.ndim)] if is_foldable(windows, image.shape) else [*others, *sorted(windows)]
+    planes, spans, inner = folded(
+        [image.shape[axis] for axis in order], {order.index(axis): window for axis, window in windows.items()}
+    )
+    exponents = np.zeros((), np.float64)
+    for axis in sorted(windows):
+        taps, sigma = windows[axis][0], float(sigmas[chosen.index(axis)])
+        exponents = np.add.outer(exponents, (np.arange(taps) - taps // 2) ** 2 / (2 * sigma * sigma * math.log(2)))
+    real = np.float64 if dtype == np.float64 else np.float32
+    task = Task(
+        dtype=dtype, planes=planes, axes=spans, inner=inner, spatial=exponents.ravel().astype(real),
+        scale=1 / (2 * float(sigma_range) ** 2 * math.log(2)), cval=cval,
+    )  # fmt: skip
+    result = _body(image.transpose(order), task, workers, stream)
+    result = result.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+    if out is None:
+        return result if result.flags.c_contiguous else result.copy(order="C")
+    out[...] = result
+    return out
+
+
+def _body(image: Any, task: Task, workers: int | None, stream: Any) -> Any:
+    if isinstance(image, np.ndarray):
+        from kernels.bilateral import cpu
+
+        return cpu.filtered(image, task, workers=workers)
+    from kernels.bilateral import cuda
+
+    return cuda.filtered(image, task, stream=stream)

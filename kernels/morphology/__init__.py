@@ -1,0 +1,112 @@
+"""Grey morphology of images and volumes with flat windows, on NumPy arrays (CPU) and CuPy arrays (CUDA).
+
+The functions are named as in scipy.ndimage, and are minima and maxima of `kernels.rank`: exact, the same bits on every
+device. A dilation's window is the erosion's mirrored, so that an opening never exceeds the image: an even size reaches
+one sample farther to the left in an erosion, to the right in a dilation. Each step extends its own input beyond the
+edges, as in SciPy. Boxes cost the same for any size on a GPU, and grow with the logarithm of it on a CPU.
+
+Top-hats of integers saturate at the ends of the dtype, as in OpenCV; scipy.ndimage lets them wrap around.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+
+from kernels.rank import Options, maximum_filter, minimum_filter
+from kernels.runtime.arrays import check_out
+from kernels.runtime.filtering import filtered_axes, per_axis
+
+__all__ = [
+    "black_tophat",
+    "difference",
+    "grey_closing",
+    "grey_dilation",
+    "grey_erosion",
+    "grey_opening",
+    "white_tophat",
+]
+
+
+def grey_erosion(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The smallest sample of each window.
+
+    The parameters are those of `kernels.rank.minimum_filter`. Raises ValueError or TypeError that names the parameter.
+    """
+    return minimum_filter(image, size, **options)
+
+
+def grey_dilation(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The largest sample of each mirrored window. The parameters are those of `grey_erosion`."""
+    footprint = options.get("footprint")
+    if not hasattr(image, "dtype") or (size is None) == (footprint is None):
+        return maximum_filter(image, size, **options)  # which refuses it
+    axes = filtered_axes(image.shape, image.dtype, options.get("axes"), options.get("channel_axis"))
+    sides = per_axis("size", size, axes) if footprint is None else np.shape(footprint)
+    if footprint is not None:
+        options["footprint"] = np.flip(np.asarray(footprint))
+    if len(sides) == len(axes):
+        moved = per_axis("origin", options.get("origin", 0), axes)
+        options["origin"] = [-by - (side % 2 == 0) for by, side in zip(moved, sides, strict=True)]
+    return maximum_filter(image, size, **options)
+
+
+def grey_opening(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The dilation of the erosion: bright spots that do not hold the window go. As in `grey_erosion`."""
+    return _in_turn(image, size, grey_erosion, grey_dilation, options)
+
+
+def grey_closing(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The erosion of the dilation: dark spots that do not hold the window go. As in `grey_erosion`."""
+    return _in_turn(image, size, grey_dilation, grey_erosion, options)
+
+
+def white_tophat(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The image minus its opening: small bright spots without their background. As in `grey_erosion`."""
+    found = grey_opening(image, size, **options)
+    return difference(image, found, found, options.get("nodata"), options.get("stream"))
+
+
+def black_tophat(image: Any, size: int | Sequence[int] | None = None, **options: Unpack[Options]) -> Any:
+    """The closing minus the image: small dark spots. As in `grey_erosion`."""
+    found = grey_closing(image, size, **options)
+    return difference(found, image, found, options.get("nodata"), options.get("stream"))
+
+
+def difference(image: Any, subtracted: Any, out: Any, nodata: float | None = None, stream: Any = None) -> Any:
+    """Fill `out`, which may be `subtracted`, with a difference that saturates; nodata where either has it.
+
+    image, subtracted, out : arrays of one kind, shape and dtype, of `kernels.rank.DTYPES`
+    """
+    if not isinstance(image, np.ndarray):
+        from kernels.morphology import cuda
+
+        cuda.difference(image, subtracted, out, nodata, stream=stream)
+        return out
+    missing = None
+    if nodata is not None and not math.isnan(nodata):  # NaN spreads by itself
+        missing = (image == nodata) | (subtracted == nodata)
+    if out.dtype.kind == "u":
+        np.subtract(image, np.minimum(image, subtracted), out=out)
+    elif out.dtype.kind == "i":
+        ends = np.iinfo(out.dtype)
+        out[...] = np.subtract(image, subtracted, dtype=np.int32).clip(ends.min, ends.max)
+    else:
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN
+            np.subtract(image, subtracted, out=out)
+    if missing is not None:
+        out[missing] = nodata
+    return out
+
+
+def _in_turn(image: Any, size: Any, first: Callable[..., Any], second: Callable[..., Any], options: Options) -> Any:
+    if options.get("mode", "reflect") == "valid" or "valid" in tuple(options.get("mode", ())):
+        raise ValueError('mode "valid" would shrink the image twice; choose another')
+    out = options.pop("out", None)
+    if out is not None and hasattr(image, "dtype"):
+        dtype = np.dtype(image.dtype).newbyteorder("=")
+        check_out(out, image.shape, dtype, apart_from={"image": image})
+    return second(first(image, size, **options), size, out=out, **options)

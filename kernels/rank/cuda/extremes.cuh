@@ -1,0 +1,296 @@
+// Minima and maxima of boxes, along one axis at a time. Part of rank.cu.
+//
+// Several samples of at most 16 bits lie side by side in a word, and are compared at once. Floats become integers of the
+// same order (keys.cuh) in the first pass, and floats again in the last; a NaN is the least or the largest of them,
+// depending on whether it spreads to its windows or is left out.
+//
+//   extreme_columns   along an axis with many samples inside it (van Herk; Gil and Werman). A thread follows a column of
+//                     words: three comparisons a result, of any window. The window's samples lie in its slots:
+//
+//                       slots   x0 x1 x2 x3          the window of result 0
+//                       backwards, in place           s0 = min x0 … x3, s1 = min x1 … x3, s2, s3
+//                       forwards  result j = min(sj, x4 … x(3+j));  slot j takes x(4+j)
+//
+//                     With a step, a window takes every step-th sample: one of the `step` interleaved columns a thread.
+//   extreme_rows      along rows of words in shared memory, by doubling: M(2m)[i] = min(M(m)[i], M(m)[i + m]); the last
+//                     step overlaps. A thread keeps its words in registers, and reads from its neighbours.
+//
+// A wide window is one of these over a short window, then one with a step over the results: two passes for windows of up
+// to thousands of samples. Nobody waits for another block; in extreme_rows the threads of a block meet twice in each step.
+//
+// Floors of a pass over N samples of b bytes: 2 N b bytes of memory; columns: 4 N b bytes of shared memory; rows: 3 N b
+// bytes of it for each step of doubling.
+#pragma once
+
+#include "keys.cuh"
+#include "borders.cuh"
+
+constexpr int COLUMN_THREADS = 128, ROW_THREADS = 256, ROW_WORDS = 16, AHEAD = 8;
+
+struct ExtremesTask {
+    long long planes, inner, pieces;  // pieces: of a line of results
+    int length, out_length, first;    // first: position of the first sample of the first window
+    int piece;                        // results of a piece; in extreme_rows, samples of all channels
+    int taps, step, mode;
+    int is_first, is_last;  // pass
+    int omit_nan, has_nodata;
+};
+
+template <typename Sample>
+struct ExtremeWord {
+    using type = unsigned;
+};
+template <>
+struct ExtremeWord<double> {
+    using type = unsigned long long;
+};
+template <typename Sample>
+using Word = typename ExtremeWord<Sample>::type;
+
+template <typename Sample>
+constexpr int SAMPLES_A_WORD = sizeof(Word<Sample>) / sizeof(Sample);
+
+template <typename Sample, bool LEAST>
+__device__ inline Word<Sample> extreme(Word<Sample> a, Word<Sample> b) {
+    if constexpr (sizeof(Sample) == 1) {
+        // As two pairs of 16 bits, each decided by its upper byte.
+        const unsigned odd = LEAST ? __vminu2(a, b) : __vmaxu2(a, b);
+        const unsigned even = LEAST ? __vminu2(a << 8, b << 8) : __vmaxu2(a << 8, b << 8);
+        return __byte_perm(odd, even, 0x3715);
+    } else if constexpr (same<Sample, short>) {
+        return LEAST ? __vmins2(a, b) : __vmaxs2(a, b);
+    } else if constexpr (sizeof(Sample) == 2) {
+        return LEAST ? __vminu2(a, b) : __vmaxu2(a, b);
+    } else {
+        return LEAST ? min(a, b) : max(a, b);
+    }
+}
+
+// The word at any address of a sample. Only words that hold a part of it are read.
+template <typename Sample>
+__device__ inline Word<Sample> word_at(const Sample* at) {
+    if constexpr (SAMPLES_A_WORD<Sample> == 1) {
+        return __ldg(reinterpret_cast<const Word<Sample>*>(at));
+    } else {
+        const unsigned past = reinterpret_cast<unsigned long long>(at) % 4;
+        const unsigned* words = reinterpret_cast<const unsigned*>(reinterpret_cast<const unsigned char*>(at) - past);
+        const unsigned low = __ldg(words);
+        return past == 0 ? low : __funnelshift_r(low, __ldg(words + 1), past * 8);
+    }
+}
+
+template <typename Sample>
+__device__ inline Word<Sample> bits_of(Sample sample) {
+    if constexpr (same<Sample, float>) return __float_as_uint(sample);
+    else if constexpr (same<Sample, double>) return __double_as_longlong(sample);
+    else if constexpr (same<Sample, short>) return static_cast<unsigned short>(sample);
+    else return sample;
+}
+
+template <typename Sample>
+__device__ inline Sample sample_in(Word<Sample> word, int i) {
+    if constexpr (same<Sample, float>) return __uint_as_float(word);
+    else if constexpr (same<Sample, double>) return __longlong_as_double(word);
+    else return static_cast<Sample>(word >> i * 8 * sizeof(Sample));
+}
+
+// What a word of samples becomes in the first pass, and a result in the last.
+template <typename Sample, bool LEAST>
+struct Coding {
+    Sample nodata, empty;
+    int omit_nan, has_nodata;
+    static constexpr Word<Sample> SPREADS = LEAST ? 0 : ~Word<Sample>(0), IS_LEFT_OUT = ~SPREADS;
+
+    __device__ Word<Sample> encode(Word<Sample> word) const {
+        if constexpr (same<Sample, float> || same<Sample, double>) {
+            const Sample sample = sample_in<Sample>(word, 0);
+            if (is_nan(sample)) return omit_nan ? IS_LEFT_OUT : SPREADS;
+            if (has_nodata && sample == nodata) return IS_LEFT_OUT;
+            return key_of(sample);
+        } else {
+            return word;
+        }
+    }
+    __device__ Word<Sample> decode(Word<Sample> word) const {
+        if constexpr (same<Sample, float> || same<Sample, double>) {
+            if (word == IS_LEFT_OUT) return bits_of(empty);
+            return bits_of(word == SPREADS ? not_a_number<Sample>() : sample_of<Sample>(word));
+        } else {
+            return word;
+        }
+    }
+};
+
+// The same sample in all places of a word.
+template <typename Sample>
+__device__ inline Word<Sample> filled(Sample sample) {
+    const Word<Sample> bits = bits_of(sample);
+    if constexpr (sizeof(Sample) == 1) return bits * 0x01010101u;
+    else if constexpr (sizeof(Sample) == 2) return bits * 0x00010001u;
+    else return bits;
+}
+
+// Not inlined: rare, and long.
+static __device__ __noinline__ int index_beyond(int at, int length, int mode) { return border_index(at, length, mode); }
+
+// A word of which some samples come from beyond the edge of a row of `length` pixels; `at` is its first sample.
+template <typename Sample>
+__device__ __noinline__ Word<Sample> word_beyond(const Sample* row, long long at, int length, int inner, int mode, Sample cval) {
+    Word<Sample> word = 0;
+#pragma unroll 1
+    for (int i = SAMPLES_A_WORD<Sample> - 1; i >= 0; --i) {
+        int pixel = static_cast<int>((at + i) / inner), channel = static_cast<int>((at + i) % inner);
+        if (channel < 0) --pixel, channel += inner;
+        pixel = border_index(pixel, length, mode);
+        const Sample sample = pixel < 0 ? cval : row[static_cast<long long>(pixel) * inner + channel];
+        if constexpr (SAMPLES_A_WORD<Sample> > 1) word <<= 8 * sizeof(Sample);
+        word |= bits_of(sample);
+    }
+    return word;
+}
+
+// The samples of a word that lie in begin … end of a line.
+template <typename Sample>
+__device__ __noinline__ void store_some(Sample* line, long long at, Word<Sample> word, long long begin, long long end) {
+#pragma unroll 1
+    for (int i = 0; i < SAMPLES_A_WORD<Sample>; ++i)
+        if (at + i >= begin && at + i < end) line[at + i] = sample_in<Sample>(word, i);
+}
+
+template <typename Sample, bool LEAST>
+__global__ void __launch_bounds__(COLUMN_THREADS) extreme_columns(
+    const Sample* __restrict__ in, Sample* __restrict__ out, ExtremesTask task, Sample cval, Sample nodata, Sample empty) {
+    constexpr int EACH = SAMPLES_A_WORD<Sample>;
+    extern __shared__ unsigned long long shared[];
+    Word<Sample>* slots = reinterpret_cast<Word<Sample>*>(shared) + threadIdx.x;
+    const Coding<Sample, LEAST> coding = {nodata, empty, task.omit_nan, task.has_nodata};
+    const Word<Sample> beyond = coding.encode(filled(cval));
+    const long long across = (task.inner + COLUMN_THREADS * EACH - 1) / (COLUMN_THREADS * EACH);
+    const long long blocks = across * task.pieces * task.step * task.planes;
+    const int taps = task.taps, step = task.step;
+    for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+        long long rest = block / across, column = (block % across * COLUMN_THREADS + threadIdx.x) * EACH;
+        const int phase = static_cast<int>(rest % step);
+        rest /= step;
+        const int begin = static_cast<int>(rest % task.pieces) * task.piece;
+        const long long plane = rest / task.pieces;
+        const int end = min(begin + task.piece, (task.out_length - phase + step - 1) / step);
+        if (column >= task.inner || begin >= end) continue;
+        column = min(column, task.inner - EACH);  // the last two words of a line may overlap
+        const Sample* from = in + plane * task.length * task.inner + column;
+        Sample* to = out + plane * task.out_length * task.inner + column;
+        const bool aligned = (reinterpret_cast<unsigned long long>(to) | task.inner * sizeof(Sample)) % (EACH * sizeof(Sample)) == 0;
+        const auto load = [&](int sample) -> Word<Sample> {
+            int at = task.first + phase + sample * step;
+            if (at < 0 || at >= task.length) at = index_beyond(at, task.length, task.mode);
+            if (at < 0) return beyond;
+            const Word<Sample> word = word_at(from + at * task.inner);
+            return task.is_first ? coding.encode(word) : word;
+        };
+        for (int j = 0; j < taps; j += AHEAD) {
+            Word<Sample> ahead[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u)
+                if (j + u < taps) ahead[u] = load(begin + j + u);
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u)
+                if (j + u < taps) slots[(j + u) * COLUMN_THREADS] = ahead[u];
+        }
+        for (int result = begin; result < end; result += taps) {
+            Word<Sample> suffix = slots[(taps - 1) * COLUMN_THREADS];
+            for (int j = taps - 2; j >= 0; j -= AHEAD) {
+                Word<Sample> held[AHEAD];
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u)
+                    if (j - u >= 0) held[u] = slots[(j - u) * COLUMN_THREADS];
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u)
+                    if (j - u >= 0) {
+                        suffix = extreme<Sample, LEAST>(suffix, held[u]);
+                        slots[(j - u) * COLUMN_THREADS] = suffix;
+                    }
+            }
+            const int segment = min(end - result, taps);
+            Word<Sample> prefix = slots[0];
+            for (int j = 0; j < segment; j += AHEAD) {
+                Word<Sample> ahead[AHEAD];
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u)  // of the last result's window, the last sample
+                    if (j + u < segment) ahead[u] = load(min(result + taps + j + u, end + taps - 2));
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u)
+                    if (j + u < segment) {
+                        Word<Sample> found = slots[(j + u) * COLUMN_THREADS];
+                        if (j + u > 0) found = extreme<Sample, LEAST>(found, prefix);
+                        slots[(j + u) * COLUMN_THREADS] = ahead[u];
+                        prefix = j + u > 0 ? extreme<Sample, LEAST>(prefix, ahead[u]) : ahead[u];
+                        if (task.is_last) found = coding.decode(found);
+                        Sample* place = to + (phase + (result + j + u) * step) * task.inner;
+                        if (aligned) *reinterpret_cast<Word<Sample>*>(place) = found;
+                        else store_some(place, 0, found, 0, EACH);
+                    }
+            }
+        }
+    }
+}
+
+template <typename Sample, bool LEAST>
+__global__ void __launch_bounds__(ROW_THREADS) extreme_rows(
+    const Sample* __restrict__ in, Sample* __restrict__ out, ExtremesTask task, Sample cval, Sample nodata, Sample empty) {
+    constexpr int EACH = SAMPLES_A_WORD<Sample>;
+    extern __shared__ unsigned long long shared[];
+    Word<Sample>* line = reinterpret_cast<Word<Sample>*>(shared);
+    const int threads = blockDim.x, inner = static_cast<int>(task.inner);
+    const Coding<Sample, LEAST> coding = {nodata, empty, task.omit_nan, task.has_nodata};
+    const long long row = task.length * task.inner, out_row = task.out_length * task.inner;
+    for (long long block = blockIdx.x; block < task.planes * task.pieces; block += gridDim.x) {
+        const long long begin = block % task.pieces * task.piece, plane = block / task.pieces;
+        const long long end = min(begin + task.piece, out_row);
+        const Sample* from = in + plane * row;
+        Sample* to = out + plane * out_row;
+        // Words lie as in the output, so that it is written by whole ones.
+        const int before = reinterpret_cast<unsigned long long>(to + begin) % sizeof(Word<Sample>) / sizeof(Sample);
+        const long long grid = begin - before;
+        const int needed = static_cast<int>(end - grid + (task.taps - 1) * inner + EACH - 1) / EACH;
+#pragma unroll 4
+        for (int w = threadIdx.x; w < needed; w += threads) {
+            const long long at = grid + w * EACH + task.first * inner;
+            Word<Sample> word;
+            if (at >= 0 && at + EACH <= row) word = word_at(from + at);
+            else word = word_beyond(from, at, task.length, inner, task.mode, cval);
+            line[w] = task.is_first ? coding.encode(word) : word;
+        }
+        __syncthreads();
+        Word<Sample> own[ROW_WORDS];
+#pragma unroll
+        for (int v = 0; v < ROW_WORDS; ++v) own[v] = line[v * threads + threadIdx.x];
+        for (int span = 1; span < task.taps;) {
+            const int step = min(span, task.taps - span), shift = step * inner / EACH;
+            const int bits = step * inner % EACH * 8 * static_cast<int>(sizeof(Sample));
+#pragma unroll
+            for (int v = 0; v < ROW_WORDS; ++v) {
+                const int w = v * threads + threadIdx.x + shift;
+                if (w >= needed) continue;
+                Word<Sample> other = line[w];
+                if constexpr (EACH > 1)
+                    if (bits != 0) other = __funnelshift_r(other, line[min(w + 1, needed - 1)], bits);
+                own[v] = extreme<Sample, LEAST>(own[v], other);
+            }
+            __syncthreads();
+            span += step;
+            if (span < task.taps) {
+#pragma unroll
+                for (int v = 0; v < ROW_WORDS; ++v) line[v * threads + threadIdx.x] = own[v];
+                __syncthreads();
+            }
+        }
+#pragma unroll
+        for (int v = 0; v < ROW_WORDS; ++v) {
+            const long long at = grid + (v * threads + threadIdx.x) * EACH;
+            const Word<Sample> word = task.is_last ? coding.decode(own[v]) : own[v];
+            if (at >= begin && at + EACH <= end) *reinterpret_cast<Word<Sample>*>(to + at) = word;
+            else if (at + EACH > begin && at < end) store_some(to, at, word, begin, end);
+        }
+        __syncthreads();  // the next line is loaded over this one
+    }
+}

@@ -1,0 +1,350 @@
+"""Many small files of one kind as one image, which has the further axis N: one job reads and writes all of them.
+
+The list `NAME.files` is JSON that `write_list` makes: the files, their sizes and times, and what their results are
+called. The result of such a job is `NAME.result.files` beside it. Files are written into a folder beside that list,
+and get their names in the list's `folder` when the list is published, after one sync for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import InputError, OutputError
+from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage, require_fit
+from pipeline.formats.image.contiguous import ContiguousSamples
+from pipeline.storage.confinement import is_confined, open_beneath
+from pipeline.storage.output_lock import mode_of
+from pipeline.storage.partial import Callback, Opening, PartialFile, no_callback, sync_file_system, sync_folder
+from pipeline.storage.positional import PositionalFile, memory_of, reading
+from pipeline.storage.writable import writing
+
+SUFFIX = ".files"
+_RESULT = ".result" + SUFFIX
+_START = b'{"millrace-files": 1'
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """One input, its size and time when it was listed, and its result's name in the list's folder."""
+
+    path: str
+    nbytes: int
+    mtime_ns: int
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSamples:
+    """How every file of a list holds its samples, if they are one run of bytes: NumPy's name of the dtype, and where
+    they begin."""
+
+    dtype: str
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileList:
+    """Files of the same shape, axes, dtype and metadata. `folder`: of the results."""
+
+    files: tuple[ListedFile, ...]
+    folder: str
+    stored: StoredSamples | None = None
+
+    def encoded(self) -> bytes:
+        rows = [[file.path, file.nbytes, file.mtime_ns, file.output] for file in self.files]
+        stored = None if self.stored is None else asdict(self.stored)
+        return json.dumps({"millrace-files": 1, "folder": self.folder, "stored": stored, "files": rows}).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> FileList:
+        """InputError if the list is missing or damaged, or a service's user names it: it may list any file."""
+        if is_confined(path):
+            raise InputError(f"{path}: is a list of files, which a service does not take; submit the files themselves")
+        with reading(path), open(path, "rb", opener=open_beneath) as file:
+            text = file.read()
+        try:
+            found = json.loads(text)
+            stored = found["stored"]
+            return cls(
+                files=tuple(ListedFile(*row) for row in found["files"]),
+                folder=found["folder"],
+                stored=None if stored is None else StoredSamples(**stored),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}: the list of files is damaged; run the job again without --resume") from error
+
+
+def result_of(listed: Path) -> Path:
+    """The result of a list."""
+    return listed.with_name(listed.name.removesuffix(SUFFIX) + _RESULT)
+
+
+def is_list(path: Path) -> bool:
+    return path.name.endswith(SUFFIX)
+
+
+class FileLists(ImageFormat):
+    """Lists of files, each of any other format."""
+
+    name = "list of files"
+    suffixes = (SUFFIX,)
+
+    def __init__(
+        self,
+        open_image: Callable[[Path], ImageReader],
+        format_for: Callable[[Path, Storage], ImageFormat],
+        storage: Storage = Storage(),  # noqa: B008 - it is frozen
+    ) -> None:
+        """The functions open and choose the formats of the files themselves."""
+        self._open_image, self._format_for, self._storage = open_image, format_for, storage
+
+    def storing(self, storage: Storage) -> FileLists:
+        return FileLists(self._open_image, self._format_for, storage)
+
+    def recognises(self, path: Path, first_bytes: bytes) -> bool:
+        return is_list(path) and first_bytes.startswith(_START)
+
+    def open(self, path: Path) -> ImageReader:
+        return FileListReader(path, self._open_image)
+
+    def refusal(self, header: ImageHeader, path: Path) -> str | None:
+        final, form = self._first(path)
+        return form.refusal(of_one_file(header), final)
+
+    def block_shape(self, header: ImageHeader) -> tuple[int, ...]:
+        return (1, *header.shape[1:])
+
+    def create(self, path: Path, header: ImageHeader, opening: Opening = Opening.NEW) -> ImageWriter:
+        _, form = self._first(path)
+        return FileListWriter(path, header, opening, form)
+
+    def _first(self, path: Path) -> tuple[Path, ImageFormat]:
+        """The first result, and the format of all."""
+        listed = FileList.read(_listed(path))
+        final = Path(listed.folder, listed.files[0].output)
+        return final, self._format_for(final, self._storage)
+
+
+def _listed(result: Path) -> Path:
+    """The list that a result is of."""
+    if not result.name.endswith(_RESULT):
+        raise OutputError(f"{result}: the result of NAME{SUFFIX} is called NAME{_RESULT}; name it so")
+    return result.with_name(result.name.removesuffix(_RESULT) + SUFFIX)
+
+
+def of_one_file(header: ImageHeader) -> ImageHeader:
+    """The header of each file of a list."""
+    return replace(header, shape=header.shape[1:], axes=header.axes[1:])
+
+
+class FileListReader(ImageReader):
+    """Reads regions of listed files. InputError also if a file is not as it was when it was listed."""
+
+    def __init__(self, path: Path, open_image: Callable[[Path], ImageReader]) -> None:
+        self.path = path
+        self._open_image = open_image
+        self._list = FileList.read(path)
+        self._one = self._first_header()
+        header = self._one
+        self.header = replace(header, shape=(len(self._list.files), *header.shape), axes="N" + header.axes)
+        self.block_shape = (1, *header.shape)
+        stored = self._list.stored
+        self._samples = None
+        if stored is not None:
+            dtype = np.dtype(stored.dtype)
+            self._samples = ContiguousSamples(shape=header.shape, dtype=dtype, offset=stored.offset)
+
+    def _first_header(self) -> ImageHeader:
+        """The header of the first file that is still as it was listed."""
+        fault: InputError | None = None
+        for file in self._list.files:
+            try:
+                with self._open_image(Path(file.path)) as reader:
+                    header = reader.header
+                _check_unchanged(file)
+                return header
+            except InputError as error:
+                fault = fault or error
+        raise fault or InputError(f"{self.path}: lists no file")
+
+    def read(self, region: Region, out: NDArray[Any]) -> None:
+        require_fit(self.header, region, out)
+        inside = Region(region.start[1:], region.stop[1:])
+        is_whole = inside.shape == self._one.shape
+        for number, target in zip(range(region.start[0], region.stop[0]), out, strict=True):
+            file = self._list.files[number]
+            if self._samples is not None and is_whole:
+                self._read_run(file, self._samples, target)
+            else:
+                self._read_part(file, inside, target)
+
+    def _read_run(self, file: ListedFile, samples: ContiguousSamples, target: NDArray[Any]) -> None:
+        """All samples of a file with one call; its header was read when it was listed."""
+        into = memory_of(target)
+        try:
+            descriptor = open_beneath(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                done = os.preadv(descriptor, [into], samples.offset)
+                found = os.fstat(descriptor)  # afterwards: what was written meanwhile shows
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            with reading(Path(file.path)):
+                raise error
+        if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+            raise _changed(file)
+        if done != len(into):  # as file systems on a network may
+            with closing(PositionalFile(Path(file.path))) as whole:
+                whole.read_at(samples.offset, into)
+        if not samples.dtype.isnative:
+            target.byteswap(inplace=True)
+
+    def _read_part(self, file: ListedFile, inside: Region, target: NDArray[Any]) -> None:
+        with self._open_image(Path(file.path)) as reader:
+            if (reader.header.shape, reader.header.dtype) != (self._one.shape, self._one.dtype):
+                raise _changed(file)
+            reader.read(inside, target)
+        _check_unchanged(file)
+
+    def close(self) -> None:
+        """No file stays open."""
+
+
+def _check_unchanged(file: ListedFile) -> None:
+    with reading(Path(file.path)):
+        found = os.stat(file.path)  # noqa: PTH116
+    if (found.st_size, found.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+        raise _changed(file)
+
+
+def _changed(file: ListedFile) -> InputError:
+    return InputError(f"{file.path}: changed while it was read; run again")
+
+
+class FileListWriter(ImageWriter):
+    """Writes whole files. `left_out`: the numbers of files that are not published."""
+
+    def __init__(self, path: Path, header: ImageHeader, opening: Opening, form: ImageFormat) -> None:
+        self.path, self.header, self._form = path, header, form
+        self.left_out: Mapping[int, Any] = {}
+        self._list = FileList.read(_listed(path))
+        self._one = of_one_file(header)
+        self._staged = path.with_name(path.name + ".staged")
+        self._staged_prefix = f"{self._staged}/"
+        text = self._list.encoded()
+        self._partial = PartialFile(path, len(text), opening)
+        self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
+        if opening is Opening.NEW:
+            try:
+                self._partial.write_at(0, text)
+                with writing(path):
+                    shutil.rmtree(self._staged, ignore_errors=True)
+                    self._staged.mkdir()
+            except BaseException:
+                self._partial.discard()
+                raise
+
+    @cached_property
+    def _head(self) -> bytes | None:
+        """What every file holds before its samples; None: not known without its name."""
+        names = self._list.files[0].output, "another-" + self._list.files[0].output
+        one, other = (self._form.head(self._one, Path(name)) for name in names)
+        return one if one == other else None
+
+    def write(self, region: Region, samples: NDArray[Any]) -> None:
+        require_fit(self.header, region, samples)
+        if Region(region.start[1:], region.stop[1:]) != Region.whole(self._one.shape):
+            raise ValueError(f"{self.path}: files are written whole")
+        for number, one in zip(range(region.start[0], region.stop[0]), samples, strict=True):
+            self._write(self._list.files[number].output, one)
+
+    def _write(self, name: str, samples: NDArray[Any]) -> None:
+        head = self._head or self._form.head(self._one, Path(name))
+        if head is None:
+            writer = self._form.create(self._staged / name, self._one)
+            try:
+                writer.write(Region.whole(self._one.shape), samples)
+                writer.publish()
+            finally:
+                writer.discard()
+            return
+        pieces = [memoryview(head), memory_of(samples)]
+        try:
+            descriptor = os.open(f"{self._staged_prefix}{name}", _NEW, 0o666)
+            try:
+                if os.writev(descriptor, pieces) != len(head) + samples.nbytes:  # as on a nearly full disk
+                    _write_all(descriptor, pieces)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            with writing(Path(self._list.folder, name), samples.nbytes):
+                raise error
+
+    def flush(self) -> None:
+        with writing(self.path):
+            descriptor = os.open(self._staged, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                sync_file_system(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def publish(self, on_sealed: Callback = no_callback) -> None:
+        self.flush()
+        folder = Path(self._list.folder)
+        with writing(folder / self._list.files[0].output):
+            older = set(os.listdir(folder))  # noqa: PTH208 - thousands
+        for number, file in enumerate(self._list.files):
+            if number not in self.left_out:
+                self._put(file.output, is_new=file.output not in older)
+        with writing(folder / self._list.files[0].output):
+            sync_folder(folder)
+        self._partial.publish(on_sealed)
+        self._live = False
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+    def _put(self, name: str, *, is_new: bool) -> None:
+        """Give a result its name, and the permissions of the older one it replaces."""
+        staged, final = f"{self._staged_prefix}{name}", f"{self._list.folder}/{name}"
+        try:
+            mode = None if is_new else mode_of(Path(final))
+            if mode is not None:
+                os.chmod(staged, mode)  # noqa: PTH101
+            os.replace(staged, final)  # noqa: PTH105
+        except FileNotFoundError as error:
+            if is_new:  # else a run that was killed while it published has renamed it
+                with writing(Path(final)):
+                    raise error
+        except OSError as error:
+            with writing(Path(final)):
+                raise error
+
+    def keep(self) -> None:
+        self._live = False
+        self._partial.keep()
+
+    def discard(self) -> None:
+        if self._live:
+            self._live = False
+            shutil.rmtree(self._staged, ignore_errors=True)
+        self._partial.discard()
+
+
+def _write_all(descriptor: int, pieces: Sequence[memoryview]) -> None:
+    place = 0
+    for piece in pieces:
+        done = 0
+        while done < len(piece):
+            done += os.pwrite(descriptor, piece[done:], place + done)
+        place += len(piece)

@@ -1,0 +1,59 @@
+"""What a TIFF states about its image besides samples: tags for a new TIFF, and the calibration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.formats.image.metadata import Calibration, geotiff, imagej, ome_xml, resolution
+from pipeline.formats.image.tiff.ifd import Directory, Tag
+from pipeline.formats.image.tiff.page import Page
+from pipeline.formats.image.tiff.stack import Stack
+
+_MOST_LABELS = 1 << 17
+
+
+def described(stack: Stack) -> tuple[dict[str, Any], Calibration]:
+    """The metadata and the calibration of its `ImageHeader`."""
+    directory, text = stack.first, stack.first.text(Tag.IMAGE_DESCRIPTION)
+    metadata = _carried(directory, stack.pages[0])
+    tags = directory.rational(Tag.X_RESOLUTION), directory.rational(Tag.Y_RESOLUTION)
+    unit = directory.number(Tag.RESOLUTION_UNIT, resolution.INCH)
+    if stack.pixels is not None:
+        return metadata | {"dialect": "OME"}, ome_xml.from_pixels(stack.pixels, stack.pages[0].shape[2])
+    if text.startswith("ImageJ="):
+        known = imagej.from_description(text, *tags, unit)
+        return metadata | {"dialect": "ImageJ"}, Calibration(known.steps, channels=_imagej_channels(stack))
+    return metadata, resolution.from_tags(*tags, unit)
+
+
+def _imagej_channels(stack: Stack) -> Any:
+    directory, planes = stack.first, len(stack.pages)
+    if Tag.IJ_METADATA not in directory:
+        return ()
+    channels = stack.shape[stack.axes.index("C")] if "C" in stack.axes else 1
+    counts = directory.all_numbers(Tag.IJ_METADATA_BYTE_COUNTS, _MOST_LABELS)
+    return imagej.channels_from_tag(directory.blob(Tag.IJ_METADATA), counts, directory.encoding.order, channels, planes)
+
+
+def _carried(directory: Directory, page: Page) -> dict[str, Any]:
+    """The values that a new TIFF takes over, as the tags hold them; those unknown to TIFF 6.0 are dropped."""
+    found: dict[str, Any] = {"photometric": page.photometric}
+    extra = directory.all_numbers(Tag.EXTRA_SAMPLES, page.shape[2])
+    if extra and max(extra) <= 2:
+        found["extra_samples"] = extra
+    orientation = directory.number(Tag.ORIENTATION, 1)
+    if 2 <= orientation <= 8:
+        found["orientation"] = orientation
+    sizes = (directory.rational(Tag.X_RESOLUTION), directory.rational(Tag.Y_RESOLUTION))
+    unit = directory.number(Tag.RESOLUTION_UNIT, 2)
+    if None not in sizes and 1 <= unit <= 3:
+        found["resolution"] = sizes
+        found["resolution_unit"] = unit
+    profile = directory.blob(Tag.ICC_PROFILE)
+    if profile:
+        found["icc_profile"] = profile
+    stated = {tag: value for tag in geotiff.TAGS if (value := directory.raw(Tag(tag))) is not None}
+    place = geotiff.from_values(stated, directory.encoding.order)
+    if place.values:
+        found["geo"] = place
+    return found

@@ -1,0 +1,123 @@
+"""Extents of filters as a user gives them: in samples, or in a unit of length, for all axes or by name: 3, 0.5um,
+Z=2um,Y=0.5um.
+
+A parameter takes them by the types `SampleExtent` and `WholeExtent`, and keeps what has a unit or a name as text;
+`in_samples` converts it by the image's pixel size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import PlainSerializer, ValidationError, WithJsonSchema, WrapValidator
+
+from pipeline.config import explain
+from pipeline.errors import ParameterError
+from pipeline.formats.image.base import ImageHeader
+from pipeline.formats.image.metadata import in_unit, unit_named
+from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.protocol import Parameters
+
+_EXTENT = re.compile(
+    r"\s*(?:(?P<letter>[A-Za-z])\s*=\s*)?(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>[^\W\d_]*)\s*"
+)
+
+
+def _or_text(value: Any, handler: Callable[[Any], Any]) -> Any:
+    found = _EXTENT.fullmatch(value) if isinstance(value, str) else None
+    if found is None or not (found["letter"] or found["unit"]):
+        return handler(value)
+    if found["unit"] and unit_named(found["unit"]) is None:
+        raise ValueError(
+            f"'{value}': {found['unit']} is not a unit of length; there are nm, um, mm, cm, m, in and others"
+        )
+    if not found["unit"]:
+        handler(found["number"])
+    return value.strip()
+
+
+P = TypeVar("P", bound=Parameters)
+# Of a type of numbers: also takes the texts of this module.
+OR_TEXT = (
+    WrapValidator(_or_text),
+    PlainSerializer(lambda value: value),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}]}),
+)
+SampleExtent = Annotated[float, *OR_TEXT]
+WholeExtent = Annotated[int, *OR_TEXT]
+
+
+def is_text(values: Any) -> bool:
+    """Whether any of a parameter's extents has a unit or the name of an axis."""
+    return isinstance(values, tuple) and any(isinstance(value, str) for value in values)
+
+
+def in_samples(asked: P, names: Sequence[str], header: ImageHeader, path: Path) -> tuple[P, dict[str, str]]:
+    """The parameters with these extents in samples, and remarks that state them.
+
+    Raises ParameterError if the image does not state its pixel size, or states it in a unit of another kind.
+    """
+    changed: dict[str, Any] = {}
+    remarks = {}
+    for name in names:
+        values = getattr(asked, name, None) or ()
+        if is_text(values):
+            axes, numbers = _along(name, values, getattr(asked, "axes", None), header, path)
+            whole = name == "size"
+            changed |= {"axes": tuple(axes), name: tuple(max(1, round(n)) if whole else n for n in numbers)}
+            along = zip(axes, changed[name], strict=True)
+            remarks[f"{name} in samples"] = ", ".join(f"{letter} {n:g}" for letter, n in along)
+    if not changed:
+        return asked, {}
+    given = {name: getattr(asked, name) for name in asked.model_fields_set}
+    try:
+        return type(asked)(**{**given, **changed}), remarks
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"--{str(fault['loc'][0]).replace('_', '-')}: " if fault["loc"] else ""
+        raise ParameterError(f"{where}{explain(fault)}") from error
+
+
+def _along(
+    name: str, values: Sequence[Any], chosen: tuple[str, ...] | None, header: ImageHeader, path: Path
+) -> tuple[list[str], list[float]]:
+    """The axes and the samples along each."""
+    found = [_EXTENT.fullmatch(str(value)) for value in values]
+    said = ",".join(map(str, values))
+    parts = [(each["letter"], float(each["number"]), each["unit"]) for each in found if each is not None]
+    letters = [letter.upper() for letter, _, _ in parts if letter]
+    if letters and (len(letters) != len(parts) or len(set(letters)) != len(letters)):
+        raise ParameterError(f"--{name} {said}: name each axis once, or none of them")
+    if letters and chosen is None:
+        axes_named(letters, header.axes, path)  # refuses others than Z, Y and X
+        along = letters
+    else:
+        numbers = usual_axes(header) if chosen is None else axes_named(chosen, header.axes, path)
+        along = [header.axes[axis] for axis in numbers]
+    if letters and set(letters) != set(along):
+        raise ParameterError(f"--{name} {said}: --axes chooses {','.join(along)}: name these, or leave --axes out")
+    if not letters and len(parts) not in (1, len(along)):
+        raise ParameterError(f"--{name} {said}: {path} is filtered along {','.join(along)}: give 1 or {len(along)}")
+    by_letter = dict(zip(letters, parts, strict=True)) if letters else {}
+    of_axis = [by_letter[each] for each in along] if letters else parts * (len(along) // len(parts))
+    option = f"--{name} {said}"
+    return along, [_samples(option, *each, header, path) for each in zip(along, of_axis, strict=True)]
+
+
+def _samples(option: str, letter: str, part: tuple[Any, float, str], header: ImageHeader, path: Path) -> float:
+    _, number, unit = part
+    if not unit:
+        return number
+    step, named = header.calibration.steps.get(letter), unit_named(unit)
+    if step is None:
+        raise ParameterError(f"{option}: {path} states no pixel size along {letter}: give samples")
+    size = None if named is None else in_unit(number, named, step.unit or "")
+    if size is None:
+        states = f"in {step.unit}" if step.unit else "without a unit"
+        raise ParameterError(
+            f"{option}: {path} states its pixel size along {letter} {states}, not one that {unit} fits: give samples"
+        )
+    return size / step.size

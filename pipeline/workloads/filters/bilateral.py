@@ -1,0 +1,89 @@
+"""The bilateral filter: `millrace run bilateral IN OUT --sigma-range 20`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from pydantic import Field
+
+from kernels.bilateral import MAX_SIZE, default_sizes
+from kernels.bilateral import bilateral as filtered
+from pipeline.workloads.filters.window import Axes
+from pipeline.workloads.operator import image_operator
+
+SigmaRange = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="standard deviation of sample values: smaller keeps more edges")
+]
+SigmaSpatial = Annotated[
+    tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...],
+    Field(description="standard deviation of distance in samples, for all axes or for each: 2 or 1,2"),
+]
+OddSize = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=MAX_SIZE)], ...] | None,
+    Field(description="samples of the window along each axis, odd [default: three standard deviations on each side]"),
+]
+
+
+def _window(size: Any, sigma_spatial: Any, axes: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """The deviations and the sizes along each axis; ValueError names an option."""
+    for name, values in (("sigma_spatial", sigma_spatial), ("size", size)):
+        if values is not None and len(values) not in (1, axes):
+            raise ValueError(f"{name} has {len(values)} values: give 1 or {axes}")
+    sigmas = tuple(sigma_spatial) * (axes // len(sigma_spatial))
+    sizes = default_sizes(sigmas) if size is None else tuple(size) * (axes // len(size))
+    if even := [each for each in sizes if each % 2 == 0]:
+        raise ValueError(f"size must be odd; got {even[0]}")
+    return sigmas, sizes
+
+
+def _halo(asked: Any, axes: int) -> Sequence[int]:
+    return [size // 2 for size in _window(asked.size, asked.sigma_spatial, axes)[1]]
+
+
+def _define(
+    block: NDArray[np.float64],
+    *,
+    sigma_range: float,
+    sigma_spatial: Any,
+    size: Any,
+    axes: tuple[int, ...],
+    out: Any,
+) -> None:
+    """The same by its definition: a weighted mean of each window."""
+    sigmas, sizes = _window(size, sigma_spatial, len(axes))
+    windows = sliding_window_view(block, sizes, axes)
+    middle: Any = (Ellipsis, *(n // 2 for n in sizes))
+    centre = windows[middle]
+    apart = windows - centre[(...,) + (None,) * len(axes)]
+    grids = np.meshgrid(
+        *[(np.arange(n) - n // 2) / sigma for n, sigma in zip(sizes, sigmas, strict=True)], indexing="ij"
+    )
+    weights = np.exp(-0.5 * ((apart / sigma_range) ** 2 + sum(grid**2 for grid in grids)))
+    along = tuple(range(-len(axes), 0))
+    out[...] = (weights * windows).sum(along) / weights.sum(along)
+
+
+def _tolerance(dtype: np.dtype[Any]) -> float:
+    return 0.6 if dtype.kind != "f" else 1e-12 if dtype == np.float64 else 1e-5
+
+
+@image_operator(halo=_halo, reference=_define, tolerance=_tolerance, keeps_range=True)  # type: ignore[untyped-decorator]
+def bilateral(
+    block: Any,
+    *,
+    sigma_range: SigmaRange,
+    sigma_spatial: SigmaSpatial = (1.0,),
+    size: OddSize = None,
+    axes: Axes = None,
+    out: Any,
+    stream: Any,
+) -> None:
+    """Smooth, but not across edges: a mean over the neighbours of a similar value."""
+    assert axes is not None
+    sigmas, sizes = _window(size, sigma_spatial, len(axes))
+    options: dict[str, Any] = {"axes": axes, "out": out, "workers": 1, "stream": stream}
+    filtered(block, sigma_range, sigmas, size=sizes, mode="valid", **options)

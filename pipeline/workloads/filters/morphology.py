@@ -1,0 +1,93 @@
+"""Grey morphology: `millrace run erode | dilate | open | close | tophat | bottomhat IN OUT`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from kernels.morphology import difference, grey_dilation, grey_erosion
+from pipeline.workloads.filters.window import (
+    Axes,
+    Footprint,
+    NanPolicy,
+    NoData,
+    Radius,
+    Size,
+    refused,
+    sides_of,
+    window,
+)
+from pipeline.workloads.operator import image_operator
+
+# Of each operation the filters, one after the other.
+_FILTERS: dict[str, tuple[Any, ...]] = {
+    "erode": (grey_erosion,),
+    "dilate": (grey_dilation,),
+    "open": (grey_erosion, grey_dilation),
+    "close": (grey_dilation, grey_erosion),
+    "tophat": (grey_erosion, grey_dilation),
+    "bottomhat": (grey_dilation, grey_erosion),
+}
+
+
+def _halo(asked: Any, axes: int, *, operation: str) -> Sequence[tuple[int, int]]:
+    """What the window reaches; of two filters, twice its longer half on both sides, since one window is mirrored."""
+    sides = sides_of(asked, axes)
+    if operation == "erode":
+        return [(size // 2, (size - 1) // 2) for size in sides]
+    if operation == "dilate":
+        return [((size - 1) // 2, size // 2) for size in sides]
+    return [(size // 2 * 2,) * 2 for size in sides]
+
+
+def _apply(
+    block: Any,
+    *,
+    operation: str,
+    size: Size = None,
+    footprint: Footprint = "box",
+    radius: Radius = None,
+    axes: Axes = None,
+    nan_policy: NanPolicy = "propagate",
+    nodata: NoData = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+) -> None:
+    """The operation on a block with its halo; what lies beyond the block's own edges does not reach the result."""
+    assert axes is not None
+    options: dict[str, Any] = {"axes": axes, "nan_policy": nan_policy, "nodata": nodata, "stream": stream}
+    filters = _FILTERS[operation]
+    try:
+        options |= window(size, footprint, radius, len(axes))
+        if len(filters) == 1:
+            filters[0](block, mode="valid", out=out, workers=1, **options)
+            return
+        found = filters[0](block, mode="nearest", workers=1, **options)
+        edges.extend(found, axes)
+        found = filters[1](found, mode="nearest", workers=1, **options)
+    except ValueError as error:
+        raise refused(error) from error
+    kept = tuple(slice((n - m) // 2, (n + m) // 2) for n, m in zip(block.shape, out.shape, strict=True))
+    if operation == "tophat":
+        difference(block[kept], found[kept], out, nodata, stream)
+    elif operation == "bottomhat":
+        difference(found[kept], block[kept], out, nodata, stream)
+    else:
+        out[...] = found[kept]
+
+
+def _of(operation: str, summary: str) -> Any:
+    return image_operator(
+        _apply, name=operation, given={"operation": operation}, summary=summary, tolerance=0,
+        halo=partial(_halo, operation=operation), keeps_range="hat" not in operation,
+    )  # fmt: skip
+
+
+erode = _of("erode", "Take the smallest sample in a window around each pixel: bright structures shrink.")
+dilate = _of("dilate", "Take the largest sample in a window around each pixel: bright structures grow.")
+open = _of("open", "Remove bright structures that are smaller than the window: erode, then dilate.")  # noqa: A001
+close = _of("close", "Remove dark structures that are smaller than the window: dilate, then erode.")
+tophat = _of("tophat", "Keep bright structures that are smaller than the window: the image minus its opening.")
+bottomhat = _of("bottomhat", "Keep dark structures that are smaller than the window: the closing minus the image.")

@@ -1,0 +1,59 @@
+"""The rolling ball: `millrace run rolling-ball IN OUT --radius 50`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from kernels.rolling_ball import MAX_RADIUS, apexes
+from pipeline.workloads.filters.window import Axes
+from pipeline.workloads.operator import image_operator
+
+Radius = Annotated[
+    float, Field(gt=0, le=MAX_RADIUS, description="of the ball, in samples and in units of their values")
+]
+Background = Annotated[bool, Field(description="write the background instead of the image without it")]
+
+
+def _halo(asked: Any, axes: int) -> Sequence[int]:
+    """For the ball's top, and for all that it reaches from there."""
+    if axes not in (2, 3):
+        raise ValueError(f"axes: a ball rolls along two or three, and {axes} are given")
+    return [2 * int(asked.radius)] * axes
+
+
+@image_operator(halo=_halo, name="rolling-ball")  # type: ignore[untyped-decorator]
+def rolling_ball(
+    block: Any,
+    *,
+    radius: Radius = 50.0,
+    background: Background = False,
+    axes: Axes = None,
+    out: Any,
+    stream: Any,
+    edges: Any,
+    xp: Any,
+) -> None:
+    """Subtract the background that a ball rolling below the image reaches, as in ImageJ."""
+    assert axes is not None
+    reach, along = int(radius), [int(axis) for axis in axes]
+    heights = block.astype(np.float64 if block.dtype == np.float64 else np.float32)
+    for sign in (1, -1):  # beyond the image's edges, nothing stops the ball
+        replace(edges, mode="constant", cval=sign * math.inf).extend(heights, along)
+        heights = apexes(heights, radius, along, sign=sign, workers=1, stream=stream)
+        first = tuple(at + reach if axis in along else at for axis, at in enumerate(edges.first))
+        edges = replace(edges, first=first)
+    if not background:
+        wanted = tuple(
+            slice(2 * reach, -2 * reach or None) if axis in along else slice(None) for axis in range(out.ndim)
+        )
+        heights = block[wanted] - heights
+    if out.dtype.kind != "f":
+        ends = np.iinfo(out.dtype)
+        heights = xp.rint(heights).clip(ends.min, ends.max)
+    out[...] = heights

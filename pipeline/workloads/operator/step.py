@@ -1,0 +1,218 @@
+"""One operator in a job: its function, called with blocks of a region."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernels.runtime.threads import Interrupted
+from pipeline.errors import InputError, MillraceError, OperatorError, ParameterError
+from pipeline.formats.image.base import ImageHeader, Region
+from pipeline.workloads.common.axes import axes_named, usual_axes
+from pipeline.workloads.common.extents import in_samples
+from pipeline.workloads.common.image_plan import check_cval, grown
+from pipeline.workloads.common.nodata import declared_nodata
+from pipeline.workloads.operator.edges import Edges, module_of
+from pipeline.workloads.operator.parameters import OperatorParameters, is_untyped
+
+# Samples on each side, or (before, after); for all axes, or for each.
+Reach = float | Sequence[float | tuple[int, int]]
+Halo = Reach | Callable[..., Reach]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """A function and what was declared with it: see `image_operator`."""
+
+    name: str
+    function: Callable[..., Any]
+    halo: Halo = 0
+    axes: str | None = None
+    dtype: Any = None
+    reference: Callable[..., Any] | None = None
+    tolerance: float | Callable[[np.dtype[Any]], float] | None = None
+    keeps_range: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
+    anchored: bool = False
+
+
+class Step:
+    """An operator with its parameters, on images of a known header.
+
+    header : of the result
+    axes   : of a block, by their number in the image
+    halo   : samples before and after along each axis of the image
+    remarks: on what was taken from the image
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        parameters: OperatorParameters,
+        arguments: Mapping[str, Any],
+        source: ImageHeader,
+        path: Path,
+    ) -> None:
+        """`arguments`: the function's, besides the block and what it asks the engine for; `path`: of the input."""
+        in_pixels, extents = in_samples(parameters, ("size",), source, path)
+        if in_pixels is not parameters:
+            parameters, arguments = in_pixels, in_pixels.own()
+        self.definition, self.parameters, self._path = definition, parameters, path
+        self._arguments = {**definition.given, **arguments}
+        self.remarks: dict[str, Any] = dict(extents)
+        if "nodata" in self._arguments:
+            if self._arguments["nodata"] is None:
+                self._arguments["nodata"] = declared_nodata(source)
+            if self._arguments["nodata"] is not None:
+                self.remarks["nodata"] = f"{self._arguments['nodata']:g}, left out"
+        self.header = source
+        if not definition.keeps_range:
+            # What PNM says of the input's values does not hold for those of the result.
+            metadata = {key: value for key, value in source.metadata.items() if key != "tuple_type"}
+            self.header = replace(source, dtype=self._dtype(source.dtype), maxval=None, metadata=metadata)
+        if parameters.mode == "constant":
+            check_cval(parameters.cval, source, path)
+        self.axes = self._chosen_axes(source)
+        self.halo = self._declared_halo(len(source.shape))
+
+    def _dtype(self, source: np.dtype[Any]) -> np.dtype[Any]:
+        declared = self.definition.dtype
+        if inspect.isfunction(declared):
+            declared = declared(source)
+        try:
+            return source if declared is None else np.dtype(declared)
+        except TypeError as error:
+            raise ParameterError(f"{self.definition.name}: there is no dtype {self.definition.dtype!r}") from error
+
+    def _chosen_axes(self, source: ImageHeader) -> tuple[int, ...]:
+        """The axes of a block, by their number in the image."""
+        letters = source.axes
+        if isinstance(chosen := self._arguments.get("axes"), tuple):
+            return axes_named(chosen, letters, self._path)
+        if self.definition.axes is None:
+            return usual_axes(source)
+        wanted = self.definition.axes.upper()
+        if not wanted or len(set(wanted)) != len(wanted) or not set(wanted) <= set(letters):
+            raise ParameterError(
+                f"{self.definition.name} works along the axes {','.join(wanted)}, and {self._path} has "
+                f"{','.join(letters)}"
+            )
+        return tuple(letters.index(letter) for letter in wanted)
+
+    def _declared_halo(self, ndim: int) -> list[tuple[int, int]]:
+        """Samples before and after along each axis of the image."""
+        declared, letters = self.definition.halo, ",".join(self.header.axes[axis] for axis in self.axes)
+        try:
+            given = self._called_halo(declared) if callable(declared) else declared
+        except ValueError as error:
+            fault = str(error)
+            name, *rest = re.split(r"(?=[ :])", fault, maxsplit=1)
+            option = f"--{name.replace('_', '-')}" if name in type(self.parameters).model_fields else name
+            raise ParameterError(f"{option}{''.join(rest)} ({self._path} is filtered along {letters})") from error
+        values = list(given) if isinstance(given, Sequence) else [given] * len(self.axes)
+        sides = [value if isinstance(value, tuple) else (value, value) for value in values]
+        are_numbers = all(isinstance(each, int | float) and 0 <= each < math.inf for side in sides for each in side)
+        if len(sides) != len(self.axes) or not are_numbers or any(len(side) != 2 for side in sides):
+            raise ParameterError(
+                f"{self.definition.name}: its halo is {given!r}; it must be a number of samples, 0 or more, or one for "
+                f"each of {letters}"
+            )
+        halo = [(0, 0)] * ndim
+        for axis, (before, after) in zip(self.axes, sides, strict=True):
+            halo[axis] = (math.ceil(before), math.ceil(after))
+        return halo
+
+    def _called_halo(self, declared: Callable[..., Reach]) -> Reach:
+        takes_axes = len(inspect.signature(declared).parameters) > 1
+        return declared(self.parameters, *([len(self.axes)] if takes_axes else []))
+
+    def edges(self, region: Region) -> Edges:
+        """Where a region with its halo lies."""
+        first, asked = grown(region, self.halo).start, self.parameters
+        return Edges(first=first, halo=self.halo, shape=self.header.shape, mode=asked.mode, cval=asked.cval)
+
+    def apply(self, function: Callable[..., Any], samples: Any, region: Region, out: Any, stream: Any = None) -> None:
+        """Fill `out` with what the function makes of a region, block by block, or all at once if it fills `out`."""
+        asked = _parameters_of(function)
+        if fills_out(asked):
+            special = {"axes": self.axes, "out": out, "stream": stream, "xp": module_of(out)}
+            special["edges"] = self.edges(region)
+            arguments: Mapping[str, Any] = {
+                **self._arguments,
+                **{name: special[name] for name in special if name in asked},
+            }
+            self._call(function, samples, arguments, region)
+            return
+        others = [axis for axis in range(samples.ndim) if axis not in self.axes]
+        blocks, results = (array.transpose(*others, *self.axes) for array in (samples, out))
+        kept = tuple(slice(self.halo[axis][0], self.halo[axis][0] + region.shape[axis]) for axis in self.axes)
+        xp = module_of(samples)
+        arguments = {**self._arguments, "xp": xp} if "xp" in asked else self._arguments
+        for index in np.ndindex(*blocks.shape[: len(others)]):
+            block = xp.ascontiguousarray(blocks[(*index, ...)])
+            shape = block.shape
+            result = self._call(function, block, arguments, region)
+            fault = _fault(result, shape, out.dtype, xp)
+            if fault is not None:
+                raise OperatorError(f"operator {self.definition.name}{fault}")
+            results[(*index, ...)] = result[kept]
+
+    def _call(self, function: Callable[..., Any], block: Any, arguments: Mapping[str, Any], region: Region) -> Any:
+        xp = module_of(block)
+        theirs = (xp.cuda.memory.OutOfMemoryError, xp.cuda.runtime.CUDARuntimeError) if xp is not np else ()
+        try:
+            return function(block, **arguments)
+        except InputError as error:
+            raise InputError(f"{self._path}, among samples {region.start} to {region.stop}: {error}") from error
+        except (MillraceError, MemoryError, Interrupted, *theirs):
+            raise  # the engine knows what they mean
+        except (Exception, SystemExit) as error:
+            raise self._failure(function, error, region) from error
+
+    def _failure(self, function: Callable[..., Any], error: BaseException, region: Region) -> OperatorError:
+        source = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        own = [frame for frame in frames if frame.filename == source] or frames
+        at = f"{own[-1].filename}:{own[-1].lineno}, " if own else ""
+        said = " ".join(str(error).split())
+        return OperatorError(
+            f"operator {self.definition.name}: {type(error).__name__}: {said} "
+            f"({at}samples {region.start} to {region.stop})",
+            "".join(traceback.format_exception(error)),
+        )
+
+
+def fills_out(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a function of these parameters fills `out`. NumPy's own take one too, but need none."""
+    out = parameters.get("out")
+    return out is not None and (out.kind, out.default) == (out.KEYWORD_ONLY, out.empty) and is_untyped(out)
+
+
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function in C that does not tell
+        return {}
+
+
+def _fault(result: Any, shape: tuple[int, ...], dtype: np.dtype[Any], xp: Any) -> str | None:
+    """Why what a function returned cannot be stored; None if it can."""
+    if not isinstance(result, xp.ndarray):
+        return f" returns {type(result).__name__} for a block that is a {xp.__name__}.ndarray: let it use xp"
+    if result.shape != shape:
+        return (
+            f" returns an array of {result.shape} for a block of {shape}: return all of the block, halo included; "
+            "the engine trims it"
+        )
+    # Floats may be rounded to shorter floats; every integer must fit.
+    if not np.can_cast(result.dtype, dtype, "same_kind" if dtype.kind == "f" else "safe"):
+        return f" returns {result.dtype}, which {dtype} does not hold: declare dtype=, or return the block's own dtype"
+    return None

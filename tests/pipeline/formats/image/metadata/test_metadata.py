@@ -1,0 +1,323 @@
+"""Sizes, units, channels and places between files: written by others, read here, written here, read by others."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from pipeline.errors import InputError
+from pipeline.formats import image as images
+from pipeline.formats.image.base import Region
+from pipeline.formats.image.metadata import Calibration, Channel, Step, in_unit, unit_named
+from pipeline.formats.image.metadata.ome_xml import from_pixels
+from pipeline.formats.image.metadata.resolution import per
+from tests.images import read_image
+
+SAMPLES = np.random.default_rng(3).integers(0, 60_000, (2, 3, 5, 31, 37), dtype=np.uint16)  # T, C, Z, Y, X
+STEPS = {
+    "T": Step(2.5, "second"), "Z": Step(0.7, "micrometer"),
+    "Y": Step(0.3, "micrometer"), "X": Step(0.25, "micrometer"),
+}  # fmt: skip
+CHANNELS = (Channel("DAPI", "0000FF"), Channel("007", "00FF00"), Channel('a<b & "c"', "FF8000"))
+KNOWN = Calibration(STEPS, channels=CHANNELS)
+
+
+def signed(colour: str) -> int:
+    value = int(colour + "FF", 16)
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def by_tifffile_ome(path: Path) -> None:
+    sizes: dict[str, Any] = {f"PhysicalSize{letter}": STEPS[letter].size for letter in "ZYX"}
+    sizes |= {f"PhysicalSize{letter}Unit": "µm" for letter in "ZYX"}
+    names = {"Name": [each.name for each in CHANNELS], "Color": [signed(str(each.colour)) for each in CHANNELS]}
+    tifffile.imwrite(
+        path, SAMPLES, photometric="minisblack",
+        metadata={"axes": "TCZYX", **sizes, "TimeIncrement": 2500.0, "TimeIncrementUnit": "ms", "Channel": names},
+    )  # fmt: skip
+
+
+def by_tifffile_imagej(path: Path) -> None:
+    tables = [
+        np.outer(list(bytes.fromhex(str(each.colour))), np.arange(256) / 255).round().astype(np.uint8)
+        for each in CHANNELS
+    ]
+    known = {"axes": "TZCYX", "unit": "micron", "spacing": 0.7, "finterval": 2.5, "LUTs": tables}
+    labels = [each.name for each in CHANNELS] * 10
+    tifffile.imwrite(
+        path, SAMPLES.transpose(0, 2, 1, 3, 4), imagej=True, resolution=(4, 10 / 3), byteorder=">",
+        metadata={**known, "Labels": labels},
+    )  # fmt: skip
+
+
+def by_zarr(path: Path, version: str) -> None:
+    units = {"t": "second", "z": "micrometer", "y": "micrometer", "x": "micrometer"}
+    kinds = {"t": "time", "c": "channel"}
+    axes = [{"name": a, "type": kinds.get(a, "space")} | ({"unit": units[a]} if a in units else {}) for a in "tczyx"]
+    scale = [{"type": "scale", "scale": [2.5, 1.0, 0.7, 0.3, 0.25]}]
+    image = {"axes": axes, "datasets": [{"path": "s0", "coordinateTransformations": scale}]}
+    window = {"min": 0, "max": 65535, "start": 10, "end": 900}
+    omero = {"channels": [{"label": each.name, "color": each.colour, "window": window} for each in CHANNELS]}
+    attributes: dict[str, Any] = {"multiscales": [image], "omero": omero}
+    if version == "0.4":
+        image["version"] = "0.4"
+        group = zarr.create_group(str(path), zarr_format=2, attributes=attributes)
+    else:
+        group = zarr.create_group(str(path), attributes={"ome": {"version": "0.5", **attributes}})
+    group.create_array("s0", shape=SAMPLES.shape, chunks=(1, 1, 1, 31, 37), dtype="uint16")[...] = SAMPLES
+
+
+INPUTS: dict[str, Any] = {
+    "in.ome.tif": by_tifffile_ome,
+    "ij.tif": by_tifffile_imagej,
+    "v04.zarr": lambda path: by_zarr(path, "0.4"),
+    "v05.zarr": lambda path: by_zarr(path, "0.5"),
+}
+
+
+def copied(source: Path, target: Path) -> Path:
+    """The same image in another file, written here."""
+    samples = read_image(source)
+    with images.open_image(source) as reader:
+        writer = images.create_image(target, reader.header)
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+    return target
+
+
+def told_by_tifffile_ome(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
+    with tifffile.TiffFile(path) as file:
+        assert file.is_ome
+        assert file.series[0].axes == "TCZYX"
+        np.testing.assert_array_equal(file.asarray(), SAMPLES)
+        assert file.ome_metadata is not None
+        pixels = ElementTree.fromstring(file.ome_metadata).find("{*}Image/{*}Pixels")
+    assert pixels is not None
+    found = {letter: Step(float(pixels.attrib[f"PhysicalSize{letter}"]), "micrometer") for letter in "ZYX"}
+    assert {pixels.attrib[f"PhysicalSize{letter}Unit"] for letter in "ZYX"} == {"µm"}
+    interval, unit = float(pixels.attrib["TimeIncrement"]), pixels.attrib["TimeIncrementUnit"]
+    found["T"] = Step(interval / {"s": 1, "ms": 1000}[unit], "second")
+    channels = [
+        Channel(each.attrib["Name"], f"{int(each.attrib['Color']) & 0xFFFFFFFF:08X}"[:6])
+        for each in pixels.findall("{*}Channel")
+    ]
+    return found, tuple(channels)
+
+
+def told_by_tifffile_imagej(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
+    with tifffile.TiffFile(path) as file:
+        np.testing.assert_array_equal(file.asarray(), SAMPLES.transpose(0, 2, 1, 3, 4))
+        said = file.imagej_metadata
+        assert said is not None
+        x, y = file.pages[0].tags["XResolution"].value, file.pages[0].tags["YResolution"].value
+    assert (said["unit"], said["mode"]) == ("micron", "composite")
+    assert said["Labels"] == [each.name for each in CHANNELS] * 10
+    found = {"T": Step(said["finterval"], "second"), "Z": Step(said["spacing"], "micrometer")}
+    found |= {"Y": Step(y[1] / y[0], "micrometer"), "X": Step(x[1] / x[0], "micrometer")}
+    colours = ["".join(f"{part:02X}" for part in table[:, 255]) for table in said["LUTs"]]
+    return found, tuple(map(Channel, said["Labels"][:3], colours))
+
+
+def told_by_zarr(path: Path) -> tuple[dict[str, Step], tuple[Channel, ...]]:
+    group = zarr.open_group(str(path), mode="r")
+    ome = group.attrs.asdict()["ome"]
+    image = ome["multiscales"][0]
+    np.testing.assert_array_equal(group[image["datasets"][0]["path"]][...], SAMPLES)
+    (scale,) = image["datasets"][0]["coordinateTransformations"]
+    found = {
+        axis["name"].upper(): Step(size, axis.get("unit"))
+        for axis, size in zip(image["axes"], scale["scale"], strict=True)
+    }
+    assert found.pop("C") == Step(1.0)
+    assert {axis["name"]: axis["type"] for axis in image["axes"] if axis["name"] in "tcz"} == {
+        "t": "time", "c": "channel", "z": "space",
+    }  # fmt: skip
+    channels = ome["omero"]["channels"]
+    assert all(set(each["window"]) == {"min", "max", "start", "end"} for each in channels)
+    return found, tuple(Channel(each["label"], each["color"]) for each in channels)
+
+
+OUTPUTS: dict[str, Any] = {"out.ome.tif": told_by_tifffile_ome, "out.tif": None, "out.zarr": told_by_zarr}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("source", INPUTS)
+def test_every_field_reaches_every_file_that_holds_it(tmp_path: Path, source: str, output: str) -> None:
+    INPUTS[source](tmp_path / source)
+    with images.open_image(tmp_path / source) as reader:
+        told, header = reader.header.calibration, reader.header
+    assert told.channels == CHANNELS
+    made = copied(tmp_path / source, tmp_path / output)
+    # ImageJ's files stay ImageJ's, unless the name asks for another kind.
+    told_by = OUTPUTS[output] or (told_by_tifffile_imagej if source == "ij.tif" else told_by_tifffile_ome)
+    steps, channels = told_by(made)
+    for letter, step in STEPS.items():
+        for found in (steps[letter], told.steps[letter]):
+            assert in_unit(found.size, found.unit, str(step.unit)) == pytest.approx(step.size, rel=1e-8)
+    assert channels == CHANNELS
+    assert images.not_kept(header, made) is None
+    with images.open_image(made) as reader:  # and back
+        again = reader.header.calibration
+    assert again.channels == CHANNELS
+    assert {letter: step.unit for letter, step in again.steps.items()} == {
+        letter: step.unit for letter, step in told.steps.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("unit", "code", "size"), [("inch", 2, 1 / 300), ("centimeter", 3, 1 / 118), ("micrometer", 3, 0.5)]
+)
+def test_a_plain_tiff_states_pixel_sizes_in_its_resolution(tmp_path: Path, unit: str, code: int, size: float) -> None:
+    header = images.ImageHeader(
+        shape=(31, 37), axes="YX", dtype=np.dtype(np.uint8),
+        calibration=Calibration({"Y": Step(2 * size, unit), "X": Step(size, unit)}),
+    )  # fmt: skip
+    writer = images.create_image(tmp_path / "a.tif", header)
+    writer.publish()
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        assert not file.is_ome
+        page = file.pages[0]
+        assert page.tags["ResolutionUnit"].value == code
+        x, y = page.tags["XResolution"].value, page.tags["YResolution"].value
+    with images.open_image(tmp_path / "a.tif") as reader:
+        steps = reader.header.calibration.steps
+    for letter, (above, below), times in (("X", x, 1), ("Y", y, 2)):
+        tagged = in_unit(below / above, "inch" if code == 2 else "centimeter", unit)
+        assert tagged == pytest.approx(size * times, rel=1e-9)
+        assert in_unit(steps[letter].size, steps[letter].unit, unit) == pytest.approx(size * times, rel=1e-9)
+    copied(tmp_path / "a.tif", tmp_path / "b.tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:  # the same fraction
+        assert (file.pages[0].tags["XResolution"].value, file.pages[0].tags["YResolution"].value) == (x, y)
+
+
+@pytest.mark.parametrize("resolution", [(1, 1), (72, 72), (96, 96)])
+def test_the_resolution_of_a_screen_is_no_pixel_size(tmp_path: Path, resolution: tuple[int, int]) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", SAMPLES[0, 0, 0], resolution=resolution, resolutionunit=2)
+    with images.open_image(tmp_path / "a.tif") as reader:
+        assert reader.header.calibration == Calibration()
+
+
+GEO = {
+    33550: (12, struct.pack("<3d", 10.0, 10.0, 0.0)),
+    33922: (12, struct.pack("<6d", 0, 0, 0, 500_000.0, 4_600_000.0, 0)),
+    34735: (3, struct.pack("<8H", 1, 1, 0, 1, 3072, 0, 1, 32633)),
+    34736: (12, struct.pack("<1d", 6378137.0)),
+    34737: (2, b"WGS 84 / UTM zone 33N|\0"),
+    42113: (2, b"-9999\0"),
+}
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("output", ["b.tif", "b.btf"])
+def test_geotiff_tags_go_along(tmp_path: Path, order: Any, output: str) -> None:
+    codes = {12: "d", 3: "H"}
+    extra: list[Any] = []
+    for tag, (kind, data) in GEO.items():
+        count = len(data) // struct.calcsize(codes[kind]) if kind in codes else len(data)
+        value: Any = data if kind == 2 else struct.unpack(f"<{count}{codes[kind]}", data)
+        extra.append((tag, kind, count, value, True))
+    tifffile.imwrite(tmp_path / "a.tif", SAMPLES[0, 0, 0].view(np.int16), extratags=extra, byteorder=order)
+    copied(tmp_path / "a.tif", tmp_path / output)
+    with tifffile.TiffFile(tmp_path / "a.tif") as source, tifffile.TiffFile(tmp_path / output) as made:
+        for tag in GEO:
+            assert made.pages[0].tags[tag].value == source.pages[0].tags[tag].value
+        assert made.geotiff_metadata == source.geotiff_metadata is not None
+        assert made.pages[0].nodata == -9999
+    with images.open_image(tmp_path / output) as reader:
+        header = reader.header
+    assert header.metadata["geo"].nodata == -9999
+    assert images.not_kept(header, tmp_path / "b.zarr") == "georeference, nodata value"
+    moved = header.metadata["geo"].cropped(7, 3)
+    assert struct.unpack("<6d", moved.values[33922]) == (-3, -7, 0, 500_000, 4_600_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("output", "lost"),
+    [
+        ("a.png", "pixel size, Z step, time increment, channel names, channel colours"),
+        ("a.npy", "pixel size, Z step, time increment, channel names, channel colours"),
+        ("a.zarr", None),
+        ("a.tif", None),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named(output: str, lost: str | None) -> None:
+    header = images.ImageHeader(
+        shape=SAMPLES.shape, axes="TCZYX", dtype=SAMPLES.dtype, calibration=Calibration(STEPS, channels=CHANNELS)
+    )
+    assert images.not_kept(header, Path(output)) == lost
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("um", "micrometer"), ("µm", "micrometer"), ("\u03bcm", "micrometer"), ("\\u00B5m", "micrometer"),
+        ("micron", "micrometer"), ("Microns", "micrometer"), ("micrometre", "micrometer"), ("nm", "nanometer"),
+        ("mm", "millimeter"), ("in", "inch"), ("Å", "angstrom"), ("ms", "millisecond"), ("min", "minute"),
+        ("pixel", None), ("", None), ("furlong", None),
+    ],
+)  # fmt: skip
+def test_units_by_any_spelling(said: str, name: str | None) -> None:
+    assert unit_named(said) == name
+
+
+def test_sizes_in_other_units() -> None:
+    assert in_unit(1.5, "micrometer", "nanometer") == pytest.approx(1500)
+    assert in_unit(1.0, "inch", "millimeter") == pytest.approx(25.4)
+    assert in_unit(1.0, "second", "micrometer") is None
+    assert in_unit(1.0, None, "micrometer") is None
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-5, 2.5e-5, 1 / 3, 0.1, 1.0, 7.3, 3e4, 4e9])
+def test_a_fraction_of_the_tag_comes_close_to_any_size(size: float) -> None:
+    fraction = per(size)
+    assert fraction is not None
+    above, below = fraction
+    assert 0 < above < 1 << 32 > below > 0
+    assert below / above == pytest.approx(size, rel=1e-6)
+    assert per(1e-12) is None
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "0", "-1", "wide", ""])
+def test_sizes_that_are_none_are_unknown(size: str) -> None:
+    pixels = ElementTree.fromstring(f'<Pixels SizeC="1" PhysicalSizeX="{size}"><Channel Color="red"/></Pixels>')
+    assert from_pixels(pixels, 1) == Calibration()
+
+
+@pytest.mark.parametrize(
+    ("words", "instead", "said"),
+    [
+        ('SizeX="37"', 'SizeX="38"', "OME-XML declares SizeX 38, but page 0 has 37"),
+        ('SizeY="31"', 'SizeY="30"', "OME-XML declares SizeY 30, but page 0 has 31"),
+        ('Type="uint16"', 'Type="int16" ', "OME-XML declares samples of int16, but page 0 has uint16"),
+        ('SizeZ="5"', 'SizeZ="7"', "OME-XML declares 42 planes, but the file has 30 pages"),
+        ('IFD="0" PlaneCount="30"', 'IFD="0" PlaneCount="29"', "OME-XML leaves plane 29 without a page"),
+        ('IFD="0" PlaneCount="30"', 'IFD="2" PlaneCount="30"', "OME-XML names page 30, which is missing"),
+    ],
+)
+def test_ome_xml_that_contradicts_its_pages(tmp_path: Path, words: str, instead: str, said: str) -> None:
+    by_tifffile_ome(tmp_path / "a.ome.tif")
+    data = (tmp_path / "a.ome.tif").read_bytes()
+    assert data.count(words.encode()) == 1
+    (tmp_path / "a.ome.tif").write_bytes(data.replace(words.encode(), instead.encode()))
+    with pytest.raises(InputError, match=rf"a\.ome\.tif: page 0, tag ImageDescription: {said}.*[:;] ") as caught:
+        images.open_image(tmp_path / "a.ome.tif")
+    assert "\n" not in str(caught.value)
+
+
+def test_pages_with_pixels_of_two_sizes(tmp_path: Path) -> None:
+    for name, sizes in (("a.tif", (300, 300, 150)), ("b.tif", (300, 300, 300))):
+        with tifffile.TiffWriter(tmp_path / name) as file:
+            for size in sizes:
+                options: Any = {"resolution": (size, size), "resolutionunit": 2}
+                file.write(SAMPLES[0, 0, 0], contiguous=False, metadata=None, photometric="minisblack", **options)
+    with pytest.raises(InputError, match=r"a\.tif: page 2, tag XResolution: is 150, but page 0 has 300: pixels of two"):
+        images.open_image(tmp_path / "a.tif")
+    with images.open_image(tmp_path / "b.tif") as reader:
+        assert reader.header.calibration.steps["X"] == Step(1 / 300, "inch")

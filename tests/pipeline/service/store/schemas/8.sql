@@ -1,0 +1,25 @@
+-- A database of version 8, as that version's own program created it.
+CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, workload TEXT NOT NULL, input TEXT NOT NULL, output TEXT NOT NULL, parameters TEXT NOT NULL, priority INTEGER NOT NULL, array_id TEXT, array_index INTEGER, state TEXT NOT NULL, epoch INTEGER NOT NULL, attempts INTEGER NOT NULL, cancelling INTEGER NOT NULL, chunks INTEGER, chunks_done INTEGER NOT NULL, error TEXT, story TEXT NOT NULL, submitted_at REAL NOT NULL, changed_at REAL NOT NULL, started_at REAL, finished_at REAL, device_seconds REAL NOT NULL DEFAULT 0, runner TEXT, lease_until REAL, receipt TEXT , written TEXT, deaths INTEGER NOT NULL DEFAULT 0, owner_group TEXT NOT NULL DEFAULT '', held INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX jobs_by_state ON jobs (state, number);
+CREATE INDEX jobs_by_owner ON jobs (owner, number);
+CREATE INDEX jobs_by_array ON jobs (array_id, array_index) WHERE array_id IS NOT NULL;
+CREATE TABLE dependencies (job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, after TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (job, after)) WITHOUT ROWID;
+CREATE INDEX dependencies_by_after ON dependencies (after);
+CREATE TABLE requests (owner TEXT NOT NULL, key TEXT NOT NULL, body_sha256 TEXT NOT NULL, jobs TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (owner, key)) WITHOUT ROWID;
+CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, at REAL NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL);
+CREATE INDEX events_by_job ON events (job, number);
+CREATE TABLE shares (owner TEXT PRIMARY KEY, device_seconds REAL NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE INDEX jobs_by_wait ON jobs (changed_at, id) WHERE state = 'queued';
+CREATE INDEX jobs_by_active_owner ON jobs (owner, state) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX requests_by_time ON requests (at);
+CREATE UNIQUE INDEX jobs_by_active_output ON jobs (COALESCE(written, output)) WHERE state NOT IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_by_failed_output ON jobs (COALESCE(written, output)) WHERE state = 'failed';
+CREATE INDEX jobs_by_group ON jobs (owner_group, number);
+CREATE INDEX jobs_by_group_state ON jobs (owner_group, state, number);
+CREATE INDEX jobs_by_turn ON jobs (owner, priority DESC, number) WHERE state = 'queued' AND held = 0;
+CREATE TABLE sessions (digest TEXT PRIMARY KEY, token TEXT NOT NULL, expires_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE holds (kind TEXT NOT NULL, name TEXT NOT NULL, held_by TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE caps (kind TEXT NOT NULL, name TEXT NOT NULL, what TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (kind, name, what)) WITHOUT ROWID;
+CREATE TABLE usage (day INTEGER NOT NULL, owner TEXT NOT NULL, owner_group TEXT NOT NULL, device_seconds REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, read_bytes INTEGER NOT NULL DEFAULT 0, written_bytes INTEGER NOT NULL DEFAULT 0, runs INTEGER NOT NULL DEFAULT 0, succeeded INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0, cancelled INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (day, owner, owner_group)) WITHOUT ROWID;
+PRAGMA user_version = 8;
