@@ -311,7 +311,7 @@ class NeedsWorkspace(Protocol):
     """A job that computes with memory besides its chunks."""
 
     def workspace_bytes(self, memory_bytes: int) -> int:
-        """Bytes that it takes of this much memory. Raises ParameterError if too little is left for chunks."""
+        """Bytes that it takes of this much memory; some is left for chunks."""
 
 
 class IterateStore(Protocol):

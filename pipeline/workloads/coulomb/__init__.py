@@ -249,20 +249,8 @@ class CoulombJob:
         return self._frames.cache_at_most(budget_bytes)
 
     def workspace_bytes(self, memory_bytes: int) -> int:
-        if self._far is None:
-            return 0
-        taken = self._far.nbytes
-        if taken > memory_bytes - memory_bytes // 8:
-            points = " × ".join(map(str, self._far.mesh.shape))
-            coarser = "a larger --cutoff" if self.parameters.smear is None else "a smaller --smear"
-            raise ParameterError(
-                f"--memory {format_bytes(memory_bytes)} is too small: the mesh of --scheme {self.parameters.scheme}, "
-                f"{points} points, takes {format_bytes(taken)}; raise it to {format_bytes(taken * 8 // 7 + 1)}, or "
-                f"pass {coarser} for a coarser mesh"
-            )
-        return taken
-
-    # One chunk
+        # A mesh larger than that is not refused: on a GPU it is not in the host's memory.
+        return 0 if self._far is None else min(self._far.nbytes, memory_bytes - memory_bytes // 8)
 
     def sink(self, opening: Opening) -> ImageWriter:
         shown = self.header
