@@ -1,7 +1,7 @@
 """Draws one plane of a molecule's potential by every scheme, on one colour scale, as docs/coulomb.md shows it.
 
-python docs/pictures/coulomb_schemes.py 1a63.pqr coulomb-schemes-1a63.png
-python docs/pictures/coulomb_schemes.py adk_oplsaa.tpr coulomb-schemes-adk.png --trajectory adk_oplsaa.xtc
+python docs/pictures/coulomb_schemes.py 1a63.pqr 1a63.png
+python docs/pictures/coulomb_schemes.py adk_oplsaa.tpr adk.png --trajectory adk_oplsaa.xtc --select protein
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def main() -> None:
     parser.add_argument("source")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--trajectory")
+    parser.add_argument("--select", help="atoms to draw, in MDAnalysis' language")
     parser.add_argument("--spacing", type=float, default=0.75, help="in angstrom")
     options = parser.parse_args()
     periodic = options.trajectory is not None
     more = ["--trajectory", options.trajectory] if periodic else []
+    more += ["--select", options.select] if options.select else []
     with tempfile.TemporaryDirectory() as scratch:
         # The box of the molecule at a coarse spacing, and of it the plane through the middle.
         _, box = computed(Path(scratch), options.source, "shift", ["--spacing", "3", *more])
