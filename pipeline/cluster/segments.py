@@ -141,8 +141,8 @@ def run_segment(
     def written(chunk: Chunk) -> None:
         nonlocal reported_at
         checkpoints.note(chunk)
-        meter.look()
         check()
+        meter.look()
         if time.monotonic() - reported_at >= REPORT_S:
             reported_at = time.monotonic()
             report(record.counts())

@@ -72,7 +72,7 @@ def fault_in_computing(ordinal: int) -> str | None:
 
     try:
         with cupy.cuda.Device(ordinal):
-            total = int(cupy.ElementwiseKernel("int32 x", "int32 y", "y = 2 * x", "doctor")(cupy.arange(1000)).sum())
+            total = int(cupy.ElementwiseKernel("int64 x", "int64 y", "y = 2 * x", "doctor")(cupy.arange(1000)).sum())
     except Exception as error:  # drivers and compilers raise anything
         return f"a kernel cannot be run ({' '.join(str(error).split())}); check the driver with nvidia-smi"
     return None if total == 999_000 else f"a kernel computed {total:,} instead of 999,000; this GPU may be damaged"

@@ -16,7 +16,8 @@ from pipeline.workloads.protocol import BETWEEN_NUMBERS
 # Options of `millrace run` and `submit`, which no parameter of a workload can be called.
 RESERVED = {*Settings.model_fields, "input", "output", "config", "preview", "checksum", "resume", "dry_run", "json"} | {
     "no_clobber", "group",
-    "as_json", "quiet", "help", "priority", "after", "array", "key", "wait", "timeout",
+    "as_json", "quiet", "help", "priority", "after", "after_any", "array", "key", "wait", "timeout",
+    "template", "time", "gpu_memory", "gpus", "webhook",
 }  # fmt: skip
 
 FROM_ENGINE = ("out", "stream", "edges")  # untyped parameters of functions that fill `out`

@@ -100,14 +100,22 @@ def service(data, streams, monkeypatch):
             return runner
 
         def submit(self, output="out.npy", source="in.npy", size="5", **what):
-            asked = NewJob(
-                owner="ada", workload="smooth", input=str(data / source), output=str(data / output),
-                parameters={"size": size}, **what,
-            )  # fmt: skip
-            (job,) = self.store.accept([asked], now=time.time())
+            (job,) = self.submit_all([output], source, size, **what)
+            return job
+
+        def submit_all(self, outputs, source="in.npy", size="5", **what):
+            """Jobs that are accepted together, as those of an array are."""
+            asked = [
+                NewJob(
+                    owner="ada", workload="smooth", input=str(data / source), output=str(data / output),
+                    parameters={"size": size}, **what,
+                )
+                for output in outputs
+            ]  # fmt: skip
+            jobs = self.store.accept(asked, now=time.time())
             if started:
                 started[-1].wake()
-            return job
+            return jobs
 
         def wait(self, job, *states):
             end = time.monotonic() + WAIT_S
@@ -484,7 +492,7 @@ def test_of_a_throttled_array_so_many_run_at_once(service, streams):
             running.discard(threading.get_ident())
 
     streams.before = count
-    jobs = [service.submit(f"{n}.npy", array_id="a", array_index=n, throttle=2) for n in range(6)]
+    jobs = service.submit_all([f"{n}.npy" for n in range(6)], array_id="a", throttle=2)
     service.runner(jobs_at_once=4)
     assert [service.wait(job).job.state for job in jobs] == [State.SUCCEEDED] * 6
     assert most[0] <= 2

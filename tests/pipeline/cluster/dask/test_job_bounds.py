@@ -38,7 +38,7 @@ def hungry(block, *, folder):
     import numpy as np
     if (block == 255).any():
         kept.append(np.ones(400 << 20, np.uint8))
-    time.sleep(0.05)
+    time.sleep(0.3)  # workers tell what they take twice a second
     return 255 - block
 """
 

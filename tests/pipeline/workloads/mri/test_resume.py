@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pipeline.workloads.paths import ledger_path
 from pipeline.workloads.protocol import KeepsIterates
 from tests.pipeline.workloads.mri.mri_jobs import job, scan, volume, write_npz
 
+ROOT = Path(__file__).parents[4]  # of the repository, for a process that imports the tests
 CASES = {
     "cg": {"iterations": 12, "tolerance": 0.0},
     "cg, stops early": {"iterations": 100, "tolerance": 1e-3},
@@ -112,7 +114,7 @@ ledger.np.lib.format.write_array = kill
 run_job(*job(Path(sys.argv[1]), Path(sys.argv[2]), **CASES["fista"]))
 """
     output = tmp_path / "out.npy"
-    ended = subprocess.run([sys.executable, "-c", script, source, output], check=False, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", script, source, output], cwd=ROOT, check=False, timeout=100)
     assert ended.returncode == -signal.SIGKILL
     run_job(*job(source, output, resume=True, **CASES["fista"]))
     run_job(*job(source, tmp_path / "whole.npy", **CASES["fista"]))
