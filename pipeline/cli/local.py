@@ -14,6 +14,7 @@ import click
 from pipeline.cli.stdout import say
 from pipeline.config import Settings, explain, load_settings
 from pipeline.errors import MillraceError, OutputError, ParameterError, counted, printable
+from pipeline.storage.objects import is_url, path_named
 
 if TYPE_CHECKING:
     from pipeline.engine.planned import PlannedJob
@@ -29,7 +30,15 @@ class _FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _FilePathOrUrl(_FilePath):
+    name = "path or URL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return path_named(value) if is_url(value) else super().convert(value, param, ctx)
+
+
 FILE_PATH = _FilePath(path_type=Path, readable=False)
+FILE_OR_URL = _FilePathOrUrl(path_type=Path, readable=False)
 # The published outputs of this process.
 _published: list[Path] = []
 # The outputs that this process was asked for.
@@ -286,7 +295,7 @@ def left_behind() -> list[str]:
     if _published:
         return [f"{_published[-1]} is complete"]
     found = ["nothing was published"] if _begun else []
-    if not kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun):
+    if not kept and any(any(ledger_path(output).glob("chunks-*.json")) for output in _begun if not is_url(output)):
         kept.append("what an earlier run has kept is still there for --resume")
     return [*found, *kept]
 
@@ -295,7 +304,7 @@ _VERIFY_OPTIONS = [
     click.Option(
         ["--chunks"], default="8", metavar="N|all", show_default=True, help="how many, chosen at random; or all"
     ),
-    click.Option(["--input", "moved_input"], type=FILE_PATH, help="where the input is now, if it has moved"),
+    click.Option(["--input", "moved_input"], type=FILE_OR_URL, help="where the input is now, if it has moved"),
     *_setting_options("device", "memory", "chunk_bytes", "threads"),
     _CONFIG,
     click.Option(["--json", "as_json"], is_flag=True, help="print JSON"),
@@ -303,7 +312,7 @@ _VERIFY_OPTIONS = [
 ]
 
 
-@click.command(params=[click.Argument(["output"], type=FILE_PATH), *_VERIFY_OPTIONS])
+@click.command(params=[click.Argument(["output"], type=FILE_OR_URL), *_VERIFY_OPTIONS])
 def verify(
     output: Path,
     chunks: str,

@@ -127,7 +127,7 @@ class _Inputs(click.Argument):
 
 
 class RunGroup(WorkloadGroup):
-    path = local_commands.FILE_PATH
+    path = local_commands.FILE_OR_URL
 
     def inputs(self) -> click.Argument:
         return _Inputs(["inputs"], type=self.path, nargs=-1, metavar="INPUT…")

@@ -16,6 +16,7 @@ from pipeline.engine.ledger import Entry
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.stages import StageRecord
 from pipeline.errors import MillraceError, StorageError
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import PartialFile
 from pipeline.workloads.paths import receipt_path
 from pipeline.workloads.protocol import Audit
@@ -69,8 +70,12 @@ def make_receipt(
 def write_receipt(output: Path, receipt: Mapping[str, Any]) -> None:
     """Write the receipt beside the output, atomically."""
     text = (to_json(receipt) + "\n").encode()
+    path = receipt_path(output)
     try:
-        file = PartialFile(receipt_path(output), len(text))
+        if isinstance(path, ObjectPath):
+            path.write_bytes(text)
+            return
+        file = PartialFile(path, len(text))
         try:
             file.write_at(0, text)
             file.publish()

@@ -15,6 +15,7 @@ from pipeline.errors import ParameterError, counted
 from pipeline.formats import Reader
 from pipeline.formats.image.metadata import Calibration
 from pipeline.storage.partial import Callback, Opening, PartialFile, PartialFolder, no_callback
+from pipeline.storage.partial_objects import PartialObjects
 
 # The order of axes: time points, channels, planes, rows, columns, and the samples of a pixel (gray, RGB, alpha, inks).
 # Every image has rows and columns.
@@ -224,7 +225,7 @@ class ImageWriter(ABC):
 class PartialWriter(ImageWriter):
     """A writer into one partial output; subclasses set `_partial` and implement `write`."""
 
-    _partial: PartialFile | PartialFolder
+    _partial: PartialFile | PartialFolder | PartialObjects
 
     def flush(self) -> None:
         self._partial.flush()

@@ -22,6 +22,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region
 from pipeline.formats.image.spooled_writer import SpooledWriter
 from pipeline.formats.image.whole_image_reader import WholeImageReader
+from pipeline.storage.object_file import opened_to_read
 from pipeline.storage.partial import Opening
 from pipeline.storage.positional import PositionalFile, memory_of
 
@@ -54,7 +55,7 @@ class Png(ImageFormat):
         return first_bytes.startswith(_SIGNATURE)
 
     def open(self, path: Path) -> ImageReader:
-        file = PositionalFile(path)
+        file = opened_to_read(path)
         try:
             header = _read_header(file)
         except BaseException:

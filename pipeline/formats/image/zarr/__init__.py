@@ -26,6 +26,9 @@ from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
 from pipeline.storage.partial import Opening
 
+# Objects of metadata, by their places below an image that this or other writers make.
+METADATA_NAMES = (*MARKS, ".zattrs", "0/zarr.json", "0/.zarray")
+
 _STORED_ORDER = "TCZYX"
 # Chunks of few rows, so that the bands of rows in which wide images are processed contain whole chunks. 2 MiB each;
 # chunks of narrow images have more rows, so that files do not get too small.

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,16 @@ from pipeline.codecs.scratch import scratch
 from pipeline.errors import OutputError
 from pipeline.formats.image.base import ImageHeader, PartialWriter, Region, blocks_along, require_fit
 from pipeline.formats.image.zarr.chunk_files import ChunkFiles, shard_of
+from pipeline.formats.image.zarr.chunk_objects import ChunkBytes
 from pipeline.formats.image.zarr.stored_array import Place, StoredArray, stored_array
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import Opening, PartialFolder, behind_link
+from pipeline.storage.partial_objects import PartialObjects
 from pipeline.storage.writable import writing
 
 _ARRAY = "0"
-_METADATA = f"{_ARRAY}/zarr.json"
+_ROOT = "zarr.json"
+_METADATA = f"{_ARRAY}/{_ROOT}"
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 # By name, the codecs after `bytes`; of Blosc with the sample's size.
 COMPRESSIONS: dict[str, tuple[Stage, ...]] = {
@@ -41,6 +46,12 @@ DEFAULT_COMPRESSION = "zstd"
 
 # Along one axis, by a chunk's number: where samples lie in the chunk and in the region, and whether they are all.
 _Spans = dict[int, tuple[slice, slice, bool]]
+
+
+class Older(Protocol):
+    """The chunks of a file that is changed."""
+
+    def read(self, place: Place) -> NDArray[np.uint8] | None: ...
 
 
 class ZarrWriter(PartialWriter):
@@ -79,12 +90,16 @@ class ZarrWriter(PartialWriter):
         )
         self._array = _for_writing(metadata, COMPRESSIONS[compression], header.dtype)
         self._sharing = threading.Lock()
-        self._partial: PartialFolder = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
+        self._partial: PartialFolder | PartialObjects
+        if isinstance(path, ObjectPath):
+            self._partial = PartialObjects(path, (_METADATA, _ROOT), opening)
+        else:
+            self._partial = PartialFolder(behind_link(path), _is_an_earlier_result, opening)
         try:
             with writing(path):
                 if opening is Opening.NEW:
                     group = {"attributes": dict(attributes), "zarr_format": 3, "node_type": "group"}
-                    for name, content in (("zarr.json", group), (_METADATA, metadata)):
+                    for name, content in ((_ROOT, group), (_METADATA, metadata)):
                         self._partial.put(name, [json.dumps(content, indent=2).encode()])
                 elif self._stored_metadata() != metadata:
                     raise OutputError(f"{self._partial.path}: holds another array: run again without --resume")
@@ -107,24 +122,38 @@ class ZarrWriter(PartialWriter):
         for file in _under(start, stop, self._array.file_shape):
             (whole if self._covers(start, stop, file) else parts).append(file)
 
-        def store(file: Place, older: ChunkFiles | None = None) -> None:
+        def store(file: Place, older: Older | None = None) -> None:
             name = f"{_ARRAY}/{self._array.name(file)}"
-            raw = self._raw_bands(file, spans, stored)
-            if raw is None:
+            # A request takes an object as a whole.
+            raw = None if isinstance(self._partial, PartialObjects) else self._raw_bands(file, spans, stored)
+            if raw is None or isinstance(self._partial, PartialObjects):
                 self._partial.put(name, shard_of(self._array, self._encoded(file, spans, stored, older)))
             else:
                 self._partial.put(name, raw)
 
+        file_bytes = math.prod(self._array.file_shape) * self.header.dtype.itemsize
         with writing(self.path, samples.nbytes), self._partial.in_use():
-            for_each(store, whole, math.prod(self._array.file_shape) * self.header.dtype.itemsize)
-            if parts:
-                with self._alone() as older:
+            for_each(store, whole, file_bytes, waits=isinstance(self._partial, PartialObjects))
+            if isinstance(self._partial, PartialObjects):
+                for_each(partial(self._change_object, spans, stored), parts, file_bytes, waits=True)
+            elif parts:
+                with self._alone(self._partial) as older:
                     for file in parts:
                         store(file, older)
 
+    def _change_object(self, spans: Sequence[_Spans], stored: NDArray[Any], file: Place) -> None:
+        """Write an object that the region covers in part, with the older one's other samples."""
+        assert isinstance(self._partial, PartialObjects)
+        self._partial.change(
+            f"{_ARRAY}/{self._array.name(file)}",
+            lambda data: shard_of(
+                self._array, self._encoded(file, spans, stored, None if data is None else ChunkBytes(self._array, data))
+            ),
+        )
+
     def _stored_metadata(self) -> Any:
-        with os.fdopen(self._partial.open_file(_METADATA)) as file, suppress(ValueError):
-            return json.load(file)
+        with suppress(ValueError):
+            return json.loads(self._partial.read(_METADATA))
 
     def _in_order(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values[axis] for axis in self._order)
@@ -149,7 +178,7 @@ class ZarrWriter(PartialWriter):
         return _gathered(codec, chunk)
 
     def _encoded(
-        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+        self, file: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> list[NDArray[np.uint8] | None]:
         """The encoded chunks of a file in C order; `older`: the file is changed, not replaced. None: not stored."""
         array, found = self._array, {}
@@ -166,7 +195,7 @@ class ZarrWriter(PartialWriter):
         return [found[chunk] for chunk in chunks]
 
     def _encoded_chunk(
-        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: ChunkFiles | None
+        self, chunk: Place, spans: Sequence[_Spans], stored: NDArray[Any], older: Older | None
     ) -> NDArray[np.uint8] | None:
         """A chunk's bytes: of the samples given, and around them of the older ones, or the fill value.
 
@@ -186,11 +215,11 @@ class ZarrWriter(PartialWriter):
         return codec.encode(samples)
 
     @contextmanager
-    def _alone(self) -> Iterator[ChunkFiles]:
+    def _alone(self, folder: PartialFolder) -> Iterator[ChunkFiles]:
         """Exclude all other threads and joined processes from changing parts of files; yields the files as they are."""
-        with self._sharing, os.fdopen(self._partial.open_file("zarr.json")) as locked:
+        with self._sharing, os.fdopen(folder.open_file(_ROOT)) as locked:
             fcntl.flock(locked, fcntl.LOCK_EX)
-            yield ChunkFiles(Path(_ARRAY), self._array, self._partial.open_file)
+            yield ChunkFiles(Path(_ARRAY), self._array, folder.open_file)
 
 
 def _gathered(codec: ChunkCodec, chunk: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -273,4 +302,4 @@ def ome_metadata(
 
 def _is_an_earlier_result(folder: Path) -> bool:
     """Whether the folder holds only what this writer makes, and so may be replaced."""
-    return {entry.name for entry in folder.iterdir()} <= {"zarr.json", _ARRAY} and (folder / "zarr.json").is_file()
+    return {entry.name for entry in folder.iterdir()} <= {_ROOT, _ARRAY} and (folder / _ROOT).is_file()
