@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from pipeline.errors import InputError, MillraceError
 from pipeline.formats.image.zarr import METADATA_NAMES, is_zarr
-from pipeline.storage.object_file import opened_to_read
+from pipeline.storage.confinement import open_beneath
 from pipeline.storage.objects import ObjectPath
 
 # SHA-256 runs at 1 to 2 GB/s on one core: for larger inputs it would slow the job, and is computed only on request.
 HASHED_UP_TO_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
+_REQUEST_BYTES = 8 << 20
 
 
 def input_version(path: Path) -> dict[str, Any]:
@@ -99,16 +100,23 @@ class InputIdentity:
     def _hash(self) -> None:
         digest = hashlib.sha256()
         try:
-            with closing(opened_to_read(self._path)) as file:
-                offset = 0
-                while block := file.head(BLOCK_BYTES, offset):
-                    if self._abandoned.is_set():
-                        return
-                    digest.update(block)
-                    offset += len(block)
+            for block in _blocks(self._path):
+                if self._abandoned.is_set():
+                    return
+                digest.update(block)
         except (OSError, MillraceError):
             return  # the job reads the same file and reports the error
         self._digest = digest.hexdigest()
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    if isinstance(path, ObjectPath):
+        for start in range(0, path.head()["size"], _REQUEST_BYTES):
+            yield from map(bytes, path.get_ranges([start], [_REQUEST_BYTES]))
+        return
+    with open(path, "rb", buffering=0, opener=open_beneath) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
 def _objects_version(path: ObjectPath) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import io
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -216,13 +216,12 @@ class ObjectPath(PosixPath):
                 raise ValueError(f"it has {found.meta['size']:,} bytes, more than the {limit:,} that belong there")
             return found.bytes(), found.meta
 
-        return _repeated(self, call)
+        return requested(self, InputError, call)
 
     def get_ranges(self, starts: Sequence[int], lengths: Sequence[int]) -> list[Any]:
         """Buffers of several ranges, close ones by one request; shorter ones where the object ends."""
-        return list(
-            _repeated(self, lambda: self.store.get_ranges(self.key, starts=list(starts), lengths=list(lengths)))
-        )
+        call = partial(self.store.get_ranges, self.key, starts=list(starts), lengths=list(lengths))
+        return list(requested(self, InputError, call))
 
     def put(self, buffers: Sequence[Any], *, e_tag: str | None = None, new: bool = False) -> str | None:
         """Write the object, of these buffers, all or nothing. Returns its new ETag.
@@ -256,24 +255,6 @@ class ObjectPath(PosixPath):
                 raise
 
 
-def _repeated(path: ObjectPath, call: Callable[[], T]) -> T:
-    """A reading request, repeated while connections break in the middle of answers, which obstore does not repeat."""
-    began = time.monotonic()
-    pause_s = 0.1
-    while True:
-        try:
-            return requested(path, InputError, call)
-        except _Broken:
-            if time.monotonic() - began > RETRY_S:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 5.0)
-
-
-class _Broken(StorageError):
-    """The connection broke although the server had answered."""
-
-
 def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]) -> T:
     """What the call returns; its errors as `ObjectPath` has them. `kind`: for what the user can correct."""
     import obstore.exceptions as theirs
@@ -281,10 +262,8 @@ def requested(path: ObjectPath, kind: type[MillraceError], call: Callable[[], T]
     try:
         return call()
     except FileNotFoundError as error:
-        if code := _found(_CODE, error, _NO_BUCKET):
-            raise kind(
-                f"{path}: there is no bucket {path.bucket} ({code}); check its name, the region and the endpoint"
-            ) from error
+        if _found(_CODE, error) in _NO_BUCKET:
+            raise failure(path, kind, error) from error
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except (theirs.AlreadyExistsError, theirs.PreconditionError) as error:
         raise ChangedError(str(path)) from error
@@ -300,6 +279,8 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     code, status = _found(_CODE, error), _found(_STATUS, error)
     reason = ", ".join(filter(None, (status and status.strip(), code)))
     names = _CREDENTIALS.get(path.scheme)
+    if code in _NO_BUCKET:
+        return kind(f"{path}: there is no bucket {path.bucket} ({code}); check its name, the region and the endpoint")
     if code in _EXPIRED:
         return StorageError(f"{path}: the credentials have expired ({code}); renew them, then run again")
     if (status or "").startswith("416"):
@@ -316,14 +297,12 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     broken = _found(_HTTP_ERROR, error)
     said = reason or broken or _first_line(text)
     way_out = "check the network and the endpoint, then run again"
-    if "after 0 retries" not in text and status is None and " retries" not in text:
-        return _Broken(f"{path}: the object store broke off its answers ({said}); {way_out}")
     return StorageError(f"{path}: the object store does not answer as it should ({said}); {way_out}")
 
 
-def _found(pattern: re.Pattern[str], error: BaseException, among: Sequence[str] = ()) -> str | None:
+def _found(pattern: re.Pattern[str], error: BaseException) -> str | None:
     found = pattern.search(str(error))
-    return found[1] if found and (not among or found[1] in among) else None
+    return found[1] if found else None
 
 
 def _first_line(text: str) -> str:

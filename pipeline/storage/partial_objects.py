@@ -79,10 +79,8 @@ class PartialObjects:
     def put(self, name: str, buffers: Sequence[Any]) -> None:
         """Write an object, all or nothing: metadata aside until they are published, chunks in their places."""
         self._refuse_lost()
-        try:
+        with _kept():
             self._place(name).put(buffers)
-        except OutputError as error:  # what has been written is kept: credentials may be given back
-            raise StorageError(str(error)) from error
 
     def read(self, name: str) -> bytes:
         """The bytes of an object that was `put`."""
@@ -99,7 +97,8 @@ class PartialObjects:
             except FileNotFoundError:
                 older, e_tag = None, None
             try:
-                path.put(make(older), e_tag=e_tag, new=older is None)
+                with _kept():
+                    path.put(make(older), e_tag=e_tag, new=older is None)
                 return
             except ChangedError as error:
                 if time.monotonic() > until:
@@ -201,13 +200,15 @@ class PartialObjects:
             self._e_tag = self._owner.put([json.dumps(content).encode()], new=is_new, e_tag=self._e_tag)
 
     def _renew(self) -> None:
+        if self._is_lost:
+            return
         try:
             self._put_owner()
         except ChangedError:
             found = self._found()
-            # A request of ours may have succeeded although its answer was lost.
-            self._is_lost = found is None or found[0]["run"] != self._token
-            if found is not None:
+            if found is None or found[0]["run"] != self._token:
+                self._is_lost = True
+            else:  # a request of ours succeeded although its answer was lost
                 self._e_tag = found[1].get("e_tag")
 
     def _renew_regularly(self) -> None:
@@ -232,6 +233,15 @@ class PartialObjects:
     def _refuse_foreign(self) -> None:
         if self.final.lists and next(self.final.iterdir(), None) is not None:
             raise OutputError(f"{self.final}: there are objects that are no result; choose another name")
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """What has been written is kept if a chunk is refused: credentials may be given back."""
+    try:
+        yield
+    except OutputError as error:
+        raise StorageError(str(error)) from error
 
 
 def partial_objects(final: ObjectPath) -> ObjectPath:
