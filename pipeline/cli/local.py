@@ -188,6 +188,8 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
+        if (url := next((each for each in (*inputs, output) if is_url(each)), None)) is not None:
+            raise ParameterError(f"{url}: several inputs are files, with results in a folder; run objects one by one")
         for option, given in (
             ("--preview", preview is not None),
             ("--checksum", checksum),

@@ -51,7 +51,7 @@ def takes_images(workload: Workload) -> bool:
 def is_many(given: Path, workload: Workload) -> bool:
     """Whether an input argument stands for many files: a pattern, or a folder of images."""
     if isinstance(given, ObjectPath):
-        return False
+        return "*" in given.key
     if os.path.lexists(given):
         return takes_images(workload) and given.is_dir() and not is_zarr(given)
     pattern = str(given)
