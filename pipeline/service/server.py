@@ -84,7 +84,8 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         secret = read_secret(settings.webhook_secret_file) if settings.webhook_secret_file is not None else None
         store = Store(settings.state_dir / JOBS, webhook=settings.webhook_url, quota_days=settings.quota_days)
         stack.callback(store.close)
-        os.chdir(roots.roots[0])  # for relative paths, also in a job's parameters
+        if roots.folder is not None:
+            os.chdir(roots.folder)  # for relative paths, also in a job's parameters
         executor = stack.enter_context(_open_workers(_executor_settings(settings)))
         workers = stack.enter_context(watched(executor.device))
         threading.Thread(target=_settle, name="settle").start()

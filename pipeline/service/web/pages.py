@@ -32,6 +32,7 @@ from pipeline.service.http.views import progress_view
 from pipeline.service.jobs import ACTIVE
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of
+from pipeline.storage.objects import ObjectPath
 from pipeline.workloads import workloads
 
 FOLDER = Path(__file__).parent
@@ -226,7 +227,8 @@ def _has_result(service: Service, stored: StoredJob) -> bool:
     if stored.job.state is not State.SUCCEEDED:
         return False
     try:
-        return service.roots.of(stored.asked.group).within(stored.asked.output).exists()
+        output = service.roots.of(stored.asked.group).within(stored.asked.output)
+        return not isinstance(output, ObjectPath) and output.exists()
     except MillraceError:
         return False
 
