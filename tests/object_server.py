@@ -15,10 +15,12 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from pipeline.storage import objects
+
+if TYPE_CHECKING:
+    import pytest
 
 WEED = Path(sys.executable).with_name("weed")
 KEYS = {"writer": ("WRITER", "writers-secret"), "reader": ("READER", "readers-secret")}

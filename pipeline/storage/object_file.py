@@ -31,7 +31,6 @@ class ObjectFile(PositionalFile):
         with reading(path):
             found = path.head()
         self._size = int(found["size"])
-        self._e_tag = found.get("e_tag")
         self._blocks: OrderedDict[int, Any] = OrderedDict()
         self._blocks_lock = threading.Lock()
 

@@ -13,7 +13,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path, PosixPath
@@ -23,6 +23,8 @@ from urllib.parse import quote, unquote, urlsplit
 from pipeline.errors import InputError, MillraceError, OutputError, StorageError
 
 T = TypeVar("T")
+
+Version = Mapping[str, str]  # ETag, or as Google Cloud Storage counts
 
 # One request, connecting included; and all repetitions of a failed one.
 REQUEST_S, CONNECT_S, RETRY_S = 30.0, 5.0, 60.0
@@ -34,7 +36,9 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
-_ENDPOINTS = re.compile(r"(AWS|GOOGLE|AZURE)_\w*(ENDPOINT|BASE_URL)\w*|AZURE_STORAGE_USE_EMULATOR")
+_ENDPOINTS = re.compile(
+    r"(AWS|GOOGLE|AZURE)_\w*(ENDPOINT|BASE_URL)\w*|AZURE_STORAGE_USE_EMULATOR|GOOGLE_SERVICE_ACCOUNT_KEY"
+)
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _HTTP_ERROR = re.compile(r"HTTP error: ([^\n]+)")
@@ -54,6 +58,11 @@ def buffer_of(write: Callable[[io.BytesIO], object]) -> bytes:
     with io.BytesIO() as file:
         write(file)
         return file.getvalue()
+
+
+def version_of(meta: Mapping[str, Any]) -> Version:
+    """What `head`, `get` and `put` say of an object's version."""
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 def is_url(name: str | os.PathLike[str]) -> bool:
@@ -197,7 +206,7 @@ class ObjectPath(PosixPath):
     # What only objects offer
 
     def head(self) -> dict[str, Any]:
-        """size (bytes), last_modified, e_tag."""
+        """size (bytes), last_modified, e_tag, version."""
         try:
             return dict(requested(self, InputError, lambda: self.store.head(self.key)))
         except InputError:  # an answer without a body gives no reason; some web servers refuse HEAD
@@ -223,23 +232,23 @@ class ObjectPath(PosixPath):
         call = partial(self.store.get_ranges, self.key, starts=list(starts), lengths=list(lengths))
         return list(requested(self, InputError, call))
 
-    def put(self, buffers: Sequence[Any], *, e_tag: str | None = None, new: bool = False) -> str | None:
-        """Write the object, of these buffers, all or nothing. Returns its new ETag.
+    def put(self, buffers: Sequence[Any], *, replaces: Version | None = None, new: bool = False) -> Version:
+        """Write the object, of these buffers, all or nothing. Returns its version.
 
-        e_tag : only in place of this version; ChangedError if it is another
-        new   : only if there is none; ChangedError if there is one
+        replaces : only in place of this version; ChangedError if it is another
+        new      : only if there is none; ChangedError if there is one
         """
         if not self.lists:  # nor does such a server know conditions
             if new and self.exists():
                 raise ChangedError(str(self))
-            new, e_tag = False, None
-        mode: Any = "create" if new else "overwrite" if e_tag is None else {"e_tag": e_tag}
+            new, replaces = False, None
+        mode: Any = "create" if new else "overwrite" if replaces is None else dict(replaces)
         whole = [memoryview(each).cast("B") for each in buffers if len(each)]
         data: Any = whole[0] if len(whole) == 1 else b"".join(whole)
         if not isinstance(data, bytes) and not data.contiguous:
             data = bytes(data)
-        found: dict[str, str | None] = requested(self, OutputError, lambda: self.store.put(self.key, data, mode=mode))
-        return found.get("e_tag")
+        found: dict[str, Any] = requested(self, OutputError, lambda: self.store.put(self.key, data, mode=mode))
+        return version_of(found)
 
     def remove_below(self) -> None:
         """Delete all objects below this path, if the server can list them."""
@@ -324,8 +333,7 @@ def _opened(path: ObjectPath, prefix: str = "") -> Any:
     except ImportError as error:
         raise InputError(f"{path}: object stores need the package obstore; install it: {INSTALL}") from error
     plain = path.scheme == "http" or any(
-        _ENDPOINTS.fullmatch(name) and (value.startswith("http://") or "EMULATOR" in name)
-        for name, value in os.environ.items()
+        _ENDPOINTS.fullmatch(name) and ("http://" in value or "EMULATOR" in name) for name, value in os.environ.items()
     )
     options: Any = {
         "client_options": {

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline.errors import MillraceError, OutputError, StorageError
-from pipeline.storage.objects import RETRY_S, ChangedError, ObjectPath
+from pipeline.storage.objects import RETRY_S, ChangedError, ObjectPath, Version, version_of
 from pipeline.storage.partial import Callback, Opening, no_callback, partial_path
 
 ROOT = "zarr.json"
@@ -30,6 +30,7 @@ _GONE = "was taken over or removed by another run while it was written; run the 
 RENEWAL_S = 4.0
 _LOST_AFTER_S = 15.0  # without a renewal
 _CLOCKS_DIFFER_S = 600.0
+_Owner = tuple[dict[str, Any], dict[str, Any]]  # its name, count of renewals …, and what `head` gives
 
 
 def is_published(output: ObjectPath) -> bool:
@@ -49,7 +50,7 @@ class PartialObjects:
         self._live = opening is not Opening.JOIN  # owned, and neither published, kept nor discarded
         self._owner = self.path / _OWNER
         self._token, self._renewals = os.urandom(6).hex(), 0
-        self._e_tag: str | None = None
+        self._version: Version | None = None
         self._is_lost = False
         self._renewing = threading.Lock()
         self._stopping = threading.Event()
@@ -93,12 +94,12 @@ class PartialObjects:
             self._refuse_lost()
             try:
                 data, meta = path.get()
-                older, e_tag = bytes(data), meta["e_tag"]
+                older, version = bytes(data), version_of(meta)
             except FileNotFoundError:
-                older, e_tag = None, None
+                older, version = None, None
             try:
                 with _kept():
-                    path.put(make(older), e_tag=e_tag, new=older is None)
+                    path.put(make(older), replaces=version, new=older is None)
                 return
             except ChangedError as error:
                 if time.monotonic() > until:
@@ -158,34 +159,34 @@ class PartialObjects:
 
     # The owner
 
-    def _found(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The owner, and the size, time and ETag of its object; None if there is none."""
+    def _found(self) -> _Owner | None:
+        """None if there is none."""
         try:
             data, meta = self._owner.get(1 << 12)
             found = json.loads(bytes(data))
-            return {"run": str(found["run"]), "released": bool(found["released"])}, meta
+            return {name: found[name] for name in ("run", "renewals", "released")}, meta
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise OutputError(f"{self._owner}: is in the way and not ours; remove it") from error
 
-    def _take_over(self, found: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
+    def _take_over(self, found: _Owner | None) -> None:
         if found is not None and not found[0]["released"]:
-            self._wait_for_sign_of_life(found[1])
+            self._wait_for_sign_of_life(found)
         try:
-            self._e_tag = None if found is None else found[1].get("e_tag")
+            self._version = None if found is None else version_of(found[1])
             self._put_owner(is_new=found is None)
         except ChangedError as error:
             raise self._in_other_hands() from error
 
-    def _wait_for_sign_of_life(self, meta: dict[str, Any]) -> None:
-        if (datetime.now(UTC) - meta["last_modified"]).total_seconds() > _CLOCKS_DIFFER_S:
+    def _wait_for_sign_of_life(self, found: _Owner) -> None:
+        if (datetime.now(UTC) - found[1]["last_modified"]).total_seconds() > _CLOCKS_DIFFER_S:
             return
         until = time.monotonic() + _LOST_AFTER_S
         while time.monotonic() < until:
             time.sleep(min(0.5, _LOST_AFTER_S / 4))
             now = self._found()
-            if now is not None and now[1].get("e_tag") != meta.get("e_tag"):
+            if now is not None and now[0] != found[0]:
                 raise self._in_other_hands()
 
     def _in_other_hands(self) -> OutputError:
@@ -197,7 +198,7 @@ class PartialObjects:
         with self._renewing:
             self._renewals += 1
             content = {"run": self._token, "renewals": self._renewals, "released": is_released}
-            self._e_tag = self._owner.put([json.dumps(content).encode()], new=is_new, e_tag=self._e_tag)
+            self._version = self._owner.put([json.dumps(content).encode()], new=is_new, replaces=self._version)
 
     def _renew(self) -> None:
         if self._is_lost:
@@ -209,7 +210,7 @@ class PartialObjects:
             if found is None or found[0]["run"] != self._token:
                 self._is_lost = True
             else:  # a request of ours succeeded although its answer was lost
-                self._e_tag = found[1].get("e_tag")
+                self._version = version_of(found[1])
 
     def _renew_regularly(self) -> None:
         while not self._is_lost and not self._stopping.wait(RENEWAL_S):

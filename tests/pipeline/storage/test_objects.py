@@ -69,10 +69,10 @@ def test_conditions_hold(s3):
     first = s3.put([b"1"], new=True)
     with pytest.raises(ChangedError):
         s3.put([b"2"], new=True)
-    second = s3.put([b"2"], e_tag=first)
+    second = s3.put([b"2"], replaces=first)
     with pytest.raises(ChangedError):
-        s3.put([b"3"], e_tag=first)
-    s3.put([b"3"], e_tag=second)
+        s3.put([b"3"], replaces=first)
+    s3.put([b"3"], replaces=second)
     assert s3.read_bytes() == b"3"
 
 
