@@ -311,7 +311,7 @@ def remove_leftovers(output: Path) -> None:
         return  # a file with the name of a partial output is then not ours
     if isinstance(final, ObjectPath):
         if not is_published(final):
-            final.remove_below()
+            final.remove_below(ROOT)
         partial_objects(final).remove_below()
         ledger.remove()
         return

@@ -243,7 +243,11 @@ def _entered(job: PlannedJob, options: RunOptions, events: RunEvents) -> Iterato
             ledger.remove()
         yield ledger, entries
     except BaseException as error:
-        kept = sum(len(entry.chunks) for entry in ledger.entries())
+        try:
+            kept = sum(len(entry.chunks) for entry in ledger.entries())
+        except StorageError:  # an object store that does not answer may hold some
+            job.output.keep()
+            raise error from None
         if (kept or ledger.has_iterates) and not isinstance(error, UserError | AuditError):
             job.output.keep()
             events.on_kept(kept, ledger.identity["chunks"])  # current: chunks may have been halved

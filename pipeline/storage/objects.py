@@ -45,6 +45,7 @@ _HTTP_ERROR = re.compile(r"HTTP error: ([^\n]+)")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _DENIED = ("401", "403")
+_TRY_LATER = ("408", "429")
 _IMDS = ("169.254.169.254", "metadata.google.internal")  # asked for credentials if the environment has none
 _DELETED_AT_ONCE = 1000
 
@@ -250,12 +251,15 @@ class ObjectPath(PosixPath):
         found: dict[str, Any] = requested(self, OutputError, lambda: self.store.put(self.key, data, mode=mode))
         return version_of(found)
 
-    def remove_below(self) -> None:
-        """Delete all objects below this path, if the server can list them."""
+    def remove_below(self, first: str = "/") -> None:
+        """Delete all objects below this path, those whose names end in `first` before others, if the server can list
+        them."""
 
         def call() -> None:
-            for listed in self.store.list(self.key, chunk_size=_DELETED_AT_ONCE):
-                self.store.delete([each["path"] for each in listed])
+            found = [each["path"] for listed in self.store.list(self.key) for each in listed]
+            found.sort(key=lambda name: not name.endswith(first))
+            for start in range(0, len(found), _DELETED_AT_ONCE):
+                self.store.delete(found[start : start + _DELETED_AT_ONCE])
 
         try:
             requested(self, OutputError, call)
@@ -301,7 +305,8 @@ def failure(path: ObjectPath, kind: type[MillraceError], error: BaseException) -
     if any(host in text for host in _IMDS):
         anonymous = ", or AWS_SKIP_SIGNATURE=true for a public bucket" if path.scheme == "s3" else ""
         return kind(f"{path}: no credentials were found; set {names}{anonymous}")
-    if isinstance(error, theirs.NotSupportedError) or (status or "").startswith("4"):
+    is_refusal = (status or "").startswith("4") and not (status or "").startswith(_TRY_LATER)
+    if isinstance(error, theirs.NotSupportedError) or is_refusal:
         return kind(f"{path}: the server refuses the request ({reason or _first_line(text)}); check the URL")
     broken = _found(_HTTP_ERROR, error)
     said = reason or broken or _first_line(text)

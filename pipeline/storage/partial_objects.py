@@ -67,7 +67,7 @@ class PartialObjects:
             self._refuse_foreign()
         self._take_over(found)
         if found is not None and opening is Opening.NEW:
-            final.remove_below()
+            final.remove_below(ROOT)
         threading.Thread(target=self._renew_regularly, name="output-owner", daemon=True).start()
 
     @contextmanager
@@ -145,8 +145,9 @@ class PartialObjects:
             return
         with suppress(MillraceError):
             self._renew()
-            if not self._is_lost:
-                self.final.remove_below()
+            # It is published if the answer to the last request of `publish` was lost.
+            if not self._is_lost and not is_published(self.final):
+                self.final.remove_below(ROOT)
                 self.path.remove_below()
         self._stop()
 

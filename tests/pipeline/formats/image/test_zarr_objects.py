@@ -262,6 +262,25 @@ def test_discarding_leaves_nothing(s3: ObjectPath) -> None:
     assert contents(s3) == {}
 
 
+def test_a_result_whose_last_answer_was_lost_stays(s3: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = np.ones((30, 30), np.uint8)
+    writer = images.create_image(s3 / "a.zarr", header_of(samples))
+    writer.write(Region.whole(samples.shape), samples)
+    put = ObjectPath.put
+
+    def lost(self: ObjectPath, buffers: Any, **options: Any) -> Any:
+        done = put(self, buffers, **options)
+        if self == s3 / "a.zarr" / "zarr.json":
+            raise StorageError("no answer")
+        return done
+
+    monkeypatch.setattr(ObjectPath, "put", lost)
+    with pytest.raises(StorageError, match="no answer"):
+        writer.publish()
+    writer.discard()
+    assert_same_bits(read_image(s3 / "a.zarr"), samples)
+
+
 def test_one_run_at_a_time(s3: ObjectPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.storage.partial_objects.RENEWAL_S", 0.05)
     monkeypatch.setattr("pipeline.storage.partial_objects._LOST_AFTER_S", 1.0)
