@@ -4,7 +4,7 @@ read    : the whole image into memory; the bare client gets the same objects and
 write   : the whole image; the bare client puts objects of the same bytes
 run     : `millrace run smooth`, its streaming time; the bare client gets the input's objects and puts the result's
 
-Figures are GB/s of uncompressed samples. Without --url, SeaweedFS (from its wheel, in the extra `dev`) serves from
+Figures are GB/s of uncompressed samples. Without --url, SeaweedFS (from its wheel) serves from
 memory on loopback, and takes its share of the cores; with it, the environment's credentials and endpoint hold.
 """
 
