@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from pipeline.engine.devices.device import CudaDevice
 from pipeline.errors import InputError, ParameterError
 from pipeline.workloads.common.samples import computed_in, narrow, widened
 from tests.pipeline.workloads.filters.jobs import filtered
@@ -195,3 +196,25 @@ def test_a_chain_rounds_after_each_step(tmp_path: Path) -> None:
     _, first = filtered(tmp_path, "smooth", samples, "YX", size=4)
     _, second = filtered(tmp_path, "median", first, "YX", size=3)
     np.testing.assert_array_equal(chained, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*INTEGERS, "float16"])
+def test_a_gpu_gives_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    samples = image(dtype)
+    jobs: list[tuple[str, dict[str, Any]]] = [
+        ("smooth", {"size": 4}),
+        ("smooth", {"filter": "gaussian", "sigma": 2, "statistics": True}),
+        ("median", {"size": 3}),
+        ("tophat", {"size": 5}),
+        ("chain", {"step": ["box size=4", "median size=3"]}),
+    ]
+    if dtype not in ("bool", "float16"):
+        jobs.append(("smooth", {"size": 5, "nodata": int(samples[3, 4])}))
+    for name, given in jobs:
+        _, expected = filtered(tmp_path, name, samples, "YX", **given)
+        receipt, found = filtered(
+            tmp_path, name, samples, "YX", device=CudaDevice(0), chunk_bytes=chunk(samples), **given
+        )
+        assert receipt["chunks"] > 1
+        np.testing.assert_array_equal(found, expected, err_msg=f"{name} {given}")
