@@ -272,7 +272,10 @@ class SmoothingJob:
         if is_narrower:
             narrow(options["out"], out, nodata=self._missing_integer)
         if self._statistics is not None:
-            counted = out if self._missing_integer is None else module_of(out).where(out == self._nodata, np.nan, out)
+            counted = out
+            if self._missing_integer is not None:
+                counted = out.astype(np.float64)
+                counted[out == self._missing_integer] = np.nan
             self._statistics.compute(counted, outputs[1], stream)
         if self._nodata is not None and self._missing_integer is None:
             mark_missing(out, self._nodata, stream)
