@@ -21,7 +21,10 @@ from pipeline.storage.partial_objects import PartialObjects
 # Every image has rows and columns.
 AXES = "TCZYXS"
 # Supported by TIFF, Zarr and NPY; the other formats have narrower limits.
-DTYPES = ("uint8", "uint16", "int16", "float32", "float64")
+DTYPES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
 
 OF_COMPLEX = (
     "complex samples are not filtered: save the magnitude, or the real and the imaginary part, as float32 or float64"
@@ -85,7 +88,8 @@ class ImageHeader:
                the files of a list
     dtype    : in native byte order
     maxval   : the largest sample value the file allows, if the format states one (PNM, PAM)
-    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …)
+    metadata : what a new file of the same format takes over (resolution, tuple type, colour profile, …), and of any
+               format whether the samples are compressed: "compression", none, or a scheme by name
     calibration : sizes, units, positions, and channels by name, for files of any format
     """
 

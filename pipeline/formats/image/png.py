@@ -203,7 +203,7 @@ def _read_header(file: PositionalFile) -> ImageHeader:
         shape=(height, width) if channels == 1 else (height, width, channels),
         axes="YX" if channels == 1 else "YXS",
         dtype=np.dtype(np.uint16 if depth == 16 else np.uint8),
-        metadata={"png_chunks": tuple(carried)} if carried else {},
+        metadata={"compression": "deflate"} | ({"png_chunks": tuple(carried)} if carried else {}),
     )
 
 

@@ -34,6 +34,7 @@ def plan_image(
     whole: Collection[int] = (),
     pads_uncut: bool = False,
     storage: Storage | None = None,
+    work_bytes: int = 0,
 ) -> Plan:
     """Cut an image along the blocks of its input and output.
 
@@ -43,6 +44,7 @@ def plan_image(
     most_bytes : of a chunk's input and output samples together
     whole      : axes that no chunk parts, besides the samples of a pixel
     storage    : of the output
+    work_bytes : of each sample that computing takes besides the chunk's own
     pads_uncut : chunks hold the halo along every axis; else only along those that are cut
 
     Raises ParameterError if not even the smallest chunk fits the budget, or if there would be too many.
@@ -53,7 +55,7 @@ def plan_image(
     if most_bytes is not None:
         limit = min(limit, most_bytes)
     tilings = partial(
-        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize),
+        best_tiling, source.shape, halo, max(source.dtype.itemsize, header.dtype.itemsize) + work_bytes,
         whole={*whole, *(axis for axis, letter in enumerate(source.axes) if letter == "S")}, pads_uncut=pads_uncut,
         grain=_grain(reader, images.format_for_output(spec.output, storage), header),
     )  # fmt: skip
@@ -135,6 +137,7 @@ def check_cval(cval: float, header: ImageHeader, path: Path) -> None:
                 f"{np.finfo(header.dtype).max:g}: give less, or inf"
             )
         return
-    low, high = np.iinfo(header.dtype).min, header.maxval or np.iinfo(header.dtype).max
+    held = (0, 1) if header.dtype.kind == "b" else (np.iinfo(header.dtype).min, np.iinfo(header.dtype).max)
+    low, high = held[0], header.maxval or held[1]
     if not (math.isfinite(cval) and cval == int(cval) and low <= cval <= high):
         raise ParameterError(f"--cval must be a whole number in {low} … {high} for {path}; got {cval:g}")

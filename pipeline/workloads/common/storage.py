@@ -18,10 +18,11 @@ class StorageParameters(Parameters):
         description="Zarr: samples of a chunk, TIFF: of a tile: one number for rows and columns, or one for each axis",
     )
     shards: tuple[int, ...] | None = Field(
-        None, description="Zarr: samples of a file of several chunks, in the same form"
+        None,
+        description="Zarr: samples of a file of several chunks, in the same form [default: 16 MiB past 8 GiB]",
     )
     compression: Literal["none", "lz4", "zstd", "deflate", "lzw"] | None = Field(
-        None, description="of the output [default: Zarr zstd, others none]"
+        None, description="of the output [default: Zarr zstd; TIFF none, or as the input]"
     )
 
     @field_validator("chunks", "shards", mode="before")

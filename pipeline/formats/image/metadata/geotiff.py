@@ -1,19 +1,23 @@
 """GeoTIFF's tags, carried from a file to the next: where the raster lies, its coordinate system, and nodata.
 
-Sources: OGC GeoTIFF 1.1 (19-008r4); GDAL's GTiff driver (GDAL_NODATA).
+Sources: OGC GeoTIFF 1.1 (19-008r4); GDAL's GTiff driver (GDAL_METADATA: names, colours and
+units of bands; GDAL_NODATA).
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
-KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, NODATA = 34735, 34736, 34737, 42113
-TAGS = (PIXEL_SCALE, TIEPOINT, TRANSFORMATION, KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, NODATA)
+KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
+TAGS = (PIXEL_SCALE, TIEPOINT, TRANSFORMATION, KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA)
 SHORT, ASCII, DOUBLE = 3, 2, 12
-_KINDS = {KEY_DIRECTORY: SHORT, ASCII_PARAMS: ASCII, NODATA: ASCII}
+_KINDS = {KEY_DIRECTORY: SHORT, ASCII_PARAMS: ASCII, GDAL_METADATA: ASCII, NODATA: ASCII}
+# Of the samples of the input, and of overviews.
+_UNTRUE = re.compile(rb'\s*<Item name="(?:STATISTICS_|OVR_)[^>]*>[^<]*</Item>')
 _CODES = {SHORT: "H", DOUBLE: "d"}
 
 
@@ -26,7 +30,7 @@ class GeoTags:
     @property
     def is_placed(self) -> bool:
         """Whether the raster has a place or a coordinate system, and not only a nodata value."""
-        return any(tag in self.values for tag in TAGS if tag != NODATA)
+        return any(tag in self.values for tag in TAGS if tag not in (GDAL_METADATA, NODATA))
 
     @property
     def nodata(self) -> float | None:
@@ -71,7 +75,7 @@ def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:
             if code is not None and order != "<":
                 count = len(data) // struct.calcsize(code)
                 data = struct.pack(f"<{count}{code}", *struct.unpack(f">{count}{code}", data))
-            values[tag] = data
+            values[tag] = _UNTRUE.sub(b"", data) if tag == GDAL_METADATA else data
     return GeoTags(values)
 
 

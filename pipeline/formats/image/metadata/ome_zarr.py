@@ -60,7 +60,7 @@ def omero(calibration: Calibration, dtype: np.dtype[Any]) -> dict[str, Any] | No
     """Names and colours, shown over the range of the samples' type; None if nothing is known."""
     if not calibration.channels:
         return None
-    low, high = (0.0, 1.0) if dtype.kind == "f" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
+    low, high = (0.0, 1.0) if dtype.kind in "bf" else (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max))
     window = {"min": low, "max": high, "start": low, "end": high}
     described = [
         {"label": channel.name, "color": channel.colour or _NO_COLOUR, "active": True, "window": window}

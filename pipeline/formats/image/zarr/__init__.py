@@ -1,6 +1,6 @@
 """Zarr: version 3 and 2 in (arrays, groups of one array, OME-Zarr 0.4 and 0.5), OME-Zarr 0.5 out.
 
-Images are stored with channels before the spatial axes, in chunks of 2 MiB.
+Images are stored with channels before the spatial axes, in chunks of 2 MiB; those of more than 8 GiB in shards.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ _STORED_ORDER = "TCZYX"
 _CHUNK_ROWS = 256
 _CHUNK_BYTES = 2 << 20
 _SMALLEST_BYTES = 64 << 10
+# Of larger images several chunks share a file, since file systems and tape archives suffer from millions of files. The
+# shards are no larger than a good chunk of a job, which had better write whole ones.
+SHARDED_BYTES = 8 << 30
+_SHARD_BYTES = 16 << 20
 
 
 class Zarr(ImageFormat):
@@ -108,7 +112,8 @@ class Zarr(ImageFormat):
                 f"--chunks: {chunk_bytes:,} bytes in a chunk, and at most {LARGEST_BYTES:,} can be read"
             )
         if shards is None:
-            return chunk, None
+            is_large = chunks is None and header.nbytes > SHARDED_BYTES
+            return chunk, _shard_shape(header, chunk) if is_large else None
         shard = along_axes(shards, header, "--shards")
         if any(whole % part for whole, part in zip(shard, chunk, strict=True)):
             raise ParameterError(
@@ -133,6 +138,16 @@ def _chunk_shape(header: ImageHeader) -> tuple[int, ...]:
     rows = max(_CHUNK_ROWS, _SMALLEST_BYTES // (columns * header.dtype.itemsize))
     chunk = {"Y": min(rows, sizes["Y"]), "X": columns}
     return tuple(chunk.get(letter, 1) for letter in header.axes)
+
+
+def _shard_shape(header: ImageHeader, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """Neighbouring chunks, along X first, since jobs cut wide images into bands of rows."""
+    shard, room = list(chunk), _SHARD_BYTES // (math.prod(chunk) * header.dtype.itemsize)
+    for axis in reversed(range(len(chunk))):
+        if header.axes[axis] in "ZYX":
+            count = max(min(room, -(-header.shape[axis] // chunk[axis])), 1)
+            shard[axis], room = count * chunk[axis], room // count
+    return tuple(shard)
 
 
 def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:

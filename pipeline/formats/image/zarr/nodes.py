@@ -63,10 +63,11 @@ class Array:
     def __post_init__(self) -> None:
         content = self.metadata.content
         dtype = content.get("data_type") or content.get("dtype")
-        _need(isinstance(dtype, str) and _DTYPE.fullmatch(dtype) and np.dtype(dtype).kind in "uif")
+        _need(isinstance(dtype, str) and _DTYPE.fullmatch(dtype) and np.dtype(dtype).kind in "buif")
         fill = content.get("fill_value")
-        _need(fill is None or type(fill) in (int, float))
-        if fill is not None and np.dtype(dtype).kind != "f":
+        _need(fill is None or type(fill) in (bool, int, float))
+        _need(fill is None or (type(fill) is bool) == (np.dtype(dtype).kind == "b"))
+        if fill is not None and np.dtype(dtype).kind in "ui":
             _need(type(fill) is int and np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max)
         found = stored_array(content, fill)
         if found is None:

@@ -64,11 +64,13 @@ class ZarrReader(ImageReader):
         if min(self._chunk) < 1 or chunk_bytes > LARGEST_BYTES:
             raise InputError(f"{path}: chunks of {chunk_bytes:,} bytes, {self._chunk}; write it again in smaller ones")
         shape = self._layout.shape(self._array.shape)
+        stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
+        is_compressed = stored is None or any(stage.name != "crc32c" for stage in stored.codec.stages)
         self.header = ImageHeader(
             shape=shape,
             axes=self._layout.axes,
             dtype=dtype,
-            metadata=self._layout.metadata,
+            metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
@@ -79,7 +81,6 @@ class ZarrReader(ImageReader):
         self._stored_bytes = math.prod(self._chunk) * (_WIDEST_BYTES if widened else dtype.itemsize)
         self._chunk_bytes = chunk_bytes
         self._cache = BlockCache(row_bytes=across * chunk_bytes, block_bytes=chunk_bytes)
-        stored = stored_array(self._array.metadata.to_dict(), self._array.fill_value)
         self._files = None if stored is None else _chunks(path / self._array.path, stored)
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw

@@ -260,7 +260,7 @@ def _array_metadata(
         index = [little, {"name": "crc32c"}]
         sharding = {"chunk_shape": list(chunk), "codecs": codecs, "index_codecs": index, "index_location": "end"}
         codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-    zero = {"c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0)
+    zero = {"c": [0.0, 0.0], "f": 0.0, "b": False}.get(dtype.kind, 0)
     return {
         "shape": list(shape),
         "data_type": dtype.name,
