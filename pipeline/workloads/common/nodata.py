@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,17 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.formats.image.base import ImageHeader, ImageReader, Region
-from pipeline.formats.image.metadata.geotiff import GeoTags
+from pipeline.formats.image.metadata.geotiff import nodata_of
 
 
 def declared_nodata(header: ImageHeader) -> float | None:
     """The value that the file states for missing samples (GDAL_NODATA), if its samples can have it."""
-    place = header.metadata.get("geo")
-    value = place.nodata if isinstance(place, GeoTags) else None
-    if value is None or header.dtype.kind == "f":
-        return value
-    limits = np.iinfo(header.dtype)
-    return value if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max else None
+    return nodata_of(header.metadata, header.dtype)
 
 
 class MissingAsNan(ImageReader):

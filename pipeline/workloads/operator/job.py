@@ -95,7 +95,7 @@ class OperatorJob:
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
             self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
-            storage=self._parameters.storage,
+            storage=self._parameters.storage, also=self._written()[1:],
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype
