@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -25,6 +25,18 @@ class StorageParameters(Parameters):
         None, description="of the output [default: Zarr zstd; TIFF none, or as the input]"
     )
 
+    levels: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="of the output's pyramid, the image included; auto: as many as viewers need, if the input has "
+        "several, or more than 4096 rows or columns",
+        json_schema_extra={"unit": "auto|N"},
+    )
+
+    @field_validator("levels", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
     @field_validator("chunks", "shards", mode="before")
     @classmethod
     def _sizes(cls, value: Any) -> Any:
@@ -33,4 +45,9 @@ class StorageParameters(Parameters):
 
     @property
     def storage(self) -> Storage:
-        return Storage(chunks=self.chunks, shards=self.shards, compression=self.compression)
+        return Storage(
+            chunks=self.chunks,
+            shards=self.shards,
+            compression=self.compression,
+            levels=None if self.levels == "auto" else self.levels,
+        )

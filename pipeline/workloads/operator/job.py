@@ -96,7 +96,8 @@ class OperatorJob:
         # A function has no border mode of its own: it finds the borders in its halo, however the image is cut.
         plan = plan_image(
             self._reader, self.spec, budget, self._halos[0], header=header, whole=whole, pads_uncut=True,
-            storage=self._parameters.storage, work_bytes=max(step.work_bytes for step in self._steps),
+            storage=self._parameters.storage, also=self._written()[1:],
+            work_bytes=max(step.work_bytes for step in self._steps),
         )  # fmt: skip
         if self._kept is not None:
             dtype = self._kept_header.dtype

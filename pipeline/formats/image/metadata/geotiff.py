@@ -6,10 +6,14 @@ units of bands; GDAL_NODATA).
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 PIXEL_SCALE, TIEPOINT, TRANSFORMATION = 33550, 33922, 34264
 KEY_DIRECTORY, DOUBLE_PARAMS, ASCII_PARAMS, GDAL_METADATA, NODATA = 34735, 34736, 34737, 42112, 42113
@@ -64,6 +68,16 @@ class GeoTags:
             kind = _KINDS.get(tag, DOUBLE)
             found[tag] = kind, len(data) // struct.calcsize(_CODES.get(kind, "s")), data
         return found
+
+
+def nodata_of(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> float | None:
+    """The value that a file with this metadata states for missing samples, if samples of this dtype can have it."""
+    place = metadata.get("geo")
+    value = place.nodata if isinstance(place, GeoTags) else None
+    if value is None or dtype.kind == "f":
+        return value
+    limits = np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
+    return value if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max else None
 
 
 def from_values(found: Mapping[int, tuple[int, bytes]], order: str) -> GeoTags:

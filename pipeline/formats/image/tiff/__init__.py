@@ -41,6 +41,8 @@ class Tiff(ImageFormat):
             raise ParameterError(f"--compression {storage.compression}: TIFF takes {', '.join(COMPRESSIONS)}")
         if storage.shards is not None:
             raise ParameterError("--shards: TIFF has none; choose .zarr, or leave it out")
+        if storage.levels not in (None, 1):
+            raise ParameterError("--levels: TIFF is written without further levels; choose .zarr, or leave it out")
         return Tiff(storage)
 
     def recognises(self, path: Path, first_bytes: bytes) -> bool:

@@ -6,6 +6,7 @@ Images are stored with channels before the spatial axes, in chunks of 2 MiB; tho
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.formats.image.base import (
     along_axes,
 )
 from pipeline.formats.image.metadata import ome_zarr
+from pipeline.formats.image.pyramid import LABELS, Reduction, at_level, chosen_levels
 from pipeline.formats.image.zarr.layout import COLOURS_MARK
 from pipeline.formats.image.zarr.reader import MARKS, ZarrReader
 from pipeline.formats.image.zarr.writer import COMPRESSIONS, DEFAULT_COMPRESSION, ZarrWriter, ome_metadata
@@ -82,7 +84,8 @@ class Zarr(ImageFormat):
         # OME-Zarr has no samples of a pixel: colours are channels there, with a mark for our reader.
         letters = header.axes.replace("S", "C")
         stored = "".join(letter for letter in _STORED_ORDER if letter in letters)
-        attributes: dict[str, Any] = {"ome": _metadata(path, header, stored)}
+        levels = self.levels(header, path)
+        attributes: dict[str, Any] = {"ome": _metadata(path, header, stored, levels)}
         if "S" in header.axes:
             attributes[COLOURS_MARK] = True
         chunk, shard = self._shapes(header)
@@ -96,7 +99,21 @@ class Zarr(ImageFormat):
             shard=shard,
             compression=self._storage.compression or DEFAULT_COMPRESSION,
             attributes=attributes,
+            further=[self._shapes_at(header, level) for level in range(1, levels)],
         )
+
+    def levels(self, header: ImageHeader, path: Path) -> int:
+        return chosen_levels(self._storage.levels, header)
+
+    def _shapes_at(self, header: ImageHeader, level: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The chunk's and the shard's extent at a level. Its shards cover what those of level 0 do, so that these
+        together fill them, as far as whole chunks do."""
+        shard = self._shapes(header)[1]
+        chunk = self._shapes(at_level(header, level))[0]
+        if shard is None:
+            return chunk, None
+        halved = (n >> level if letter in "YX" else n for n, letter in zip(shard, header.axes, strict=True))
+        return chunk, tuple(max(-(-n // part), 1) * part for n, part in zip(halved, chunk, strict=True))
 
     def _shapes(self, header: ImageHeader) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The chunk's and the shard's extent along the image's axes. ParameterError if they do not fit together."""
@@ -150,8 +167,12 @@ def _shard_shape(header: ImageHeader, chunk: tuple[int, ...]) -> tuple[int, ...]
     return tuple(shard)
 
 
-def _metadata(path: Path, header: ImageHeader, stored: str) -> dict[str, Any]:
+def _metadata(path: Path, header: ImageHeader, stored: str, levels: int) -> dict[str, Any]:
     known = header.calibration
-    described = ome_metadata(path, ome_zarr.axes(known, stored), ome_zarr.transformations(known, stored))
+    placed = [ome_zarr.transformations(known, stored, level) for level in range(levels)]
+    method = Reduction.of(header).method if levels > 1 else None
+    described = ome_metadata(path, ome_zarr.axes(known, stored), *placed, method=method)
+    if isinstance(header.metadata.get(LABELS), Mapping):
+        described |= {LABELS: header.metadata[LABELS]}
     omero = header.metadata.get("omero") or ome_zarr.omero(known, header.dtype)
     return described if omero is None else described | {"omero": omero}

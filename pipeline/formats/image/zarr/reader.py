@@ -72,6 +72,7 @@ class ZarrReader(ImageReader):
             dtype=dtype,
             metadata=self._layout.metadata | ({"compression": "other"} if is_compressed else {}),
             calibration=self._layout.calibration,
+            levels=self._layout.levels,
         )
         self.block_shape = tuple(min(c, n) for c, n in zip(self._layout.shape(self._chunk), shape, strict=True))
         across = math.prod(
