@@ -24,7 +24,7 @@ from typing import Any
 from pipeline.errors import MillraceError
 
 _STATE_FILES = ("lock", "previews")
-_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl")
+_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl", "crash.log")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes
