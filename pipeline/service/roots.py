@@ -51,7 +51,7 @@ class DataRoots:
         self._urls = urls
         self.roots: tuple[Path, ...] = (*self._folders, *urls)
         for root in self._folders:
-            if not _is_text(root):
+            if not is_text(root):
                 raise ParameterError(
                     f"data_roots: the name {str(root)!a} is not UTF-8 and cannot be sent in an answer; rename it"
                 )
@@ -74,6 +74,12 @@ class DataRoots:
     def of(self, group: str) -> DataRoots:
         """Those of a group's jobs."""
         return self._groups.get(group, self)
+
+    def seen_by(self, groups: Iterable[str] | None) -> list[DataRoots]:
+        """Those of these groups, each once; None: of all groups."""
+        if groups is None:
+            return [self, *self._groups.values()]
+        return list({id(each): each for each in map(self.of, groups)}.values())
 
     def holds(self, path: Path) -> bool:
         """Whether a job of any group may use that file."""
@@ -183,7 +189,8 @@ class DataRoots:
         return ", ".join(map(str, self.roots))
 
 
-def _is_text(path: Path) -> bool:
+def is_text(path: Path | str) -> bool:
+    """Whether a name is UTF-8, as answers are."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

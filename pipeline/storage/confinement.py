@@ -25,7 +25,7 @@ from pipeline.errors import InputError, MillraceError
 from pipeline.storage.objects import ObjectPath
 
 _STATE_FILES = ("lock", "previews")
-_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl")
+_STATE_PREFIXES = ("jobs.sqlite", "audit.jsonl", "crash.log")
 _FOLDER = os.O_PATH | os.O_DIRECTORY
 _KEPT_OPEN = 3  # folders of a thread
 _WRITTEN_AT_ONCE = 512  # buffers, of the 1,024 that the system takes

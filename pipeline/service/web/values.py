@@ -15,6 +15,17 @@ from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
 
+# Parameters that the form folds away, unless a similar job set them.
+RARE = frozenset(
+    {
+        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy", "nodata",
+        "accuracy", "boundary", "smear", "exclude_radius", "origin", "shape", "at", "temperature",
+        "tolerance", "wavelet", "block", "basis", "gradient_delay", "matrix", "traj_units", "frame_step", "sorting",
+        "view_sharing", "density", "calibration", "compress", "prewhiten", "field_map", "segments", "dwell",
+        "transform", "eps", "split", "window", "output_values",
+    }
+)  # fmt: skip
+
 
 def stages_of(receipt: Mapping[str, Any]) -> list[StageView]:
     """The stages of a finished run."""
@@ -78,6 +89,7 @@ def fields_of(workload: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "given": typed(next((given[each] for each in spellings(name, info) if each in given), None)),
                 "help": what.get("description", ""),
                 "required": name in schema.get("required", []),
+                "rare": name in RARE,
             }
         )
     return fields
