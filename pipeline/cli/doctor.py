@@ -144,7 +144,7 @@ def _workloads() -> Iterator[Finding]:
 
 @click.command("doctor")
 def check_machine() -> None:
-    """Check this machine (GPUs, driver, memory, disks, settings, packages) and say what to mend.
+    """Check this machine (GPUs, driver, memory, disks, settings, packages) and name what to fix.
 
     Exit code 2 if jobs cannot run.
     """
