@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -59,3 +60,13 @@ def test_the_readme_links_to_files_and_headings():
             headings = re.findall(r"^#+ (.*)$", (ROOT / target).read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings}
             assert anchor[1:] in slugs, target + anchor
+
+
+def test_charts_are_drawn_from_their_data():
+    drawing = runpy.run_path(str(ROOT / "docs" / "pictures" / "performance.py"))
+    for name, text in drawing["charts"]().items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == text, f"{name}: run docs/pictures/performance.py"
+    bars = drawing["chart"]("a < b", "s", [("each", {"Millrace": 1.0, "rival": 100.0})])
+    widths = [float(each) for each in re.findall(r'<rect x="130" [^>]*width="([0-9.]+)"', bars)]
+    assert widths == [130.0, 390.0]  # a decade each, from 0.1 to 1000
+    assert "a &lt; b" in bars
