@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-WIDTH, LEFT, RIGHT, BAR, GROUP = 760, 130, 110, 16, 26
+WIDTH, LEFT, RIGHT, BAR, GROUP = 560, 100, 90, 16, 26
 COLOURS = {"Millrace": "#0f766e"}
 RIVALS = ("#94a3b8", "#b8a57a", "#a78fb0", "#8fae8b")
 

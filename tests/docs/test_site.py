@@ -67,6 +67,6 @@ def test_charts_are_drawn_from_their_data():
     for name, text in drawing["charts"]().items():
         assert (ROOT / "docs" / "pictures" / name).read_text() == text, f"{name}: run docs/pictures/performance.py"
     bars = drawing["chart"]("a < b", "s", [("each", {"Millrace": 1.0, "rival": 100.0})])
-    widths = [float(each) for each in re.findall(r'<rect x="130" [^>]*width="([0-9.]+)"', bars)]
-    assert widths == [130.0, 390.0]  # a decade each, from 0.1 to 1000
+    widths = [float(each) for each in re.findall(r'<rect x="100" [^>]*width="([0-9.]+)"', bars)]
+    assert widths == [92.5, 277.5]  # a decade each, from 0.1 to 1000
     assert "a &lt; b" in bars
