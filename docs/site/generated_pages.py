@@ -126,14 +126,18 @@ def _command(command: click.Command, parent: click.Context, level: int) -> Itera
 def _options(options: Iterable[click.Parameter], context: click.Context) -> Iterator[str]:
     for option in options:
         record = option.get_help_record(context)
-        if record is not None and option.name != "help":
-            yield from (f"`{record[0]}`", f":   {_text(record[1]) or '–'}", "")
+        if record is not None and record[1] and "--help" not in option.opts:
+            yield from (f"`{record[0]}`", f":   {_text(record[1])}", "")
 
 
 def _text(text: str | None) -> str:
-    """Plain text as Markdown: a paragraph, nothing of it a mark."""
+    """Plain text as Markdown: nothing of it is a mark, but for code between backticks."""
+
+    def escaped(part: str) -> str:
+        return part if part.startswith("`") else re.sub(r"([\\*_\[\]<>|])", r"\\\1", part)
+
     paragraphs = (" ".join(each.split()) for each in (text or "").split("\n\n"))
-    return "\n\n".join(re.sub(r"([\\`*_\[\]<>|])", r"\\\1", each) for each in paragraphs if each)
+    return "\n\n".join("".join(map(escaped, re.split("(`[^`]*`)", each))) for each in paragraphs if each)
 
 
 def _http_page(document: Mapping[str, Any]) -> Iterator[str]:
@@ -181,6 +185,6 @@ def _type(schema: Mapping[str, Any]) -> str:
         return ", ".join(f"`{each}`" for each in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
-    bounds = [f"{word} {schema[key]}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
+    bounds = [f"{word} {schema[key]:,.0f}" for key, word in (("minimum", "from"), ("maximum", "to")) if key in schema]
     default = f", default `{json.dumps(schema['default'])}`" if schema.get("default") is not None else ""
     return " ".join([str(schema.get("type", "any")), *bounds]) + default

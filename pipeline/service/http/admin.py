@@ -107,7 +107,7 @@ def release(service: ThisService, user: Operator, audit: Audit, target: Target) 
 
 @admin.post("/cancel")
 def cancel(service: ThisService, user: Operator, audit: Audit, target: Target) -> CancelledView:
-    """Cancel jobs, at most 200 at a time; `more` says whether there are others."""
+    """Cancel jobs, at most 200 at a time; `more` is true if there are others."""
     found = target.jobs or service.store.unfinished(owner=target.owner, group=target.group, limit=MOST_JOBS + 1)
     for job in found[:MOST_JOBS]:
         with suppress(IllegalTransition):  # it has ended meanwhile
