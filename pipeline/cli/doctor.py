@@ -35,7 +35,7 @@ class Finding:
     stops_jobs: bool = False
 
     def line(self) -> str:
-        mark = "ok" if self.mend is None else "MEND" if self.stops_jobs else "note"
+        mark = "ok" if self.mend is None else "FIX" if self.stops_jobs else "note"
         return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.mend}' if self.mend else ''}"
 
 
