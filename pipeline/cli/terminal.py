@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ class ProgressBar:
 def status(text: str, *, shown: bool) -> Iterator[None]:
     """A line on stderr about what is done before there is anything to count; it is erased afterwards."""
     if shown:
-        click.echo(f"{text} …", err=True, nl=False)
+        # Only one row can be erased.
+        room = shutil.get_terminal_size().columns - len(" …") - 1
+        click.echo(f"{text[:room]} …", err=True, nl=False)
     try:
         yield
     finally:

@@ -37,3 +37,10 @@ def test_nvrtc_compiles_within_it(monkeypatch):
     with pytest.raises(launch.KernelCompileError):
         launch.cached_binary("transpose", "nothing", "sm_90")
     assert (seen, compiling.under_way()) == ([True], False)
+
+
+def test_numba_leaves_the_terminal_alone():
+    """With colorama, which MkDocs brings, the first error message of its colours would replace sys.stdout."""
+    from numba.core import errors
+
+    assert type(errors.termcolor()).__name__ == "NOPColorScheme"

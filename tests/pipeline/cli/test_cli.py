@@ -391,6 +391,8 @@ def test_a_terminal_shows_what_a_run_waits_for(folder, millrace, monkeypatch):
     code, out, err = millrace("run", "smooth", "grey.npy", "out.npy", "--device", "cpu")
     assert code == 0, err
     assert err.startswith("opening grey.npy and planning …\r\x1b[K")
+    monkeypatch.setenv("COLUMNS", "20")
+    assert millrace("run", "smooth", "grey.npy", "out.npy", "--device", "cpu")[2].startswith("opening grey.npy  …\r")
     assert re.search(r"filtered along Y, X; \d+ pixels verified, all exact$", out.strip())
 
 
