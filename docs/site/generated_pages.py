@@ -35,9 +35,26 @@ _LINK = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the generated pages, and to the navigation, under How-to, each page that it does not name."""
     for path, text in pages():
         files.append(File.generated(config, path, content=text))
+    nav: Any = config.nav
+    (how_to,) = (entry["How-to"] for entry in nav if "How-to" in entry)
+    how_to += [path for path in sorted(_included(files)) if path not in set(_named(nav))]
     return files
+
+
+def _included(files: Files) -> Iterator[str]:
+    return (file.src_uri for file in files.documentation_pages() if file.inclusion.is_included())
+
+
+def _named(nav: Any) -> Iterator[str]:
+    """The paths in a part of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for each in nav.values() if isinstance(nav, dict) else nav:
+            yield from _named(each)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
