@@ -35,7 +35,7 @@ class Finding:
     stops_jobs: bool = False
 
     def line(self) -> str:
-        mark = "ok" if self.mend is None else "MEND" if self.stops_jobs else "note"
+        mark = "ok" if self.mend is None else "FIX" if self.stops_jobs else "note"
         return f"{mark:4}  {self.thing:14}  {self.found}{f': {self.mend}' if self.mend else ''}"
 
 
@@ -144,7 +144,7 @@ def _workloads() -> Iterator[Finding]:
 
 @click.command("doctor")
 def check_machine() -> None:
-    """Check this machine (GPUs, driver, memory, disks, settings, packages) and say what to mend.
+    """Check this machine (GPUs, driver, memory, disks, settings, packages) and name what to fix.
 
     Exit code 2 if jobs cannot run.
     """

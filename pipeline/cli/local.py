@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +172,7 @@ def run(
 ) -> None:
     """Run a job on this machine, or one for each of many files."""
     from pipeline.cli.many import run_many
-    from pipeline.cli.terminal import plan_lines, published_before_line, result_line
+    from pipeline.cli.terminal import plan_lines, published_before_line, result_line, status
     from pipeline.cluster.executor import open_executor
     from pipeline.engine.listing import is_many
     from pipeline.engine.receipt import to_json
@@ -207,11 +207,11 @@ def run(
     if preview is not None:
         check_preview(spec, preview)
     slow = kind if isinstance(kind, Prefetches) else None
-    with (
-        slow.prefetch(spec) if slow else nullcontext(),
-        open_executor(settings, slow.modules(spec) if slow else ()) as executor,
-    ):
-        job = plan_job(spec, executor.device, options)
+    with ExitStack() as held:
+        with status(f"opening {printable(inputs[0].name)} and planning", shown=_on_terminal(quiet)):
+            held.enter_context(slow.prefetch(spec) if slow else nullcontext())
+            executor = held.enter_context(open_executor(settings, slow.modules(spec) if slow else ()))
+            job = plan_job(spec, executor.device, options)
         if dry_run:
             job.output.discard()
             plan = job.describe()
@@ -238,6 +238,11 @@ def run(
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
 
 
+def _on_terminal(quiet: bool) -> bool:
+    """Whether to show progress."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+
 def _announce(job: PlannedJob, quiet: bool) -> None:
     """What the user should know before work starts."""
     remarks = job.job.summary.remarks
@@ -261,7 +266,7 @@ def _carried_out(
     from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown = _on_terminal(quiet)
     note = job.job.progress_note if isinstance(job.job, Progress) else lambda: ""
     with progress_bar(job.plan, printable(output.name), shown=shown, note=note) as bar:
         events = RunEvents(
@@ -346,7 +351,7 @@ def verify(
     with kind.prefetch(recorded.spec) if isinstance(kind, Prefetches) else nullcontext():
         device = open_device("auto" if settings.device == "all" else settings.device, settings.threads)
         verification = Verification(recorded, device, options, count)
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown = _on_terminal(quiet)
     note = verification.job.progress_note if isinstance(verification.job, Progress) else lambda: ""
     with verification, progress_bar(verification.plan, printable(output.name), shown=shown, note=note) as bar:
         verified = verification.run(bar.written, bar.recut)

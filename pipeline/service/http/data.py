@@ -19,6 +19,7 @@ from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import CurrentUser, user_of
 from pipeline.service.http.tokens import User
 from pipeline.service.roots import DataRoots, is_text
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.confinement import open_beneath
 from pipeline.storage.positional import reading
 
@@ -44,10 +45,13 @@ def list_files(
     contains : only names with this text in them, in upper or lower case
     """
     if path is None:
-        named = [str(root) for each in service.roots.seen_by(user.visible_groups) for root in each.roots]
+        seen = service.roots.seen_by(user.visible_groups)
+        named = [str(root) for each in seen for root in each.roots if not isinstance(root, ObjectPath)]
         entries = [FileView(name=each, path=each, kind="folder", bytes=None, modified_at=None) for each in named]
         return FolderView(path=None, parent=None, entries=entries, next=None, left_out=0)
     roots, folder = found_beneath(service, user, path)
+    if isinstance(folder, ObjectPath):
+        raise InputError(f"{path}: is in an object store, which is not listed; type the URL of the input")
     wanted = contains.casefold()
     with reading(folder):
         if folder.is_file():

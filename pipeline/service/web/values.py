@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.api_models import JobLimits, JobUse, StageView, State, WorkerView
 from pipeline.config import format_bytes, format_seconds, spellings
+from pipeline.engine.receipt import verified
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
 from pipeline.service.http.views import stage_views
@@ -47,11 +48,7 @@ def facts_of(receipt: Mapping[str, Any]) -> dict[str, str]:
     if device:
         found["Device"] = ", ".join(str(device[name]) for name in ("name", "model") if name in device)
     if "samples" in audit:
-        unit = f" {audit['unit']}" if audit.get("unit") else ""
-        found["Audit"] = (
-            f"{counted(audit['samples'], 'sample')} computed again: worst error {audit['worst_error']:.3g}{unit}, "
-            f"tolerated {audit['tolerance']:.3g}"
-        )
+        found["Audit"] = verified(audit)
     return found
 
 

@@ -116,7 +116,7 @@ def test_submit_watch_cancel_retry_and_see_the_picture(browser, url, gate):
         picture.wait_for()
         assert picture.evaluate("image => image.complete && image.naturalWidth > 0")
         shows(page, "article", "size\\s*5")
-        shows(page, "article", r"samples computed again: worst error 0\.\d+")
+        shows(page, "article", r"pixels verified, all within rounding \(0\.\d+ of a step\)")
         with page.expect_download() as fetched:
             page.click("text=Download")
         assert fetched.value.suggested_filename == "out.npy"
