@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,15 +188,9 @@ def run(
         memory_bytes=settings.memory, chunk_bytes=settings.chunk_bytes, checksum=checksum, resume=resume
     )
     if len(inputs) > 1 or template is not None or is_many(inputs[0], kind):
-        if (url := next((each for each in (*inputs, output) if is_url(each)), None)) is not None:
-            raise ParameterError(f"{url}: several inputs are files, with results in a folder; run objects one by one")
-        for option, given in (
-            ("--preview", preview is not None),
-            ("--checksum", checksum),
-            ("--no-clobber", no_clobber),
-        ):
-            if given:
-                raise ParameterError(f"{option}: belongs to one input; leave it out")
+        _refuse_for_many(
+            (*inputs, output), {"--preview": preview is not None, "--checksum": checksum, "--no-clobber": no_clobber}
+        )
         run_many(
             workload, _parameters(workload, parameters), inputs, output, template, settings, options,
             dry_run=dry_run, as_json=as_json, quiet=quiet, kept=kept,
@@ -236,6 +230,14 @@ def run(
         line = result_line if before is None else published_before_line
         replaced = "; replaced an older result" if older and before is None else ""
         say(to_json(receipt) if as_json else printable(line(receipt)) + replaced, besides=f"; {output} is complete")
+
+
+def _refuse_for_many(paths: Sequence[Path], given: Mapping[str, bool]) -> None:
+    """ParameterError for a URL, and for an option that belongs to a run of one input."""
+    if (url := next((each for each in paths if is_url(each)), None)) is not None:
+        raise ParameterError(f"{url}: several inputs are files, with results in a folder; run objects one by one")
+    if (option := next((name for name, is_given in given.items() if is_given), None)) is not None:
+        raise ParameterError(f"{option}: belongs to one input; leave it out")
 
 
 def _on_terminal(quiet: bool) -> bool:

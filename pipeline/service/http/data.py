@@ -19,8 +19,8 @@ from pipeline.service.http.app_state import Service, ThisService
 from pipeline.service.http.identity import CurrentUser, user_of
 from pipeline.service.http.tokens import User
 from pipeline.service.roots import DataRoots, is_text
-from pipeline.storage.objects import ObjectPath
 from pipeline.storage.confinement import open_beneath
+from pipeline.storage.objects import ObjectPath
 from pipeline.storage.positional import reading
 
 MOST_LISTED = 1000
