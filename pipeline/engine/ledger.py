@@ -36,7 +36,7 @@ from pipeline import __version__
 from pipeline.engine.identity import input_version
 from pipeline.errors import OutputError, ParameterError
 from pipeline.storage.confinement import in_its_folder, open_beneath, open_new, resolved
-from pipeline.storage.objects import ObjectPath, buffer_of, is_url
+from pipeline.storage.objects import ObjectPath, buffer_of
 from pipeline.storage.partial import partial_path, samples_path, settle_older, sync_folder
 from pipeline.storage.partial_objects import ROOT, is_published, partial_objects
 from pipeline.storage.writable import writing
@@ -70,7 +70,7 @@ def job_identity(spec: JobSpec, version: Mapping[str, Any], budget: Budget, plan
         "millrace": __version__,
         "workload": spec.workload,
         "parameters": json.loads(json.dumps(spec.parameters.in_force())),
-        "input": {"path": str(spec.input) if is_url(spec.input) else os.path.realpath(spec.input), **version},
+        "input": {"path": str(resolved(spec.input)), **version},
         "cut": vars(budget),
         "chunks": len(plan.chunks),
         "regions_sha256": regions,
