@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.errors import OutputError
+from pipeline.storage.confinement import resolved
 from pipeline.storage.objects import ObjectPath
 from pipeline.storage.partial import partial_path, samples_path
 from pipeline.storage.writable import writing
@@ -56,7 +57,7 @@ def refuse_same_file(spec: JobSpec) -> None:
     Also where its folder does not take these names, or does not let this user look.
     """
     refuse_long_name(spec.output)
-    source, final = Path(os.path.realpath(spec.input)), Path(os.path.realpath(spec.output))
+    source, final = resolved(spec.input), resolved(spec.output)
     partial = (partial_path(final), partial_path(samples_path(final)))
     with writing(spec.output):
         for written in (final, *partial, receipt_path(spec.output), ledger_path(final)):
