@@ -140,7 +140,7 @@ def test_a_connection_that_breaks_now_and_then_is_not_noticed(s3, proxy):
     into = bytearray(len(data))
     opened_to_read(s3).read_at(0, memoryview(into))
     assert into == data
-    assert proxy.count > 3
+    assert proxy.count >= 3  # a connection that holds may be used again
 
 
 @pytest.mark.parametrize("how", [b"", b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n", "silent"])
