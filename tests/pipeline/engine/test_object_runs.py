@@ -109,6 +109,19 @@ def test_a_flapping_server_is_not_noticed(s3, source, samples, proxy, millrace):
     np.testing.assert_array_equal(read_image(s3 / "out.zarr"), box(samples, 5))
 
 
+def test_a_pyramid_has_the_levels_that_a_local_one_has(s3, source, tmp_path, millrace):
+    """The last two are made of level 4, read back from the store."""
+    for output in (s3 / "out.zarr", tmp_path / "out.zarr"):
+        assert millrace(*SMOOTH, source, output, *OPTIONS, "--levels", "7")[0] == 0
+    for level in range(7):
+        written = [
+            path.relative_to(tmp_path) for path in (tmp_path / "out.zarr" / str(level)).rglob("*") if path.is_file()
+        ]
+        assert written
+        for path in written:
+            assert (s3 / str(path)).read_bytes() == (tmp_path / path).read_bytes(), path
+
+
 def test_two_workers_share_an_output(s3, source, samples):
     """In a process of its own: workers have the environment of the process that first starts one."""
     command = [sys.executable, "-m", "pipeline", *SMOOTH, source, s3 / "out.zarr", *OPTIONS, "--workers", "2"]
