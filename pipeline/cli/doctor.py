@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from pipeline import __version__
 from pipeline.cli.stdout import say
 from pipeline.config import format_bytes, load_settings
 from pipeline.errors import MillraceError, UserError, printable
@@ -57,7 +58,7 @@ def _program() -> Finding:
 
     names = ("numpy", "numba", "dask", "zarr", "tifffile")
     found = ", ".join(f"{name} {version(name)}" for name in names)
-    return Finding("Millrace", f"{version('millrace')} on Python {platform.python_version()}, {found}")
+    return Finding("Millrace", f"{__version__} on Python {platform.python_version()}, {found}")
 
 
 def _devices() -> Iterator[Finding]:
