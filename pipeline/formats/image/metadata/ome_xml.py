@@ -17,6 +17,7 @@ from pipeline.formats.image.metadata.calibration import Calibration, Channel, kn
 from pipeline.formats.image.metadata.units import kind_of, symbol_of, unit_named
 
 _NO_UNIT = "reference frame"
+_SCHEMA = "{http://www.openmicroscopy.org/Schemas/OME/2016-06}OME"
 _DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>'
 _SIZES = ("SizeX", "SizeY", "SizeZ", "SizeC", "SizeT")
 # Elements and attributes that the calibration, the notes or the pages hold; LightPath is empty in most files.
@@ -119,12 +120,17 @@ def cropped(xml: str, boxes: Mapping[str, range]) -> str:
     return _written(root)
 
 
+def is_current(xml: str) -> bool:
+    """Whether OME-XML is of the schema that is written, and can go along."""
+    return ElementTree.fromstring(xml).tag == _SCHEMA
+
+
 def merged(xml: str, made: str) -> str:
-    """An input's OME-XML, with the image as the new file's own, `made`, describes it; that alone if the two are of
-    other schemas or sizes."""
+    """An input's OME-XML, with the image as the new file's own, `made`, describes it; that alone if the input's is of
+    an older schema or of other sizes."""
     root, own = ElementTree.fromstring(xml), ElementTree.fromstring(made)
     pixels, own_pixels = _pixels(_image(root)), _pixels(_image(own))
-    if root.tag != own.tag or any(pixels.get(size, "1") != own_pixels.get(size) for size in _SIZES):
+    if root.tag != _SCHEMA or any(pixels.get(size, "1") != own_pixels.get(size) for size in _SIZES):
         return made
     root.attrib.update(own.attrib)
     pixels.attrib = {**own_pixels.attrib, "ID": pixels.get("ID", "Pixels:0")}

@@ -121,7 +121,8 @@ def kept_facts(header: ImageHeader, path: Path) -> set[str]:
     """Which known facts the file states, as `ImageFormat.keeps`."""
     found = {"place", "nodata", "description", "acquired", "tags", "profile", "orientation"}
     if is_ome(header, path):
-        return found | {"ome"} | ome_xml.holds(header.calibration)
+        current = header.notes.ome and ome_xml.is_current(header.notes.ome)
+        return found | ome_xml.holds(header.calibration) | ({"ome"} if current else set())
     if is_imagej(header):
         return found | imagej.holds(header.calibration)
     return found | ({"plane"} if resolution.tags(header.calibration) else set())

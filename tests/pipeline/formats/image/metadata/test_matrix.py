@@ -25,6 +25,7 @@ from rasterio.transform import from_origin
 
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
+from pipeline.workloads.common.crop import RegionParameters
 from tests.images import read_image
 
 SIZES = {"T": 2, "C": 3, "Z": 5, "Y": 13, "X": 17, "S": 3}
@@ -402,3 +403,58 @@ def test_every_field_is_in_the_result_or_named(tmp_path: Path, source: str, axes
         assert again.channels == header.calibration.channels
         for letter in set(axes) & header.calibration.steps.keys():
             assert again.steps[letter].unit == header.calibration.steps[letter].unit
+
+
+def copied(source: Path, target: Path, crop: str | None = None) -> str | None:
+    """Writes a part of an image; returns what the target does not keep."""
+    with images.open_image(source) as reader:
+        part = RegionParameters(crop=crop).part(reader, source)
+        samples = np.empty(part.header.shape, part.header.dtype)
+        part.read(Region.whole(samples.shape), samples)
+        writer = images.create_image(target, part.header)
+    writer.write(Region.whole(samples.shape), samples)
+    writer.publish()
+    return images.not_kept(part.header, target)
+
+
+def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> None:
+    by_ome(tmp_path / "a.ome.tif", "TCZYX")
+    whole = ome_types.from_tiff(tmp_path / "a.ome.tif")
+    whole.rois = [ome.ROI(id="ROI:0", union=[ome.Point(x=1, y=2)])]
+    whole.images[0].roi_refs = [ome.ROIRef(id="ROI:0")]
+    tifffile.tiffcomment(tmp_path / "a.ome.tif", whole.to_xml().encode())
+    assert copied(tmp_path / "a.ome.tif", tmp_path / "b.ome.tif", "C=1:3,Z=2:5,T=1:2,X=3:11") == "position"
+    made = ome_types.from_tiff(tmp_path / "b.ome.tif")
+    (image,) = made.images
+    pixels = image.pixels
+    assert (pixels.size_t, pixels.size_c, pixels.size_z, pixels.size_y, pixels.size_x) == (1, 2, 3, 13, 8)
+    assert [(each.name, each.emission_wavelength) for each in pixels.channels] == [("007", 451), (NAMES[2], 452)]
+    places = [(each.the_t, each.the_c, each.the_z) for each in pixels.planes]
+    assert sorted(places) == list(np.ndindex(1, 2, 3))
+    assert all(each.delta_t == 10 + 2 + each.the_z for each in pixels.planes)
+    assert not made.rois
+    assert not image.roi_refs
+    assert made.instruments == whole.instruments
+    assert copied(tmp_path / "a.ome.tif", tmp_path / "c.ome.tif") is None
+    assert ome_types.from_tiff(tmp_path / "c.ome.tif").rois == whole.rois
+
+
+def test_ome_xml_of_an_older_schema_is_rewritten_and_the_loss_named(tmp_path: Path) -> None:
+    by_ome(tmp_path / "a.ome.tif", "CYX")
+    older = tifffile.tiffcomment(tmp_path / "a.ome.tif").replace("OME/2016-06", "OME/2015-01")
+    tifffile.tiffcomment(tmp_path / "a.ome.tif", older.encode())
+    assert copied(tmp_path / "a.ome.tif", tmp_path / "b.ome.tif") == OME
+    made = ome_types.from_tiff(tmp_path / "b.ome.tif")
+    assert not made.instruments
+    assert made.images[0].description == TEXT
+    assert [each.name for each in made.images[0].pixels.channels] == list(NAMES)
+
+
+@pytest.mark.parametrize("text", ["µ in Latin-1".encode("latin-1"), "µ in UTF-8".encode()])
+def test_text_of_any_usual_encoding(tmp_path: Path, text: bytes) -> None:
+    date: Any = [(306, 2, 0, "    :  :  ", True)]
+    tifffile.imwrite(tmp_path / "a.tif", samples_of("YX"), description=text, metadata=None, extratags=date)
+    copied(tmp_path / "a.tif", tmp_path / "b.tif")
+    with tifffile.TiffFile(tmp_path / "b.tif") as file:
+        assert file.pages[0].description == f"µ{text.decode('latin-1')[text.index(b' ') :]}"
+        assert 306 not in {tag.code for tag in file.pages[0].tags}
