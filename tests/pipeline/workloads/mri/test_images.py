@@ -28,8 +28,8 @@ def write(path, *, times=1, slices=1, coils=COILS, points=POINTS, matrix=(N, N),
 
 def test_points_are_on_the_grid_if_each_is_of_whole_cycles():
     whole = np.array([[0.0, -8.0], [7.0, 3.0]])
-    for points, on_grid in ((whole, True), (whole + [[0, 0], [0, 1e-9]], False)):
-        assert Trajectory(points, b"", (1, 2), None, points).on_grid is on_grid
+    for points, on_grid in ((whole, True), (whole + 1e-9, False)):
+        assert Trajectory(points=points, digest=b"", spokes=(1, 2), given=None, nominal=points).on_grid is on_grid
 
 
 @pytest.fixture
