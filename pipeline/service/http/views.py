@@ -68,7 +68,8 @@ class Submission(BaseModel):
     workload: str = Field(max_length=64, examples=["smooth"])
     input: Path_ = Field(description="a path under the data roots; in an array {index} becomes the number")
     output: Path_ = Field(
-        description="a path under the data roots; must contain {index} in an array", examples=["smooth-{index}.tif"]
+        description="a path under the data roots; must contain {index} in an array",
+        examples=["smooth.tif", "smooth-{index}.tif"],
     )
     parameters: Annotated[dict[str, Any], AfterValidator(_true_json)] = Field(
         {}, description="as `GET /v1/workloads` describes them"

@@ -239,7 +239,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, url, gate)
     with Client(url) as client, page_of(browser, url, **PHONE) as page:
         done = client.submit("smooth", "in.npy", "out.npy").wait(timeout_s=WAIT_S)
         failed = client.submit("smooth", f"no-{long}", long).wait(timeout_s=WAIT_S)
-        paths = ["/", "/data", "/data?path=.", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/login"]
+        paths = ["/", "/data", "/data?path=.", f"/jobs/{done.id}", f"/jobs/{failed.id}", "/workers", "/api", "/login"]
         paths += [f"/submit?workload={each['name']}" for each in client.workloads()]
         for path in paths:
             page.goto(path)
