@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import InputError, OutputError
+from pipeline.formats import unsupported_output
 from pipeline.formats.image.base import ImageFormat, ImageHeader, ImageReader, ImageWriter, Region, Storage
 from pipeline.formats.image.file_list import FileLists
 from pipeline.formats.image.metadata.geotiff import GeoTags
@@ -55,8 +56,7 @@ def format_for_output(path: Path, storage: Storage | None = None) -> ImageFormat
     """The format that the suffix selects. OutputError if there is none, ParameterError if it does not store so."""
     form = _by_suffix(path)
     if form is None:
-        fault = f"unsupported image format {path.suffix}" if path.suffix else "the name has no suffix"
-        raise OutputError(f"{path}: {fault}; end it with {', '.join(_suffixes())}")
+        raise unsupported_output(path, "image format", _suffixes())
     return form if storage is None else form.storing(storage)
 
 

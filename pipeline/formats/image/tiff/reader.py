@@ -69,6 +69,7 @@ class TiffReader(ImageReader):
             dtype=first.dtype,
             metadata=metadata,
             calibration=calibration,
+            levels=self._stack.levels,
             notes=notes,
         )
         self._planes = np.arange(len(self._stack.pages)).reshape(self.header.planes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,17 +21,19 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
 from pipeline.formats.image.metadata.notes import text_of
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
+from pipeline.formats.image.tiff.levels import brief, count_levels
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The image: its shape and axes (see `ImageHeader`), and the pages, in the order of the axes T, C and Z."""
+    """The image: its shape, axes and levels (see `ImageHeader`), and the pages, in the order of the axes T, C and Z."""
 
     shape: tuple[int, ...]
     axes: str
     pages: tuple[Page, ...]
     first: Directory
+    levels: int = 1
     ome: ElementTree.Element | None = None  # its OME-XML, of one image
 
     @property
@@ -54,16 +56,17 @@ class _Declared:
 
 def arrange(directories: Sequence[Directory]) -> Stack:
     """Read every page and order them. InputError if pages differ, or have other axes than T, C and Z."""
-    # Smaller copies and masks are ignored; newer files keep them in SubIFDs, which are not in the chain.
+    # Smaller copies and masks are no pages of the image; newer files keep them in SubIFDs, which are not in the chain.
     kept = [directory for directory in directories if not is_beside_the_image(directory)] or list(directories)
     pages = [read_page(directory) for directory in kept]
     first, path = pages[0], kept[0].file.path
     for page in pages[1:]:
         if (page.shape, page.dtype) != (first.shape, first.dtype):
             raise InputError(
-                f"{path}: page {page.index} is {_brief(page)}, but page {first.index} is {_brief(first)}; "
-                "split the file into images of one kind"
+                f"{path}: page {page.index} is {brief(page.shape, page.dtype)}, but page {first.index} is "
+                f"{brief(first.shape, first.dtype)}; split the file into images of one kind"
             )
+    levels = count_levels(directories, kept, first)
     declared = _described(kept[0], first, len(pages)) or _Declared("Z", (len(pages),), "")
     if declared.page_of_plane is not None:
         by_index = {page.index: page for page in pages}
@@ -86,7 +89,7 @@ def arrange(directories: Sequence[Directory]) -> Stack:
             f"{counted(len(pages), 'page')}; copy it again, or remove the description (tag 270)"
             f"{_perhaps_turned(len(pages), first, count)}"
         )
-    return _ordered(kept[0], pages, declared)
+    return replace(_ordered(kept[0], pages, declared), levels=levels)
 
 
 def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
@@ -104,11 +107,6 @@ def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
                 f"is {mine[0] / mine[1]:g}, but page {first.index} has {firsts[0] / firsts[1]:g}: pixels of two sizes; "
                 "split the file",
             )
-
-
-def _brief(page: Page) -> str:
-    rows, columns, samples = page.shape
-    return f"{columns} × {rows} × {samples} {page.dtype.name}"
 
 
 def _numbered(by_index: dict[int, Page], index: int, path: Path) -> Page:
@@ -205,7 +203,7 @@ def _shaped(path: Path, description: str, page: Page, page_count: int) -> _Decla
         # tifffile drops a last axis of length one: the rows of such pages are the image's columns.
         raise InputError(
             f"{path}: its tifffile description declares axes {axes} = {' × '.join(map(str, shape))}, but each page is "
-            f"{_brief(page)}: tifffile transposes images of one column; save it as .npy or .zarr"
+            f"{brief(page.shape, page.dtype)}: tifffile transposes images of one column; save it as .npy or .zarr"
         )
     if rest or planes <= 1 or min(shape) < 1:
         return None  # each page was written separately
