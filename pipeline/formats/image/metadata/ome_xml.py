@@ -166,6 +166,10 @@ def _written(root: Element) -> str:
     # Otherwise the elements would be called ns0:OME and so on, which many readers do not take.
     if root.tag.startswith("{"):
         ElementTree.register_namespace("", root.tag[1:].partition("}")[0])
+        for parent in root.iter():
+            for child in parent if parent.tag.startswith("{") else ():
+                if not child.tag.startswith("{"):  # in annotations
+                    child.set("xmlns", "")
     return _DECLARATION + ElementTree.tostring(root, encoding="unicode")
 
 

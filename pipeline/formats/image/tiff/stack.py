@@ -225,6 +225,12 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
     path = directory.file.path
     try:
         root = ElementTree.fromstring(xml)
+        elsewhere = root.find("{*}BinaryOnly")
+        if elsewhere is not None:
+            name = elsewhere.get("MetadataFile", "a companion")
+            raise directory.fault(
+                Tag.IMAGE_DESCRIPTION, f"OME-XML is in another file, {name}; join the files of the image first"
+            )
         images = root.findall("{*}Image")
         if len(images) != 1:
             raise directory.fault(

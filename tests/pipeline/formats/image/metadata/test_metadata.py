@@ -199,6 +199,7 @@ def test_sizes_that_are_none_are_unknown(size: str) -> None:
         ('SizeC="3"', 'SizeC="2"', "OME-XML declares 20 planes, none of them page 20"),
         ('<TiffData IFD="0"', '<TiffData FirstT="1"', "OME-XML leaves plane 0 without a page"),
         ("</Image>", "</Image><Image/>", "OME-XML of 2 images"),
+        ("<Image ", "<BinaryOnly MetadataFile='a.ome' UUID='1'/><Image ", "OME-XML is in another file, a.ome"),
         ("/></Pixels>", "><UUID FileName='b.tif'>1</UUID></TiffData></Pixels>", "OME-XML keeps planes in .* b.tif"),
     ],
 )
