@@ -184,6 +184,10 @@ class ImageReader(Reader):
         """The dtype as stored and the offset of samples that are one run of bytes in C order; None if they are not."""
         return None
 
+    def at_level(self, level: int) -> ImageReader | None:
+        """A reader of a further level of the file's pyramid; None if this format's levels cannot be read."""
+        return None
+
     @abstractmethod
     def read(self, region: Region, out: NDArray[Any]) -> None:
         """Fill `out` (C-contiguous, the region's shape, the header's dtype) with the region's samples.

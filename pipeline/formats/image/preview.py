@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ LONGEST_SIDE = 1024
 TILE_SAMPLES = 1 << 20
 BLOCKS_BYTES = 32 << 20
 
+_FINER = 4  # its means of whole pixels then lose a quarter of the preview's resolution at most
+
 Span = tuple[int, int]  # start, stop
 _DARK_AND_BRIGHT = (0.1, 99.9)  # percentiles that become black and white
 _COLOURS = ("00FF00", "FF00FF", "00FFFF", "FFFF00", "FF0000", "0000FF", "FFFFFF")
@@ -33,7 +36,7 @@ def write_preview(image: Path, preview: Path, longest_side: int = LONGEST_SIDE) 
     that one pixel in a thousand is black, and one white. Of more than four samples in a pixel, the first is shown.
     A scale bar and the channels' names are drawn as far as they are known.
     """
-    with images.open_image(image) as reader:
+    with images.open_image(image) as whole, closing(_finer_level(whole, longest_side)) as reader:
         reader.hold_at_most(BLOCKS_BYTES)
         header = reader.header
         step = _step(header, longest_side)
@@ -60,6 +63,12 @@ def write_pixels(preview: Path, pixels: NDArray[np.uint8]) -> None:
 def _step(header: ImageHeader, longest_side: int) -> int:
     sizes = dict(zip(header.axes, header.shape, strict=True))
     return math.ceil(max(sizes["Y"], sizes["X"]) / longest_side)
+
+
+def _finer_level(whole: ImageReader, longest_side: int) -> ImageReader:
+    """A level of the pyramid at least `_FINER` times as fine as the preview, or the image itself."""
+    level = min(whole.header.levels, (_step(whole.header, longest_side) // _FINER).bit_length()) - 1
+    return (whole.at_level(level) if level > 0 else None) or whole
 
 
 def _shown_channels(header: ImageHeader) -> list[Channel]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,30 @@ def test_the_mean_of_each_block_however_it_is_read(
     expected = averaged(plane[..., :1] if plane.shape[2] > 4 else plane, -(-max(plane.shape[:2]) // 10))
     found = read_image(tmp_path / "p.png").reshape(expected.shape)
     assert np.abs(found - expected).max() <= 0.5
+
+
+@pytest.mark.parametrize("axes", ["YX", "CYX", "YXS"])
+def test_of_a_pyramid_a_level_is_read(axes: str, tmp_path: Path) -> None:
+    shape = [{"Y": 1600, "X": 1597}.get(letter, 3) for letter in axes]
+    image = np.random.default_rng(5).integers(0, 256, shape).astype(np.uint8)
+    size = {letter: Step(0.5, "micrometer") for letter in "YX"}
+    channels = tuple(Channel(name, None) for name in ("DAPI", "GFP", "")) if "C" in axes else ()
+    header = ImageHeader(
+        shape=image.shape, axes=axes, dtype=image.dtype, calibration=Calibration(size, channels=channels)
+    )
+    for name, levels in (("a.zarr", 1), ("b.zarr", 6)):
+        writer = images.create_image(tmp_path / name, header, storage=images.Storage(levels=levels))
+        writer.write(Region.whole(image.shape), image)
+        writer.publish()
+    for level in (0, 1):
+        shutil.rmtree(tmp_path / f"b.zarr/{level}/c")  # missing chunks would be black
+    for name in ("a", "b"):
+        write_preview(tmp_path / f"{name}.zarr", tmp_path / f"{name}.png", longest_side=100)
+    whole, found = (read_image(tmp_path / f"{name}.png").astype(int) for name in ("a", "b"))
+    assert whole.shape[:2] == (100, 100)
+    assert whole.min() == 0, "it has marks"
+    # Levels count an odd last column twice; three channels are added.
+    np.testing.assert_allclose(found[:, :-1], whole[:, :-1], rtol=0, atol=3 if "C" in axes else 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
