@@ -18,7 +18,7 @@ import resource
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.connection import Connection
@@ -27,7 +27,10 @@ from typing import Any, cast
 
 from pipeline.cluster.dask.worker_start import METHOD
 from pipeline.config import format_bytes
+from pipeline.engine.listing import Wanted, alike
 from pipeline.errors import InputError, MillraceError, too_little_memory
+from pipeline.formats.image.file_list import ListedFile, StoredSamples
+from pipeline.storage.confinement import Confinement
 from pipeline.workloads import JobSpec, OpenJob, workload_named
 from pipeline.workloads.many_files import open_job
 
@@ -133,6 +136,14 @@ class Lease:
         """The job, open in the process until `release`; it may allocate `most_bytes` at most, if that is less than any
         job may. Raises as its workload's `open`; ProcessDied."""
         return cast("OpenJob", _remote(self._process, 0, self._process.ask("open", spec, most_bytes)))
+
+    def alike(
+        self, wanted: Sequence[Wanted], most_bytes: int, confinement: Confinement
+    ) -> tuple[StoredSamples | None, list[tuple[Wanted, ListedFile]]]:
+        """As `pipeline.engine.listing.alike`, in the process."""
+        found: tuple[StoredSamples | None, list[tuple[Wanted, ListedFile]]]
+        found = self._process.ask("alike", list(wanted), most_bytes, confinement)
+        return found
 
     def settle(self) -> None:
         """Planning is over: `check` is called no more, since ending the process would lose what it writes."""
@@ -281,6 +292,10 @@ class _Server:
         resource.setrlimit(resource.RLIMIT_DATA, (min(_allocated_bytes() + self._most_bytes, hard), hard))
         self._objects = [self._within_limit(lambda: open_job(workload_named(spec.workload), spec))]
         return _members(self._objects[0])
+
+    def alike(self, wanted: Sequence[Wanted], most_bytes: int, confinement: Confinement) -> Any:
+        self._input = wanted[0].input  # the confinement is in force once it is received
+        return self._within_limit(lambda: alike(wanted, most_bytes))
 
     def get(self, number: int, name: str) -> Any:
         return self._within_limit(lambda: getattr(self._objects[number], name))
