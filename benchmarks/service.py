@@ -6,7 +6,7 @@ accept  : 100 jobs a second; all acknowledged jobs are in the list, and each suc
 list    : 10,000 finished jobs, page by page, and the first page
 queued  : 100,000 queued jobs: the first page of the list, and the page in a browser
 poison  : small files that take gigabytes once they are read: how much later another job of the same queue is done
-array   : an array of 1,000 jobs, each of one TIFF of 512² u16, from the submission until the last one is done
+array   : an array of jobs, each of one TIFF of 512² u16, from the submission until the last one is done
 small   : a small job from submission to result, minus the time of the same job in a separate process
 drain   : SIGTERM in the middle of a job: seconds until the server has ended, and the work that is not repeated
 memory  : of the server and its workers while many jobs run; `memory` alone takes minutes
@@ -396,7 +396,7 @@ def poison(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def array(folder: Path, options: argparse.Namespace) -> Iterator[Figure]:
-    service, count, rounds = Service(folder), 1000, 3
+    service, count, rounds = Service(folder), options.files, 3
     (folder / "data" / "plate").mkdir()
     rng = np.random.default_rng(1)
     for number in range(count):
@@ -512,6 +512,7 @@ def main() -> None:
     parser.add_parts(PARTS, default=[name for name in PARTS if name != "memory"])
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of submitting")
     parser.add_argument("--jobs", type=int, default=5000, help="number of jobs of `memory`")
+    parser.add_argument("--files", type=int, default=1000, help="number of images of `array`")
     parser.add_json()
     options = parser.parse_args()
     figures: list[Figure] = []

@@ -25,8 +25,9 @@ from pipeline.engine.listing import Wanted, alike, takes_images
 from pipeline.engine.planned import PlannedJob
 from pipeline.engine.receipt import to_json
 from pipeline.engine.run import RunEvents, run_job
-from pipeline.errors import UserError
+from pipeline.errors import MillraceError, UserError
 from pipeline.formats.image.file_list import SUFFIX, FileList, ListedFile, StoredSamples, result_of, sha256_of
+from pipeline.formats.image.preview import write_preview
 from pipeline.service.jobs import ACTIVE, Computed, Event, Job, Planned
 from pipeline.service.parameters import parameters_of
 from pipeline.service.run import Run, StopRequested, estimate_of, run_options
@@ -45,7 +46,7 @@ MOST_BYTES = 8 << 20
 MOST_FILE_BYTES = MOST_BYTES + (1 << 20)
 MOST_BYTES_TOGETHER = 1 << 30
 # How many jobs of an array run together: so many at first, then as many as take about so long.
-FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 2.0, 8
+FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 4.0, 8
 _ARRAYS_KEPT = 1000
 
 
@@ -300,6 +301,16 @@ class Together:
             "written_bytes": receipt["written_bytes"] // count,
             "together": count,
         }
+
+
+def draw_late_preview(stored: StoredJob, output: Path, picture: Path) -> None:
+    """Draws the preview of a job that ran together with others, when it is first asked for: drawing all of them would
+    take longer than the jobs. Draws none if the output cannot be drawn, or was changed since."""
+    if stored.receipt is None or "together" not in stored.receipt or picture.is_file():
+        return
+    with suppress(MillraceError, OSError):
+        if output.stat().st_mtime <= (stored.finished_at or 0.0):
+            write_preview(output, picture)
 
 
 def remove_what_is_left(folder: Path, array_id: str) -> None:

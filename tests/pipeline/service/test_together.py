@@ -23,9 +23,9 @@ from pipeline.service.jobs import CancelRequested
 from pipeline.service.roots import DataRoots
 from pipeline.service.runner import Limits, Runner
 from pipeline.service.store import Cap, NewJob, Store
-from pipeline.service.together import FIRST_COMPANY, Sizes
+from pipeline.service.together import FIRST_COMPANY, Sizes, draw_late_preview
 from pipeline.storage.confinement import confine
-from tests.images import names_in, read_image, write_image
+from tests.images import names_in, read_image, version, write_image
 
 WAIT_S = 60.0
 SHAPE = (31, 29)
@@ -351,12 +351,29 @@ def test_what_a_killed_server_left_is_removed_and_its_jobs_are_finished(service)
     assert not [name for name in names_in(service.data) if name.startswith(".millrace")]
 
 
+def test_previews_are_drawn_when_they_are_asked_for(service, tmp_path):
+    for number in range(2):
+        service.image(number)
+    jobs = service.array(2)
+    service.start()
+    one, other = service.wait(jobs)
+    output, picture = Path(one.asked.output), tmp_path / "one.png"
+    draw_late_preview(one, output, picture)
+    assert read_image(picture).shape == SHAPE
+    drawn = version(picture)
+    draw_late_preview(one, output, picture)
+    assert version(picture) == drawn
+    os.utime(other.asked.output, (time.time() + 60, time.time() + 60))  # as if written by another program
+    draw_late_preview(other, Path(other.asked.output), tmp_path / "other.png")
+    assert not (tmp_path / "other.png").exists()
+
+
 def test_how_many_run_together_follows_from_the_time_that_they_take(monkeypatch):
     sizes = Sizes()
     assert sizes.of("a") == FIRST_COMPANY
     sizes.took("a", 16, 0.1)
     assert sizes.of("a") == 128
-    sizes.took("a", 128, 4.0)
+    sizes.took("a", 128, 8.0)
     assert sizes.of("a") == 64
     sizes.took("a", 64, 1000.0)
     assert sizes.of("a") == 1
