@@ -175,7 +175,8 @@ class DecodedBlocks:
             # The codecs' errors have no common ancestor; a damaged size may raise MemoryError.
             how = COMPRESSIONS[page.compression]
             raise InputError(
-                f"{where} does not decode ({how}: {_words(exc)}); damaged: copy or export it again"
+                f"{where} does not decode as tag Compression states ({how}: {_words(exc)}); damaged: copy or export it "
+                "again"
             ) from exc
         block: NDArray[Any] = decoded[0]
         rows = min(page.block[0], page.shape[0] - down * page.block[0])
