@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
+from pipeline.formats.image.metadata.notes import text_of
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
 from pipeline.formats.image.tiff.levels import brief, count_levels
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
@@ -33,7 +34,13 @@ class Stack:
     pages: tuple[Page, ...]
     first: Directory
     levels: int = 1
-    pixels: ElementTree.Element | None = None  # of its OME-XML
+    ome: ElementTree.Element | None = None  # the image in its OME-XML
+
+    @property
+    def free_text(self) -> str:
+        """The description, if it is none of the dialects."""
+        text = text_of(self.first.blob(Tag.IMAGE_DESCRIPTION))
+        return "" if text.startswith("ImageJ=") or text.rstrip().endswith("OME>") or _is_shaped(text) else text
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class _Declared:
     sizes: tuple[int, ...]
     by: str
     page_of_plane: tuple[int, ...] | None = None
-    pixels: ElementTree.Element | None = None
+    ome: ElementTree.Element | None = None
 
 
 def arrange(directories: Sequence[Directory]) -> Stack:
@@ -64,7 +71,7 @@ def arrange(directories: Sequence[Directory]) -> Stack:
     if declared.page_of_plane is not None:
         by_index = {page.index: page for page in pages}
         pages = [_numbered(by_index, index, path) for index in declared.page_of_plane]
-    if declared.pixels is None:  # OME-XML states one size for all
+    if declared.ome is None:  # OME-XML states one size for all
         _refuse_mixed_sizes(kept)
     count = math.prod(declared.sizes)
     if len(pages) == 1 < count:
@@ -139,7 +146,7 @@ def _ordered(directory: Directory, pages: list[Page], declared: _Declared) -> St
         axes=f"{planes}YX{'S' if samples > 1 else ''}",
         pages=tuple(pages[index] for index in table.ravel().tolist()),
         first=directory,
-        pixels=declared.pixels,
+        ome=declared.ome,
     )
 
 
@@ -150,9 +157,13 @@ def _described(directory: Directory, page: Page, page_count: int) -> _Declared |
         return _imagej(description, page, page_count)
     if description.endswith("OME>"):
         return _ome(directory, description, page, page_count)
-    if description.startswith("{") and '"shape":' in description:
+    if _is_shaped(description):
         return _shaped(directory.file.path, description, page, page_count)
     return None
+
+
+def _is_shaped(description: str) -> bool:
+    return description.startswith("{") and '"shape":' in description
 
 
 def _imagej(description: str, page: Page, page_count: int) -> _Declared | None:
@@ -230,7 +241,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
                 "truncated or one of several files: join them first",
             )
         shape = tuple(sizes[letter] for letter in axes)
-        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), pixels)
+        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), images[0])
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
         raise InputError(
             f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "
