@@ -96,6 +96,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
             jobs_at_once=settings.jobs_at_once,
             jobs_at_once_of_an_owner=settings.jobs_at_once_of_an_owner,
             memory_bytes=settings.memory,
+            planning_s=settings.planning_s,
             keep_s=settings.keep_days * 86_400.0,
         )
         worker_start.start_fork_server()  # with a scheduler elsewhere it does not run yet
