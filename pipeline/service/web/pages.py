@@ -25,7 +25,7 @@ from pipeline.config import format_bytes
 from pipeline.engine.stages import STAGES
 from pipeline.errors import MillraceError
 from pipeline.service.http.app_state import Service, ThisService
-from pipeline.service.http.data import list_files
+from pipeline.service.http.data.files import list_files
 from pipeline.service.http.identity import Audit, submitter_of, user_of, visible_job
 from pipeline.service.http.sessions import COOKIE
 from pipeline.service.http.tokens import User, digest_of
