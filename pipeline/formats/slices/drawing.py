@@ -174,6 +174,7 @@ class _Plane:
         self._colours = _colours(header)
         self._is_phase = part == "phase" and header.dtype.kind == "c"
         self._channels = 2 if self._is_phase else self._colours or 1
+        self._may_be_nan = header.dtype.kind in "fc"
         dtype = np.dtype(np.float64) if header.dtype.kind == "c" else header.dtype
         self.header = ImageHeader(
             shape=(), axes="YXS" if self._colours else "YX", dtype=dtype, maxval=header.maxval, metadata=header.metadata
@@ -206,11 +207,15 @@ class _Plane:
         tiles = self._tiles()
         for rows, columns in self._pieces(tiles):
             samples = self._read(rows, columns)
-            present = ~np.isnan(samples)
             boxes = tuple(slice(start // step, -(-stop // step)) for start, stop in (rows, columns))
+            missing = np.isnan(samples) if self._may_be_nan else None
+            if missing is not None and missing.any():
+                samples[missing] = 0
+                counts[boxes] -= block_sums(missing, rows, columns, step)
             with np.errstate(invalid="ignore", over="ignore"):
-                sums[boxes] += block_sums(np.where(present, samples, 0.0), rows, columns, step)
-                counts[boxes] += block_sums(present, rows, columns, step)
+                sums[boxes] += block_sums(samples, rows, columns, step)
+            lengths = [block_sums(np.ones((b - a, 1)), (a, b), (0, 1), step) for a, b in (rows, columns)]
+            counts[boxes] += (lengths[0] * lengths[1].T)[..., None]
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = sums / counts
         if self.one_of > 1:
