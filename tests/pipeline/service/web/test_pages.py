@@ -72,11 +72,11 @@ def test_folders_lead_to_their_files(world):
     text = page(client, f"/data?path={data}")
     inside = re.search(r'href="(/data\?path=[^"]*sub%20dir)"', text)[1]
     text = page(client, inside)
-    assert text.count('class="image"') == 50
+    assert text.count('href="/view?path=') == 50
     assert f"/submit?input={data}/sub%20dir/00.npy" in text
     text = page(client, re.search(r'href="(/data[^"]*after=49.npy)"', text)[1].replace("&amp;", "&"))
-    assert text.count('class="image"') == 10
-    assert 'class="image"' not in page(client, f"{inside}&contains=atoms")
+    assert text.count('href="/view?path=') == 10
+    assert "/view?" not in page(client, f"{inside}&contains=atoms")
     assert "No names here contain this text" in page(client, f"{inside}&contains=nothing")
     assert "outside the service" in page(client, "/data?path=/etc", 422, headers={"Accept": "text/html"})
     assert f'name="input" required maxlength="4096" value="{data}/in.npy"' in page(
