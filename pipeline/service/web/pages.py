@@ -34,7 +34,7 @@ from pipeline.service.jobs import ACTIVE
 from pipeline.service.roots import is_text
 from pipeline.service.store import JobFilter, StoredJob
 from pipeline.service.web.values import FILTERS, facts_of, fields_of, percent, stages_of, viewable
-from pipeline.storage.objects import ObjectPath
+from pipeline.storage.objects import ObjectPath, is_url
 from pipeline.workloads import workloads
 
 FOLDER = Path(__file__).parent
@@ -182,7 +182,7 @@ def browse(
 def view(
     viewer: _Viewer, path: Annotated[list[Annotated[str, Query(max_length=4096)]], Query(min_length=1, max_length=2)]
 ) -> Response:
-    folders = [each.rpartition("/")[0] for each in path]
+    folders = ["" if is_url(each) else each.rpartition("/")[0] for each in path]
     names = [printable(each.rpartition("/")[2]) for each in path]
     return _page("view.html", paths=path, folders=folders, names=names, viewer=viewer, here="")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from urllib.parse import quote
 
 import pytest
 
@@ -189,6 +190,25 @@ def test_workers_and_static_files(world):
     for name, kind in (("style.css", "text/css"), ("app.js", "text/javascript")):
         assert client.get(f"/static/{name}").headers["content-type"].startswith(kind)
     assert client.get("/jobs/000000000000").status_code == 404
+
+
+def test_a_page_for_looking_at_files(world):
+    client = world.http()
+    text = page(client, f"/view?path={quote(EVIL)}&path=folder/a.tif")
+    assert EVIL not in text
+    assert 'href="/data?path=folder"' in text
+    assert text.count("<canvas") == text.count("/v1/images/slice?path=") == 2
+    assert "/data?path=" not in page(client, "/view?path=s3://bucket/a.zarr")
+    for query in ("", "?path=a&path=b&path=c", f"?path={'a' * 5000}"):
+        page(client, f"/view{query}", 422, headers={"Accept": "text/html"})
+    job = accepted(client, input="in sub/in.npy", output="out.npy")
+    assert "/view?" not in page(client, f"/jobs/{job}")
+    succeed(world.store, job)
+    pair = f"/view?path={world.data}/in%20sub/in.npy&amp;path={world.data}/out.npy"
+    assert f'href="{pair}"' in page(client, f"/jobs/{job}")
+    other = accepted(client, workload="coulomb", input="in.pqr", output="map.dx", parameters={"spacing": "1"})
+    succeed(world.store, other)
+    assert f'href="/view?path={world.data}/map.dx"' in page(client, f"/jobs/{other}")
 
 
 def test_signing_in(world, tmp_path):
