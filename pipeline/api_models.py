@@ -194,7 +194,7 @@ class AxisView(BaseModel):
 
 
 class ImageView(BaseModel):
-    """What there is to see in a file.
+    """An image, a map or a series of images.
 
     axes     : all but the colours of a pixel, the slowest first
     plane    : the letters of the rows and columns that are shown unless others are chosen

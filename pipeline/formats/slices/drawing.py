@@ -78,7 +78,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What there is to see in a file.
+    """An image, a map or a series, as far as choosing a picture needs it.
 
     axes     : letter and length of each, except the colours of a pixel
     plane    : the letters of the rows and columns that are shown unless others are chosen
@@ -100,7 +100,7 @@ class Stack:
 
 
 def describe(path: Path) -> Stack:
-    """What there is to see in a file. InputError if nothing."""
+    """The axes of a file, its pyramid and its channels. InputError if it cannot be shown."""
     with open_stack(path) as reader:
         header = reader.header
         colours, plane = _colours(header), _plane(header, None)
@@ -120,16 +120,13 @@ def draw(path: Path, cut: Cut) -> Picture:
         whole = stack.enter_context(open_stack(path))
         letters = _plane(whole.header, cut.plane)
         place, spans = _place(whole.header, cut, letters), _spans(whole.header, cut, letters)
-        step = _step(spans, cut.size)
-        level, reader = 0, whole
-        for number in range(1, whole.header.levels):
-            smaller = stack.enter_context(whole.at_level(number))
-            if any(factor > step for factor in _factors(whole, smaller, letters)):
-                break
-            level, reader = number, smaller
-        rows, columns = _factors(whole, reader, letters)
-        spans = _at_level(spans[0], rows), _at_level(spans[1], columns)
-        place = {each: int(index / _factors(whole, reader, each)[0]) for each, index in place.items()}
+        level, reader = _sufficient(stack, whole, letters, _step(spans, cut.size))
+        rows, columns = (_factor(whole, reader, letter) for letter in letters)
+        spans = _at_level(spans[0], rows, reader, letters[0]), _at_level(spans[1], columns, reader, letters[1])
+        place = {
+            letter: _at_level((index, index + 1), _factor(whole, reader, letter), reader, letter)[0]
+            for letter, index in place.items()
+        }
         step = _step(spans, cut.size)
         plane = _Plane(reader, letters, place, spans, cut.part)
         pixels = as_light(plane.averaged(step), plane.header)
@@ -147,15 +144,28 @@ def _step(spans: tuple[Span, Span], size: int) -> int:
     return max(-(-(stop - start) // size) for start, stop in spans)
 
 
-def _factors(whole: ImageReader, smaller: ImageReader, letters: str) -> list[Fraction]:
-    """How many samples of the whole image one of a level stands for, along some axes."""
-    places = [whole.header.axes.index(letter) for letter in letters]
-    return [Fraction(whole.header.shape[axis], smaller.header.shape[axis]) for axis in places]
+def _sufficient(stack: ExitStack, whole: ImageReader, letters: str, step: int) -> tuple[int, ImageReader]:
+    """The coarsest level of the pyramid, at most by halves, with a sample for each `step` samples, and its reader."""
+    for number in range(min(step.bit_length(), whole.header.levels) - 1, 0, -1):
+        smaller = stack.enter_context(whole.at_level(number))
+        if all(_factor(whole, smaller, letter) <= step for letter in letters):
+            return number, smaller
+    return 0, whole
 
 
-def _at_level(span: Span, factor: Fraction) -> Span:
-    """The span of a level that holds this one."""
-    return math.floor(span[0] / factor), math.ceil(span[1] / factor)
+def _factor(whole: ImageReader, smaller: ImageReader, letter: str) -> Fraction:
+    """How many samples of the whole image one of a level stands for along an axis; the last one may stand for fewer."""
+    axis = whole.header.axes.index(letter)
+    length, there = whole.header.shape[axis], smaller.header.shape[axis]
+    factor = round(Fraction(length, there))
+    return Fraction(factor) if there in (length // factor, -(-length // factor)) else Fraction(length, there)
+
+
+def _at_level(span: Span, factor: Fraction, smaller: ImageReader, letter: str) -> Span:
+    """The span of a level that holds this one, as far as the level does."""
+    length = smaller.header.shape[smaller.header.axes.index(letter)]
+    start = min(math.floor(span[0] / factor), length - 1)
+    return start, max(min(math.ceil(span[1] / factor), length), start + 1)
 
 
 class _Plane:

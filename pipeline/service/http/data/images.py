@@ -44,7 +44,7 @@ _SPAN = r"^\d{1,12}:\d{1,12}$"
 async def show_image(
     service: ThisService, user: CurrentUser, audit: Audit, request: Request, path: FilePath
 ) -> ImageView:
-    """What there is to see in an image, a potential map or a series of MRI images: its axes and its pyramid."""
+    """The axes, the pyramid and the channels of an image, a potential map or a series of MRI images."""
     found = await _looked_at(service, user, audit, request, path, describe)
     return ImageView(
         path=path, plane=found.plane, at=dict(found.at), dtype=found.dtype, samples=found.samples, levels=found.levels,
@@ -73,7 +73,7 @@ async def draw_slice(
     part: Literal["magnitude", "phase", "real", "imaginary"] = "magnitude",
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
-    """A picture of one plane, of the level of the pyramid that suffices. Headers tell how it was made: Millrace-Level,
+    """A picture of one plane, of the level of the pyramid that suffices. Headers describe it: Millrace-Level,
     -Low and -High, -Rows and -Columns, and -Blocks, 1/m if only one in m blocks along each axis was read.
 
     plane         : the axes that are its rows and columns, as YX
@@ -110,7 +110,7 @@ async def _looked_at(
     roots, found = await run_in_threadpool(found_beneath, service, user, path)
     async with service.viewing.turn(user.name):
         if await request.is_disconnected():
-            raise HTTPException(503, "nobody waits for the picture any more")
+            raise HTTPException(503, "the client is gone")
         seen = await run_in_threadpool(_in_a_process, service, roots.confine(), found, look, *arguments)
     if service.viewing.is_news(user.name, found):
         audit("view", input=path)

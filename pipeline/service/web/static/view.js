@@ -272,7 +272,7 @@ for (const picture of pictures) {
   const at = (event) => ({ x: event.offsetX, y: event.offsetY });
   const spread = () => { const [one, two] = [...touching.values()]; return Math.hypot(one.x - two.x, one.y - two.y); };
   canvas.addEventListener("wheel", (event) => {
-    if (!picture.whole) return;
+    if (!picture.whole || (view.zoom === 1 && event.deltaY > 0)) return;  // the page scrolls
     event.preventDefault();
     zoom(picture, 2 ** (-Math.sign(event.deltaY) * Math.min(Math.abs(event.deltaY) / 200, 0.5)), at(event));
   }, { passive: false });

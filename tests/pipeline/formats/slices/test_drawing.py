@@ -132,6 +132,52 @@ def test_the_level_of_a_pyramid_that_suffices_is_read(tmp_path, monkeypatch):
         assert picture.rows == (top, top + step * imagecodecs.png_decode(picture.png).shape[0])
 
 
+@pytest.mark.parametrize(("shape", "levels"), [((101, 67), [(51, 34), (26, 17)]), ((101, 67), [(50, 33), (25, 16)]),
+                                               ((96, 60), [(24, 15)]), ((101, 67), [(40, 30)])])  # fmt: skip
+def test_pyramids_of_other_programs(tmp_path, shape, levels):
+    """Sizes rounded up or down, and factors other than 2: any part is shown, at most one sample of its level away."""
+    zarr = pytest.importorskip("zarr")
+    samples = np.add.outer(np.arange(shape[0]) / shape[0], np.arange(shape[1]) / shape[1])
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    for number, size in enumerate([shape, *levels]):
+        rows, columns = ((np.arange(n) + 0.5) * m / n for n, m in zip(size, shape, strict=True))
+        level = np.add.outer(rows / shape[0], columns / shape[1]).astype(np.float32)
+        group.create_array(str(number), data=samples.astype(np.float32) if number == 0 else level, chunks=(16, 16))
+    axes = [{"name": name, "type": "space"} for name in "yx"]
+    datasets = [
+        {"path": str(n), "coordinateTransformations": [{"type": "scale", "scale": [2.0**n] * 2}]}
+        for n in range(1 + len(levels))
+    ]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
+    used = set()
+    for size in (101, 50, 34, 25, 13, 1):
+        for rows, columns in (((0, shape[0]), (0, shape[1])), ((shape[0] - 1, shape[0]), (0, 1)), ((20, 70), (11, 50))):
+            picture = draw(tmp_path / "a.zarr", Cut(size=size, rows=rows, columns=columns, low=0, high=2))
+            used.add(picture.level)
+            found = imagecodecs.png_decode(picture.png) / 127.5
+            assert max(found.shape) <= size
+            pixel = (picture.rows[1] - picture.rows[0]) / found.shape[0]
+            shown = samples[rows[0] : rows[1], columns[0] : columns[1]]
+            assert found.mean() == pytest.approx(shown.mean(), abs=2.5 * pixel / min(shape) + 0.01)
+    assert used == ({0, 1} if len(levels) == 1 else {0, 1, 2})
+
+
+def test_planes_of_a_level_that_has_fewer(tmp_path):
+    """Some programs reduce Z too."""
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    smaller = RANDOM.random((3, 16, 16)).astype(np.float32)
+    group.create_array("0", data=np.zeros((5, 32, 32), np.float32), chunks=(1, 16, 16))
+    group.create_array("1", data=smaller, chunks=(1, 16, 16))
+    axes = [{"name": name, "type": "space"} for name in "zyx"]
+    datasets = [{"path": n, "coordinateTransformations": [{"type": "scale", "scale": [1.0] * 3}]} for n in "01"]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
+    for index in range(5):
+        picture = draw(tmp_path / "a.zarr", Cut(size=16, at={"Z": index}, low=0, high=1))
+        assert picture.level == 1
+        assert_shows(picture, smaller[index // 2])
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".zarr", ".tif"])
 def test_of_a_large_part_a_bounded_share_is_read(tmp_path, monkeypatch, suffix):
     samples = np.repeat(np.repeat(RANDOM.random((64, 64)).astype(np.float32), 16, 0), 16, 1)
