@@ -11,6 +11,7 @@ import pytest
 from pipeline.errors import InputError, ParameterError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import ImageHeader, Region, Storage
+from pipeline.formats.image.tiff.reader import TiffReader
 from pipeline.formats.image.zarr.reader import ZarrReader
 from pipeline.formats.slices import Cut, describe, draw, drawing
 from tests.images import write_image
@@ -34,7 +35,7 @@ def assert_shows(picture, values, low=None, high=None):
     low, high = picture.low if low is None else low, picture.high if high is None else high
     found = imagecodecs.png_decode(picture.png)
     assert found.shape == values.shape
-    np.testing.assert_allclose(found, shades_of(values, low, high), rtol=0, atol=0.5 + 1e-6)
+    np.testing.assert_allclose(found, shades_of(values, low, high), rtol=0, atol=0.501)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".tif", ".zarr"])
@@ -69,7 +70,7 @@ def test_eight_bits_stay_as_they_are_and_colours_stay_together(tmp_path):
     assert (picture.low, picture.high) == (0, 255)
     np.testing.assert_array_equal(imagecodecs.png_decode(picture.png), samples)
     found = imagecodecs.png_decode(draw(tmp_path / "a.png", Cut(low=50, high=100)).png)
-    np.testing.assert_allclose(found[..., :3], shades_of(samples[..., :3], 50, 100), rtol=0, atol=0.5 + 1e-6)
+    np.testing.assert_allclose(found[..., :3], shades_of(samples[..., :3], 50, 100), rtol=0, atol=0.501)
     np.testing.assert_array_equal(found[..., 3], samples[..., 3])
 
 
@@ -107,13 +108,14 @@ def pyramid(path, samples, axes, levels):
     writer.publish()
 
 
-def test_the_level_of_a_pyramid_that_suffices_is_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "kind"), [("a.zarr", ZarrReader), ("a.tif", TiffReader), ("a.ome.tif", TiffReader)])
+def test_the_level_of_a_pyramid_that_suffices_is_read(tmp_path, monkeypatch, name, kind):
     samples = RANDOM.random((3, 256, 320)).astype(np.float32)
-    pyramid(tmp_path / "a.zarr", samples, "ZYX", 5)
+    pyramid(tmp_path / name, samples, "ZYX", 5)
     read = []
-    plain = ZarrReader.read
+    plain = kind.read
     monkeypatch.setattr(
-        ZarrReader, "read", lambda self, region, out: (read.append(self.header.shape), plain(self, region, out))
+        kind, "read", lambda self, region, out: (read.append(self.header.shape), plain(self, region, out))
     )
     whole = samples[1].astype(np.float64)
     cases = (
@@ -124,7 +126,7 @@ def test_the_level_of_a_pyramid_that_suffices_is_read(tmp_path, monkeypatch):
     for cut, level, step in cases:
         read.clear()
         factor = 2**level
-        picture = draw(tmp_path / "a.zarr", cut)
+        picture = draw(tmp_path / name, cut)
         assert picture.level == level, cut
         assert set(read) == {(3, 256 // factor, 320 // factor)}
         (top, bottom), (left, right) = cut.rows or (0, 256), cut.columns or (0, 320)
@@ -208,7 +210,7 @@ def test_of_a_large_part_a_bounded_share_is_read(tmp_path, monkeypatch, suffix):
     for region in read:
         seen[region.slices] = True
     found = imagecodecs.png_decode(picture.png)
-    right = np.abs(found - shades_of(boxes(samples, 8), 0, 1)) <= 0.5 + 1e-6
+    right = np.abs(found - shades_of(boxes(samples, 8), 0, 1)) <= 0.501
     partly = seen.reshape(128, 8, 128, 8).any(axis=(1, 3))  # samples are the same in boxes of 16
     assert partly.sum() > 1000
     assert right[partly].all()
