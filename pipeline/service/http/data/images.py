@@ -35,7 +35,9 @@ MOST_BYTES, MOST_S = 1 << 30, 20.0
 _MOST_ENTRIES = 256
 
 pictures = APIRouter()
-FilePath = Annotated[str, Query(max_length=4096, description="of a file or a Zarr folder under the data roots")]
+FilePath = Annotated[
+    str, Query(max_length=4096, description="a file or a Zarr folder under the data roots", examples=["scan.tif"])
+]
 _PLACES = r"^[A-Za-z]:\d{1,9}(,[A-Za-z]:\d{1,9})*$"
 _SPAN = r"^\d{1,12}:\d{1,12}$"
 
@@ -63,25 +65,31 @@ async def draw_slice(
     audit: Audit,
     request: Request,
     path: FilePath,
-    plane: Annotated[str | None, Query(pattern="^[A-Za-z]{2}$")] = None,
-    at: Annotated[str | None, Query(pattern=_PLACES, max_length=200)] = None,
-    rows: Annotated[str | None, Query(pattern=_SPAN)] = None,
-    columns: Annotated[str | None, Query(pattern=_SPAN)] = None,
-    size: Annotated[int, Query(ge=1, le=LONGEST_SIDE)] = 1024,
-    low: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    high: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    part: Literal["magnitude", "phase", "real", "imaginary"] = "magnitude",
+    plane: Annotated[
+        str | None, Query(pattern="^[A-Za-z]{2}$", description="the axes of rows and columns, as YX")
+    ] = None,
+    at: Annotated[
+        str | None, Query(pattern=_PLACES, max_length=200, description="the index along other axes, as T:0,Z:12")
+    ] = None,
+    rows: Annotated[str | None, Query(pattern=_SPAN, description="start:stop of those to show, as 0:512")] = None,
+    columns: Annotated[str | None, Query(pattern=_SPAN, description="start:stop of those to show")] = None,
+    size: Annotated[int, Query(ge=1, le=LONGEST_SIDE, description="pixels of the longest side, at most")] = 1024,
+    low: Annotated[
+        float | None, Query(allow_inf_nan=False, description="the value that is black; default: percentile 0.1")
+    ] = None,
+    high: Annotated[
+        float | None, Query(allow_inf_nan=False, description="the value that is white; default: percentile 99.9")
+    ] = None,
+    part: Annotated[
+        Literal["magnitude", "phase", "real", "imaginary"], Query(description="of complex samples")
+    ] = "magnitude",
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
-    """A picture of one plane, of the level of the pyramid that suffices. Headers describe it: Millrace-Level,
-    -Low and -High, -Rows and -Columns, and -Blocks, 1/m if only one in m blocks along each axis was read.
+    """A picture of one plane, of the level of the pyramid that suffices. 8-bit samples stay as they are unless `low` or
+    `high` is given.
 
-    plane         : the axes that are its rows and columns, as YX
-    at            : the index along other axes, as T:0,Z:12
-    rows, columns : start:stop of the part to show
-    size          : of the longest side in pixels, at most
-    low, high     : the values that are black and white; default: percentiles 0.1 and 99.9, 8-bit samples as they are
-    part          : of complex samples
+    The headers `Millrace-Level`, `-Low`, `-High`, `-Rows` and `-Columns` describe the picture; `-Blocks` is 1/m if only
+    one in m blocks of the file was read along each axis.
     """
     if low is not None and high is not None and low >= high:
         raise ParameterError(f"low {low:g}: must be below high, {high:g}")
