@@ -109,7 +109,7 @@ def serve(settings: ServiceSettings, *, on_ready: Callable[[str], None] = lambda
         stopping, over = threading.Event(), threading.Event()
         store_fault = _StoreFault(store)
         service = Service(
-            settings=settings, store=store, runner=runner, roots=roots, previews=previews,
+            settings=settings, store=store, runner=runner, roots=roots, previews=previews, processes=processes,
             workers=workers, ready=lambda: _missing(store_fault, workers, stopping), tokens=tokens,
             stopping=stopping, closing=over, audit=audit,
         )  # fmt: skip
