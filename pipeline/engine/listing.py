@@ -228,8 +228,10 @@ class Scan:
         return kind
 
 
-def alike(wanted: Sequence[Wanted], most_bytes: int) -> tuple[StoredSamples | None, list[tuple[Wanted, ListedFile]]]:
-    """The files that can share chunks with the first one, that one included; none if it has to be run alone.
+def alike(
+    first: Path, wanted: Sequence[Wanted], most_bytes: int
+) -> tuple[StoredSamples | None, list[tuple[Wanted, ListedFile]]]:
+    """The files that can share chunks with the input `first`, that one included; none if it has to be run alone.
 
     most_bytes : of the samples of each file
     """
@@ -237,7 +239,7 @@ def alike(wanted: Sequence[Wanted], most_bytes: int) -> tuple[StoredSamples | No
     for file in wanted:
         scan.add(file)
     for (kind, _), files in scan.kinds.items():
-        if files[0][0] == wanted[0] and kind.nbytes <= most_bytes:
+        if files[0][0].input == first and kind.nbytes <= most_bytes:
             return kind.stored, files
     return None, []
 

@@ -45,6 +45,8 @@ from pipeline.workloads.paths import ledger_path, receipt_path, refuse_same_file
 MOST_BYTES = 8 << 20
 MOST_FILE_BYTES = MOST_BYTES + (1 << 20)
 MOST_BYTES_TOGETHER = 1 << 30
+# What reading their headers may allocate.
+MOST_SCAN_BYTES = 1 << 30
 # How many jobs of an array run together: so many at first, then as many as take about so long.
 FIRST_COMPANY, TOGETHER_S, GROWTH = 16, 4.0, 8
 _ARRAYS_KEPT = 1000
@@ -97,7 +99,8 @@ class Company:
 def may_have_company(claimed: StoredJob) -> bool:
     """Whether this job was claimed for the first time, and others of its array may run together with it."""
     asked = claimed.asked
-    return asked.array_id is not None and claimed.job.epoch == 1 and takes_images(workload_named(asked.workload))
+    is_first = asked.array_id is not None and claimed.job.epoch == 1 and not asked.no_clobber
+    return is_first and takes_images(workload_named(asked.workload))
 
 
 def gathered(
@@ -129,9 +132,11 @@ def gathered(
                 found[wanted] = each
     if len(found) < 2:
         return None
-    lease, confinement = run.leased(run.check), run.roots.confine()
-    wanted_all = list(found)
-    stored, files = alike(wanted_all, MOST_BYTES) if lease is None else lease.alike(wanted_all, MOST_BYTES, confinement)
+    lease, listed = run.leased(run.check_planning), (list(found), MOST_BYTES)
+    if lease is None:
+        stored, files = alike(first.input, *listed)
+    else:
+        stored, files = lease.call(alike, first.input, *listed, known=run.roots.confine(), most_bytes=MOST_SCAN_BYTES)
     if len(files) < 2:
         return None
     jobs = [found[wanted] for wanted, _ in files]
@@ -181,7 +186,7 @@ class Together:
         run = self._run
         options = replace(run_options(run.memory_bytes, run.limits, run.claimed.job.id), job=None, resume=False)
         with self._folder(), ThreadPoolExecutor(1, "input-sha256") as hashing:
-            planned = run.planned(self._spec(), options, self._check)
+            planned = run.planned(self._spec(), options, self._check_planning)
             try:
                 self._planned(planned)
             except BaseException:
@@ -219,7 +224,12 @@ class Together:
         finally:
             _remove(self._state)
 
+    def _check_planning(self) -> None:
+        self._check()
+        self._run.check_planning()
+
     def _planned(self, planned: PlannedJob) -> None:
+        self._run.wait_for_place()
         count, (estimate, work) = len(self._members), estimate_of(planned)
         share = {name: value // count for name, value in estimate.items()} | {
             "chunks": 1, "memory_bytes": estimate["memory_bytes"]
