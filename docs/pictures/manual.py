@@ -56,13 +56,13 @@ def main() -> None:
         drawn = {
             "start-images": beside(["raw", "smooth"], folder, 1),
             "start-molecules": beside(["helix"], folder, 1),
-            "start-mri": beside(["gridding", "sense"], folder, 2),
+            "start-mri": beside(["gridding", "sense"], folder, 1),
             "tutorial-spots": beside(["raw", "median", "spots"], folder, 1),
             "tutorial-potential": beside(["shift", "full"], folder, 1, across=False),
-            "tutorial-spokes": beside(["whole", "few-gridding", "few-sense", "few-tv"], folder, 2),
+            "tutorial-spokes": beside(["whole", "few-gridding", "few-sense", "few-tv"], folder, 1),
         }
         for name, picture in drawn.items():
-            picture.quantize(128, method=Image.Quantize.FASTOCTREE).save(FOLDER / f"{name}.png", optimize=True)
+            picture.save(FOLDER / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":
