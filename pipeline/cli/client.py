@@ -80,6 +80,7 @@ def submit_options() -> list[click.Option]:
         click.Option(["--memory"], metavar="SIZE", help="limit on host memory, such as 16GiB"),
         click.Option(["--gpu-memory"], metavar="SIZE", help="limit on the memory of each GPU, such as 20GiB"),
         click.Option(["--gpus"], type=click.IntRange(1), metavar="N", help="number of GPUs to run on [default: all]"),
+        click.Option(["--no-clobber"], is_flag=True, help="fail if the output exists, instead of replacing it"),
         click.Option(["--webhook"], metavar="URL", help="address to notify when the job ends"),
         click.Option(
             ["--group"], metavar="GROUP", help="one of your groups, whose users see the job [default: your first]"
@@ -94,8 +95,8 @@ def submit_options() -> list[click.Option]:
 def submit(
     workload: str, parameters: dict[str, Any], *, input: str, output: str, priority: int, after: tuple[str, ...],  # noqa: A002
     after_any: tuple[str, ...], time: str | None, memory: str | None, gpu_memory: str | None, gpus: int | None,
-    webhook: str | None, array: str | None, group: str | None, key: str | None, wait: bool, timeout: float | None,
-    quiet: bool, as_json: bool,
+    no_clobber: bool, webhook: str | None, array: str | None, group: str | None, key: str | None, wait: bool,
+    timeout: float | None, quiet: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a job to the service."""
     from pipeline.client import Client
@@ -106,7 +107,8 @@ def submit(
         limits = {"time": time, "memory": memory, "gpu_memory": gpu_memory, "gpus": gpus}
         asked = {
             "priority": priority, "after": after, "after_any": after_any, "webhook": webhook, "group": group,
-            "key": key, "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
+            "key": key, "no_clobber": no_clobber,
+            "limits": {name: value for name, value in limits.items() if value is not None}, **parameters,
         }  # fmt: skip
         if array is None:
             jobs = [client.submit(workload, input, output, **asked)]
@@ -387,7 +389,8 @@ def _details(job: Any) -> list[str]:
     rows = {
         "job": view["id"], "state": view["state"] + aside,
         "owner": view["owner"] + (f" ({view['group']})" if view["group"] else ""), "workload": view["workload"],
-        "input": view["input"], "output": view["output"],
+        "input": view["input"],
+        "output": view["output"] + (" (not replaced if it exists)" if view["no_clobber"] else ""),
         "parameters": ", ".join(f"{name} {value}" for name, value in view["parameters"].items()) or "–",
         "priority": view["priority"], "chunks": f"{view['chunks_done']} of {view['chunks'] or '?'}",
         "attempts": view["attempts"], **_taken(view), "submitted": iso_time(view["submitted_at"]),

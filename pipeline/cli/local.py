@@ -13,7 +13,7 @@ import click
 
 from pipeline.cli.stdout import say
 from pipeline.config import Settings, explain, load_settings
-from pipeline.errors import InputError, MillraceError, OutputError, ParameterError, counted, printable
+from pipeline.errors import InputError, MillraceError, ParameterError, counted, printable
 from pipeline.storage.objects import is_url, path_named
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def run(
     from pipeline.engine.receipt import to_json
     from pipeline.engine.run import RunOptions, check_preview, plan_job, published_before, write_preview
     from pipeline.workloads import LOCAL_ONLY, JobSpec, workload_named
+    from pipeline.workloads.paths import refuse_existing
     from pipeline.workloads.protocol import Prefetches
 
     settings = load_settings(flags, file=config)
@@ -230,7 +231,7 @@ def run(
         before = published_before(job) if resume else None
         older = os.path.lexists(output)
         if before is None and no_clobber:
-            _refuse_older(output)
+            refuse_existing(output)
         receipt = before or _carried_out(job, options, executor.stream, quiet, no_clobber)
     if preview is not None:
         try:
@@ -265,17 +266,13 @@ def _announce(job: PlannedJob, quiet: bool) -> None:
         click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
 
-def _refuse_older(output: Path) -> None:
-    if os.path.lexists(output):
-        raise OutputError(f"{output}: exists, and --no-clobber keeps it; choose another name, or remove it")
-
-
 def _carried_out(
     job: PlannedJob, options: RunOptions, stream: Stream, quiet: bool, no_clobber: bool
 ) -> Mapping[str, Any]:
     """The receipt of a run, with a progress bar on a terminal."""
     from pipeline.cli.terminal import progress_bar
     from pipeline.engine.run import RunEvents, run_job
+    from pipeline.workloads.paths import refuse_existing
     from pipeline.workloads.protocol import Progress
 
     output = job.spec.output
@@ -285,7 +282,7 @@ def _carried_out(
         events = RunEvents(
             on_written=bar.written,
             on_recut=bar.recut,
-            on_computed=(lambda: _refuse_older(output)) if no_clobber else (lambda: None),
+            on_computed=(lambda: refuse_existing(output)) if no_clobber else (lambda: None),
             on_published=lambda: _published.append(output),
             on_kept=lambda count, chunks: kept.append(
                 (f"{count} of {counted(chunks, 'chunk')}" if count else "the last iterate")

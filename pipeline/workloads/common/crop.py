@@ -175,5 +175,5 @@ def _part_header(header: ImageHeader, boxes: Mapping[str, range]) -> ImageHeader
     return replace(
         header, shape=tuple(len(boxes[letter]) if letter in boxes else n
                             for letter, n in zip(header.axes, header.shape, strict=True)),
-        calibration=known, metadata=metadata,
+        calibration=known, metadata=metadata, notes=header.notes.cropped(boxes),
     )  # fmt: skip
