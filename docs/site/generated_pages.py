@@ -133,7 +133,15 @@ def _command(command: click.Command, parent: click.Context, level: int) -> Itera
                 yield from _command(each, context, level + 1)
         return
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    yield from ("```", usage, "```", "", *_options(command.get_params(context), context))
+    serve = cli.commands["serve"]
+    if command is not serve and [each.name for each in command.params] == [each.name for each in serve.params]:
+        yield from ("```", usage, "```", "", "Its options are those of [`millrace serve`](#millrace-serve).", "")
+    elif isinstance(command, SectionedCommand):
+        yield from ("```", *(command.epilog or usage).splitlines(), "```", "")
+        for title, options in command.sections.items():
+            yield from (f"**{title}**", "", *_options(options, context))
+    else:
+        yield from ("```", usage, "```", "", *_options(command.get_params(context), context))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             if (each := command.get_command(context, name)) is not None:

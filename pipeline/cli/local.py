@@ -261,7 +261,7 @@ def _announce(job: PlannedJob, quiet: bool) -> None:
     """What the user should know before work starts."""
     remarks = job.job.summary.remarks
     if (lost := remarks.get("not kept")) and not quiet:
-        click.echo(printable(f"{job.spec.output} does not keep of {job.spec.input}: {lost}"), err=True)
+        click.echo(printable(f"{job.spec.output} does not keep these properties of {job.spec.input}: {lost}"), err=True)
     if warning := remarks.get("warning"):
         click.echo(f"millrace: warning: {printable(warning)}", err=True)
 
