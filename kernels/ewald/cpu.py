@@ -15,6 +15,8 @@ from kernels.runtime.threads import for_each
 
 Array = NDArray[Any]
 
+FFT_PLANES = 4  # transformed at once: they stay in a core's cache
+
 
 class Body:
     """The CPU's far field on one mesh."""
@@ -41,13 +43,31 @@ class Body:
         return charges
 
     def solve(self, charges: Array, workers: int | None, _stream: Any) -> Array:
+        """Of a free mesh the filled part alone, float32. Each axis is transformed where it is not all zeros or unread."""
         from scipy import fft
 
-        workers = workers or _cores()
-        field = fft.rfftn(charges.astype(self._dtype) * self._dtype.type(1 / self._scale), workers=workers)
-        field *= self._influence
-        found = fft.irfftn(field, self._mesh.shape, workers=workers, overwrite_x=True)
-        return np.ascontiguousarray(found, np.float32)
+        mesh, workers = self._mesh, workers or _cores()
+        (x, y, z), (nx, ny, nz) = mesh.filled, mesh.shape
+        fold_x, fold_y = (np.minimum(np.arange(n), n - np.arange(n)) if mesh.free else np.arange(n) for n in (nx, ny))
+        field = np.empty((x, ny, nz // 2 + 1), np.result_type(self._dtype, np.complex64))
+        found = np.empty((x, y, z), np.float32)
+
+        def forward(planes: slice) -> None:
+            real = charges[planes, :y, :z].astype(self._dtype) * self._dtype.type(1 / self._scale)
+            field[planes] = fft.fft(fft.rfft(real, nz), ny, axis=1, overwrite_x=True)
+
+        def across(rows: slice) -> None:
+            spectrum = fft.fft(field[:, rows], nx, axis=0)
+            spectrum *= self._influence[np.ix_(fold_x, fold_y[rows])]
+            field[:, rows] = fft.ifft(spectrum, axis=0, overwrite_x=True)[:x]
+
+        def backward(planes: slice) -> None:
+            rows = fft.ifft(field[planes], axis=1, overwrite_x=True)[:, :y]
+            found[planes] = fft.irfft(rows, nz, overwrite_x=True)[:, :, :z]
+
+        for step, count in ((forward, x), (across, ny), (backward, x)):
+            for_each(step, [slice(i, min(i + FFT_PLANES, count)) for i in range(0, count, FFT_PLANES)], workers)
+        return found
 
     def add(self, solved: Array, grid: Grid, out: Array, ramp: Array, workers: int | None, _stream: Any) -> None:
         workers = workers or _cores()
