@@ -67,7 +67,7 @@ class Mesh:
 
     @property
     def filled(self) -> tuple[int, ...]:
-        """Points along the axes that hold charges and are read: the first half of a free mesh, all of a periodic one."""
+        """The points that hold charges and are read, along the axes: of a free mesh the first half."""
         return tuple(n // 2 for n in self.shape) if self.free else self.shape
 
     @cached_property
@@ -125,7 +125,10 @@ class Mesh:
         )
         square = x + y + z
         if self.smear_per_angstrom is None:
-            kernel = self.splitting.far(square / self.cutoff_angstrom**2) / self.cutoff_angstrom
+            rc = self.cutoff_angstrom
+            kernel = 1 / np.sqrt(np.maximum(square, rc**2))
+            near = tuple(slice(math.ceil(rc * n / side) + 1) for n, side in zip(self.shape, lengths, strict=True))
+            kernel[near] = self.splitting.far(square[near] / rc**2) / rc
         else:
             kernel = xp.asarray(_gaussian(square, self.smear_per_angstrom))
         if xp is np:
