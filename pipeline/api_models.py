@@ -96,6 +96,7 @@ class JobView(BaseModel):
     held: bool
     preemptions: int
     throttle: int | None = Field(description="how many jobs of its array may run at the same time")
+    no_clobber: bool = Field(description="whether it fails rather than replace an older output")
     limits: JobLimits
     estimate: Estimate | None
     used: JobUse
@@ -183,6 +184,36 @@ class FolderView(BaseModel):
     entries: list[FileView]
     next: str | None
     left_out: int
+
+
+class AxisView(BaseModel):
+    """An axis of an image, a map or a series. step: the distance of its samples with the unit; null: not known."""
+
+    letter: str
+    length: int
+    step: str | None
+
+
+class ImageView(BaseModel):
+    """An image, a map or a series of images.
+
+    axes     : all but the colours of a pixel, the slowest first
+    plane    : the letters of the rows and columns that are shown unless others are chosen
+    at       : the index along each other axis that is shown first
+    dtype    : NumPy's name; of complex samples, the magnitude is shown unless another part is chosen
+    samples  : of a pixel, 1 for gray
+    levels   : of the pyramid, the image itself included
+    channels : names along the axis C, as far as they are known
+    """
+
+    path: str
+    axes: list[AxisView]
+    plane: str
+    at: dict[str, int]
+    dtype: str
+    samples: int
+    levels: int
+    channels: list[str]
 
 
 class CancelledView(BaseModel):
