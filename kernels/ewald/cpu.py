@@ -1,4 +1,8 @@
-"""The far field of NumPy arrays: Numba-compiled loops on our own threads, and SciPy's FFT."""
+"""The far field of NumPy arrays: Numba-compiled loops on our own threads, and SciPy's FFT.
+
+Floors of a core for A atoms, T taps and M mesh points: A T³ additions in cache, a store a cycle each; and of a free
+mesh's transforms, 7/12 of those of all M points, since 1/4 and 1/2 of the lines along two axes are not all zeros.
+"""
 
 from __future__ import annotations
 
