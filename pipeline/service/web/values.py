@@ -12,6 +12,7 @@ from pipeline.config import format_bytes, format_seconds, spellings
 from pipeline.engine.receipt import verified
 from pipeline.engine.stages import StageTotals
 from pipeline.errors import counted, printable
+from pipeline.formats.slices import SUFFIXES
 from pipeline.service.http.views import stage_views
 from pipeline.service.store import StoredJob
 from pipeline.workloads import workloads
@@ -149,8 +150,13 @@ def _amounts(values: JobLimits | JobUse) -> str:
     return ", ".join(said)
 
 
+def viewable(name: str) -> bool:
+    """Whether a file of that name can be looked at, as far as its name says."""
+    return name.lower().endswith(SUFFIXES)
+
+
 FILTERS = {
     "amounts": amounts,
     "moment": moment, "iso": iso, "lasted": lasted, "share": share, "bytes": format_bytes,
-    "printable": printable, "further_facts": further_facts,
+    "printable": printable, "further_facts": further_facts, "viewable": viewable,
 }  # fmt: skip
