@@ -73,7 +73,9 @@ def _jobs() -> list[Panel]:
         ),
         graph(
             "Jobs that ended, by workload", "How many each minute, however they ended.", "suffix: jobs/min",
-            [Query("60 * sum by (workload) (rate(millrace_jobs_finished_total[$__rate_interval])) > 0", "{{workload}}")],
+            [Query(
+                "60 * sum by (workload) (rate(millrace_jobs_finished_total[$__rate_interval])) > 0", "{{workload}}"
+            )],
             stacked=True,
         ),
         graph(
