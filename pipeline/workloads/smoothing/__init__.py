@@ -268,7 +268,7 @@ class SmoothingJob:
                 gaussian(samples, self._values("sigma"), truncate=self._truncate, radius=radius, **options)
         except ValueError as error:
             where = f"samples {chunk.region.start} to {chunk.region.stop}"
-            way_out = "mend them, or choose another --nan-policy"
+            way_out = "replace them, or choose another --nan-policy"
             raise InputError(f"{self.spec.input}, among {where}: {error}; {way_out}") from error
         if is_narrower:
             narrow(options["out"], out, nodata=self._missing_integer)
