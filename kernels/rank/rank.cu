@@ -16,6 +16,7 @@
 //   extreme_columns, extreme_rows (extremes.cuh)   minima and maxima of boxes, axis by axis, at a cost that does not grow
 //                                                  with the window
 
+#include "cuda/box.cuh"
 #include "cuda/extremes.cuh"
 #include "cuda/gather.cuh"
 #include "cuda/ordered.cuh"
