@@ -1,4 +1,4 @@
-"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of extremes.cuh for the channels of rows."""
+"""Minima and maxima of boxes: passes, arguments and launches of box.cuh, and of extremes.cuh for rows with channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kernels.rank.cuda.gather import C_TYPES, constants
-from kernels.rank.task import Axis, Task
+from kernels.rank.task import Axis, Difference, Task
 from kernels.runtime.launch import kernel, multiprocessors, shared_bytes_a_multiprocessor
 from kernels.smoothing.borders import MODES
 
@@ -61,7 +61,7 @@ def applies(task: Task) -> bool:
     return is_short and is_extreme and task.footprint is None and (task.nodata is None or task.dtype.kind == "f")
 
 
-def run(image: Any, task: Task, out: Any, stream: Any) -> None:
+def run(image: Any, task: Task, out: Any, stream: Any, difference: Difference | None = None) -> None:
     import cupy
 
     passes = [*_passes(task)]
@@ -74,7 +74,10 @@ def run(image: Any, task: Task, out: Any, stream: Any) -> None:
         if isinstance(each, ExtremesTask):
             _launch_rows(each, types, task.dtype.itemsize, stream, (source, target, each, *values))
         else:
-            _launch_box(each, types, task.dtype.itemsize, stream, (source, target, source, each, *values))
+            other = source
+            if each.is_last and difference is not None:
+                each.subtracts, other, difference.is_done = 1 + difference.reverse, difference.image, True
+            _launch_box(each, types, task.dtype.itemsize, stream, (source, target, other, each, *values))
         source = target
 
 
