@@ -3,7 +3,7 @@
 The functions are named as in scipy.ndimage, and are minima and maxima of `kernels.rank`: exact, the same bits on every
 device. A dilation's window is the erosion's mirrored, so that an opening never exceeds the image: an even size reaches
 one sample farther to the left in an erosion, to the right in a dilation. Each step extends its own input beyond the
-edges, as in SciPy. Boxes cost the same for any size on a GPU, and grow with the logarithm of it on a CPU.
+edges, as in SciPy. Boxes cost nearly the same for any size on a GPU, and grow with the logarithm of it on a CPU.
 
 Top-hats of integers saturate at the ends of the dtype, as in OpenCV; scipy.ndimage lets them wrap around.
 """

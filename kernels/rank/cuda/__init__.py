@@ -80,7 +80,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             applies=square.applies,
         ),
         "extremes": Variant(
-            summary="minima and maxima of boxes, axis by axis",
+            summary="minima and maxima of boxes, along two axes in one pass",
             entries=extremes.ENTRIES,
             run=extremes.run,
             applies=extremes.applies,

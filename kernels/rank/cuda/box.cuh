@@ -408,6 +408,7 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
         for (int i = 0; i < SAMPLES; ++i)
             from[i * threads] = border_index(static_cast<int>(x) + i, static_cast<int>(task.columns), task.mode_x);
 
+    const bool is_plain = is_inside && !is_idle && task.aligned_in && task.pair == 0;
     const int total = y1 - y0 + task.taps_y - 1;
     const auto load = [&](int n) {
         int y = task.first_y + phase + (y0 + min(n, total - 1)) * task.step;
@@ -479,9 +480,15 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
             for (int k = 0; k < WORDS; ++k)
                 row[j].word[k] = task.is_first ? coding.encode(next[j].word[k]) : next[j].word[k];
         }
-        if (group + GROUP < total) {
+        const int ahead_of = group + GROUP, y = task.first_y + phase + (y0 + ahead_of) * task.step;
+        if (ahead_of + GROUP <= total && y >= 0 && y + (GROUP - 1) * task.step < task.rows && is_plain) {
+            const Sample* line = in + y * task.in_pitch + x;
+            const long long stride = task.step * task.in_pitch;
 #pragma unroll
-            for (int j = 0; j < GROUP; ++j) next[j] = load(group + GROUP + j);
+            for (int j = 0; j < GROUP; ++j) next[j] = loaded_vector<Sample>(line + j * stride);
+        } else if (ahead_of < total) {
+#pragma unroll
+            for (int j = 0; j < GROUP; ++j) next[j] = load(ahead_of + j);
         }
         if (group < 0) continue;
         if (task.taps_y > GROUP) run_down<GROUP, LEAST>(row, ring, head, task);
