@@ -1,12 +1,13 @@
-"""A chain of three steps against its kernels by themselves, on the CPU or, with --device cuda, on a GPU (in device memory).
+"""A chain of three steps against its kernels by themselves, on the CPU or, with --device cuda, in a GPU's memory.
 
-The chain computes one chunk, the whole image with its halo, as a job does; the kernels filter an image of the same size.
+The chain computes one chunk, the whole image with its halo, as a job does; the kernels filter images of its size.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         source = Path(folder) / "in.npy"
         np.lib.format.open_memmap(source, "w+", np.uint16, (side, side))
-        workload = workload_named("chain")
+        workload: Any = workload_named("chain")
         spec = JobSpec(
             workload="chain", input=source, output=Path(folder) / "out.npy",
             parameters=workload.Parameters(step=[*STEPS]),
@@ -53,7 +54,7 @@ def main() -> None:
             samples, image = cupy.asarray(samples), cupy.asarray(image)
         clock = queued_seconds if options.device == "cuda" else host_seconds
         runs: dict[str, Callable[[], Any]] = {"chain": lambda: job.computed(samples, region)}
-        runs |= {name: (lambda step=step: step(image)) for name, step in STEPS.items()}
+        runs |= {name: partial(step, image) for name, step in STEPS.items()}
         rivals = measure(
             [Rival(name=name, device=options.device, run=run, clock=clock) for name, run in runs.items()],
             options.repeats,
