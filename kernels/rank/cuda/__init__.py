@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kernels.rank.cuda import extremes, gather, ordered, square
+from kernels.rank.cuda import cube, extremes, gather, ordered, square
 from kernels.rank.task import Difference, Task
 from kernels.runtime.launch import on_stream
 
@@ -78,6 +78,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             entries=square.ENTRIES,
             run=square.run,
             applies=square.applies,
+        ),
+        "cube": Variant(
+            summary="medians of 3 × 3 × 3, by networks in registers that neighbours share",
+            entries=cube.ENTRIES,
+            run=cube.run,
+            applies=cube.applies,
         ),
         "extremes": Variant(
             summary="minima and maxima of boxes, along two axes in one pass",
