@@ -107,10 +107,8 @@ def _top_hat(image: Any, size: Any, first: Callable[..., Any], second: Callable[
     """The difference of an image and its opening or closing; on CUDA the last pass takes it if it can."""
     is_closing = first is grey_dilation
     if not isinstance(image, np.ndarray) and hasattr(image, "__cuda_array_interface__"):
-        import cupy
-
         with on_stream(image, options.get("stream")):
-            image = cupy.ascontiguousarray(image)
+            image = image if image.flags.c_contiguous else image.copy(order="C")
         taken = Difference(image=image, reverse=is_closing)
         found = _in_turn(image, size, first, partial(second, difference=taken), options)
         if taken.is_done:

@@ -2,14 +2,15 @@
 //
 // A block goes down a band of rows of one tile of columns, eight rows at a time. A thread has 16 bytes of each row, whose
 // samples lie side by side in words and are compared at once. Cut an axis into runs: a window begins in one run and ends in
-// another, so its minimum is that of three samples, whatever its size (after van Herk; Gil and Werman):
+// another, so its minimum is that of three values, however large it is (after van Herk; Gil and Werman):
 //
 //        | x x x x | x x x x | x x x x | x x x x |       suffix of the run it begins in, minimum to the run's end
 //              [ - - - - - - - - - - - - - ]             middle of the whole runs between
 //               suffix | middle . . . . |prefix          prefix of the run it ends in, minimum from its start
 //
-//   down the columns   runs of eight rows (two, for windows of less than nine). The suffixes of the rows that a window has yet to leave lie
-//                      in shared memory, a ring for each thread: what a run's first suffix is, is its minimum. Nobody waits.
+//   down the columns   runs of eight rows (two, for windows of less than nine). The suffixes of the rows that a window has
+//                      yet to leave lie in shared memory, a ring for each thread; a run's first suffix is its minimum. No
+//                      barriers.
 //   along the rows     runs of 16 bytes, a thread's own; it reads the others' from shared memory, after the first of two
 //                      barriers for each four rows. Windows shorter than two runs are doubled in registers instead:
 //                      M(2m)[i] = min(M(m)[i], M(m)[i + m]). Where a row begins, in the input and in the output, only
