@@ -381,7 +381,8 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
     V* const left = reinterpret_cast<V*>(vectors) + task.slots * threads;
     V* const right = left + HALF * threads;
     Word<Sample>* const whole = reinterpret_cast<Word<Sample>*>(right + HALF * threads);
-    int* const from = reinterpret_cast<int*>(whole + HALF * threads) + thread;
+    const bool is_short = task.taps_x < 2 * SAMPLES;  // then there are no `right` and `whole`
+    int* const from = (is_short ? reinterpret_cast<int*>(right) : reinterpret_cast<int*>(whole + HALF * threads)) + thread;
     const Coding<Sample, LEAST> coding = {nodata, empty, task.omit_nan, task.has_nodata};
 
     // This block's tile, phase of the rows, band and plane.
@@ -427,7 +428,7 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
         return found;
     };
 
-    const bool is_direct = task.taps_x == 1 && task.aligned_out && ahead == 0, is_short = task.taps_x < 2 * SAMPLES;
+    const bool is_direct = task.taps_x == 1 && task.aligned_out && ahead == 0;
     const int first_vector = ahead / SAMPLES, past = is_short ? first_vector + 3 : (ahead + task.taps_x - 1) / SAMPLES + 1;
     const int outs = is_direct ? threads : threads - past;
 
