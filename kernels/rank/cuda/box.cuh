@@ -429,8 +429,7 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
     };
 
     const bool is_direct = task.taps_x == 1 && task.aligned_out && ahead == 0;
-    const int first_vector = ahead / SAMPLES, past = is_short ? first_vector + 3 : (ahead + task.taps_x - 1) / SAMPLES + 1;
-    const int outs = is_direct ? threads : threads - past;
+    const int outs = static_cast<int>(task.tile / SAMPLES);  // no more: of what is beyond the tile, threads load nothing
 
     // The results whose windows end in row n of the band, the j-th of those in shared memory.
     const auto store = [&](int n, int j) {
