@@ -384,6 +384,7 @@ __global__ void __launch_bounds__(BOX_THREADS, 2) extreme_box(
     const bool is_short = task.taps_x < 2 * SAMPLES;  // then there are no `right` and `whole`
     int* const from = (is_short ? reinterpret_cast<int*>(right) : reinterpret_cast<int*>(whole + HALF * threads)) + thread;
     const Coding<Sample, LEAST> coding = {nodata, empty, task.omit_nan, task.has_nodata};
+    if (!task.is_first) cval = sample_in<Sample>(coding.encode(filled(cval)), 0);  // as the samples are by then
 
     // This block's tile, phase of the rows, band and plane.
     long long rest = blockIdx.x;

@@ -115,8 +115,9 @@ def test_a_gpu_gives_the_bits_of_the_cpu(name: str, dtype: str) -> None:
     image = samples_of((161, 147, 3), dtype)
     for options in ({"size": (4, 33)}, {"size": 131}, {"size": (300, 1)}, {"footprint": disk(3)}):
         for mode in ("nearest", "constant"):
-            found = getattr(ours, name)(cupy.asarray(image), mode=mode, channel_axis=2, **options)
-            same_bits(found.get(), getattr(ours, name)(image, mode=mode, channel_axis=2, **options), f"{options}")
+            found = getattr(ours, name)(cupy.asarray(image), mode=mode, cval=7, channel_axis=2, **options)
+            expected = getattr(ours, name)(image, mode=mode, cval=7, channel_axis=2, **options)
+            same_bits(found.get(), expected, f"{options}")
 
 
 @pytest.mark.gpu
