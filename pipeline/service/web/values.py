@@ -20,7 +20,8 @@ from pipeline.workloads import workloads
 # Parameters that the form folds away, unless a similar job set them.
 RARE = frozenset(
     {
-        "chunks", "shards", "compression", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy", "nodata",
+        "chunks", "shards", "compression", "levels", "crop", "times", "mode", "cval", "truncate", "axes", "nan_policy",
+        "nodata",
         "accuracy", "boundary", "smear", "exclude_radius", "origin", "shape", "at", "temperature",
         "tolerance", "wavelet", "block", "basis", "gradient_delay", "matrix", "traj_units", "frame_step", "sorting",
         "view_sharing", "density", "calibration", "compress", "prewhiten", "field_map", "segments", "dwell",
@@ -141,7 +142,7 @@ def amounts(stored: StoredJob) -> list[tuple[str, str]]:
 def _amounts(values: JobLimits | JobUse) -> str:
     said = []
     if (seconds := getattr(values, "time_s", None) or getattr(values, "seconds", None)) is not None:
-        said.append(format_seconds(seconds))
+        said.append(format_seconds(round(seconds, 2)))
     if values.memory_bytes is not None:
         said.append(f"{format_bytes(values.memory_bytes)} of memory")
     if values.gpu_memory_bytes is not None:
