@@ -55,6 +55,8 @@ from pipeline.workloads.paths import refuse_existing
 LOG = logging.getLogger("millrace.service")
 # How often progress is stored.
 PROGRESS_S = 0.5
+# How often a planned job looks for a place.
+PLACE_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +99,16 @@ class Run:
     roots: DataRoots
     cleanup: Cleanup
     memory_bytes: int  # of its rings
+    planning_s: float  # how long it may be opened and planned
     tell: Callable[..., Job]  # (event, facts=None): stores the event and returns the changed job
     log: Callable[[str], None]  # into the job's log
     processes: JobProcesses | None = None  # where the job is opened; None: here
     stopping: threading.Event = field(default_factory=threading.Event)
     preempted: threading.Event = field(default_factory=threading.Event)  # stop for a more urgent job
     on_crowded: Callable[[], None] = lambda: None  # others on its workers need its memory
+    may_run: Callable[[], bool] = lambda: True  # once it is planned; it may have given up its place meanwhile
+    placed: bool = True  # it counts among the jobs that run at once
+    planning: bool = True
     started: float = field(default_factory=time.monotonic, init=False)
     thread: threading.Thread | None = None
     _job: OpenJob | None = field(default=None, init=False)  # once planned
@@ -234,9 +240,10 @@ class Run:
 
     def _carry_out(self) -> Mapping[str, Any]:
         options = run_options(self.memory_bytes, self.limits, self.claimed.job.id)
-        planned = self._planned(self._check)
+        planned = self._planned(self._check_planning)
         self._job = planned.job
         try:
+            self._wait_for_place()
             self._refuse_older()
             estimate, work = estimate_of(planned)
             facts = Facts(estimate=estimate, work=work)
@@ -256,6 +263,24 @@ class Run:
             check=self._check,
         )
         return run_job(planned, options, events=events, stream=self.executor.stream)
+
+    def _check_planning(self) -> None:
+        self._check()
+        if time.monotonic() - self.started > self.planning_s:
+            raise LimitExceeded(
+                f"{self.claimed.asked.input}: opening it and planning the job take more than "
+                f"{format_seconds(self.planning_s)}; check the file, or have the service's planning_s raised"
+            )
+
+    def _wait_for_place(self) -> None:
+        """Returns once a job that was planned slowly has a place again; the wait does not count as its time."""
+        began = time.monotonic()
+        if not self.may_run():
+            self.log("planned, and waits for a place: others took its place while it was planned")
+        while not self.may_run():
+            if self.stopping.wait(PLACE_S):
+                raise _StopRequested
+        self.started += time.monotonic() - began
 
     def _finished_before(self, output: Path) -> Mapping[str, Any] | None:
         """The receipt, if an earlier run of this job was killed after publishing."""

@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ LATELY_S = 600.0
 ESTIMATE_S = 20.0
 # So long may a job that is suspected of crashes keep others waiting.
 ALONE_S = 30.0
+# A job that is planned for longer gives up its place until it is planned.
+PATIENCE_S = 20.0
 # A run is not preempted sooner, so that each run makes progress.
 LEAST_RUN_S = 60.0
 # Pause in claiming after one failure that is not a job's fault, and after many in a row.
@@ -64,6 +67,7 @@ class Limits:
     jobs_at_once: int = 2
     jobs_at_once_of_an_owner: int = 8
     memory_bytes: int = 512 << 20  # ring buffers of all jobs together
+    planning_s: float = 600.0  # opening and planning a job
     keep_s: float = float("inf")  # records of finished jobs
 
 
@@ -266,12 +270,36 @@ class Runner:
     def _may_claim(self) -> bool:
         return (
             not self._draining.is_set()
-            and self.running < self._limits.jobs_at_once
+            and self._places_taken() < self._limits.jobs_at_once
             and not self._to_be_alone & self._runs.keys()
             and not self._has_suspect()
             and self._backoff.is_over
             and self._has_workers()
         )
+
+    def _places_taken(self) -> int:
+        """Of `jobs_at_once`. Runs that are still being planned after PATIENCE_S do not count until they are planned."""
+        tick = time.monotonic()
+        with self._lock:
+            for run in self._runs.values():
+                if run.planning and tick - run.started > PATIENCE_S:
+                    run.placed = False
+            return sum(run.placed or not run.planning for run in self._runs.values())
+
+    def _may_run(self, job: str) -> bool:
+        """Whether a run, which is planned now, has a place; gives it one that is free."""
+        with self._lock:
+            run = self._runs[job]
+            run.planning = False
+            if not run.placed:
+                run.placed = sum(each.placed for each in self._runs.values()) < self._limits.jobs_at_once
+            return run.placed
+
+    def _slow_planners(self) -> list[str]:
+        """Owners who have as many jobs that are planned slowly as may run at once: their others wait."""
+        with self._lock:
+            slow = Counter(run.claimed.asked.owner for run in self._runs.values() if not run.placed and run.planning)
+        return [owner for owner, count in slow.items() if count >= self._limits.jobs_at_once]
 
     def _has_suspect(self) -> bool:
         """Whether a job has begun that its next death would fail: beside it, others would be blamed for that death."""
@@ -290,11 +318,13 @@ class Runner:
             return
         with self._lock:
             runs = list(self._runs.values())
-        if len(runs) < self._limits.jobs_at_once or any(
+        if self._places_taken() < self._limits.jobs_at_once or any(
             run.preempted.is_set() or run.stopping.is_set() for run in runs
         ):
             return
-        priority = self._store.most_urgent(now=now, owner_cap=self._limits.jobs_at_once_of_an_owner)
+        priority = self._store.most_urgent(
+            now=now, owner_cap=self._limits.jobs_at_once_of_an_owner, but=self._slow_planners()
+        )
         if priority is None or priority <= 0:  # only operators may submit above 0
             return
         tick = time.monotonic()
@@ -313,8 +343,9 @@ class Runner:
     def _claim(self) -> bool:
         """Claims and starts a job; returns whether there may be another to claim."""
         claimed = self._store.claim(
-            self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner
-        )
+            self.name, now=time.time(), lease_s=LEASE_S, owner_cap=self._limits.jobs_at_once_of_an_owner,
+            but=self._slow_planners(),
+        )  # fmt: skip
         if claimed is None:
             return False
         return self._begin(self._run_of(claimed))
@@ -340,12 +371,14 @@ class Runner:
             roots=self._roots.of(claimed.asked.group),
             cleanup=self._cleanup,
             memory_bytes=self._limits.memory_bytes // self._limits.jobs_at_once,
+            planning_s=self._limits.planning_s,
             processes=self._processes,
             # Without the run itself: in a circle it would outlive its end.
             tell=partial(self._tell_until_stored, claimed.job, stopping),
             stopping=stopping,
             log=partial(self._log, job),
             on_crowded=partial(self._let_alone, job),
+            may_run=partial(self._may_run, job),
         )
 
     def _let_alone(self, job: str) -> None:
@@ -375,10 +408,10 @@ class Runner:
 
     def _run(self, run: Run) -> None:
         """The body of the run's thread."""
-        began, job = time.monotonic(), run.claimed.job.id
+        job = run.claimed.job.id
         try:
             event, facts = run.outcome()
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - run.started
             if isinstance(event, Failed) and event.transient:
                 self._backoff.failed()
             elif isinstance(event, Published):

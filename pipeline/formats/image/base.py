@@ -191,6 +191,10 @@ class ImageReader(Reader):
         Raises InputError if the file is truncated or corrupt, StorageError if reading fails.
         """
 
+    def at_level(self, level: int) -> ImageReader:
+        """A reader of a level of the file's pyramid, 1 to `header.levels` - 1; close it too."""
+        raise ValueError(f"{self.path} has no level {level}")
+
     def expect(self, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Announce the regions that will be read, each once: every combination of these (start, stop) along the axes.
 

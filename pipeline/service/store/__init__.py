@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -190,13 +190,16 @@ class Store:
                     result = transaction.apply(job, DependencyFailed(after, state))
             return result
 
-    def claim(self, runner: str, *, now: float, lease_s: float, owner_cap: int) -> StoredJob | None:
+    def claim(
+        self, runner: str, *, now: float, lease_s: float, owner_cap: int, but: Collection[str] = ()
+    ) -> StoredJob | None:
         """Claims the next job for this runner until its lease ends; None if there is none.
 
         owner_cap : maximum number of one owner's active jobs, unless an operator has set another
+        but       : owners whose jobs wait
         """
         with self._write(now) as transaction:
-            found = self._claimable(transaction, now, owner_cap)
+            found = self._claimable(transaction, now, owner_cap, but)
             if found is None:
                 return None
             facts = Facts(runner=runner, lease_until=now + lease_s)
@@ -205,17 +208,17 @@ class Store:
         metrics.job_queue_wait.labels(claimed.asked.workload).observe(max(now - found["changed_at"], 0.0))
         return claimed
 
-    def most_urgent(self, *, now: float, owner_cap: int) -> int | None:
+    def most_urgent(self, *, now: float, owner_cap: int, but: Collection[str] = ()) -> int | None:
         """The priority of the job that `claim` would give; None if there is none."""
         with self._read() as reading:
-            found = self._claimable(reading, now, owner_cap)
+            found = self._claimable(reading, now, owner_cap, but)
             return None if found is None else int(found["priority"])
 
-    def _claimable(self, reading: Reading, now: float, owner_cap: int) -> sqlite3.Row | None:
+    def _claimable(self, reading: Reading, now: float, owner_cap: int, but: Collection[str]) -> sqlite3.Row | None:
         blocked = self._rules(reading, now).blocked(owner_cap)
         if blocked is None:
             return None
-        owners, groups = json.dumps(blocked.owners), json.dumps(blocked.groups)
+        owners, groups = json.dumps([*blocked.owners, *but]), json.dumps(blocked.groups)
         found: sqlite3.Row | None = reading.execute(
             "claimable", blocked_owners=owners, blocked_groups=groups, now=now
         ).fetchone()

@@ -108,13 +108,17 @@ def make_input(folder: Path, shape: tuple[int, int] = (700, 301)) -> np.ndarray:
     return samples
 
 
-def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -> Tally:
+def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0, most_s: float = float("inf")) -> Tally:
     """So many times: start the server, submit, kill it at a random moment. Then start it once more and wait.
 
     Not by the clock alone: a slow machine would kill it before it was asked for anything.
+
+    most_s : no cycle begins later
     """
-    samples, rng, tally = make_input(folder), random.Random(seed), Tally()
+    samples, rng, tally, began = make_input(folder), random.Random(seed), Tally(), time.monotonic()
     for cycle in range(cycles):
+        if time.monotonic() - began > most_s:
+            break
         with server(folder, port) as process:
             workers = workers_of(process)
             assert workers, "no worker process was found"
@@ -128,7 +132,7 @@ def soak(folder: Path, *, port: int, cycles: int, submits: int, seed: int = 0) -
             tally.kills += 1
         tally.orphans += _outliving(workers)
     with server(folder, port), Client(f"http://127.0.0.1:{port}") as client:
-        for key in [f"{cycle}-{number}" for cycle in range(cycles) for number in range(submits)]:
+        for key in [f"{cycle}-{number}" for cycle in range(tally.kills) for number in range(submits)]:
             if key not in tally.acknowledged:  # nobody knows what became of those: asked again, they are one job too
                 submit(port, key, tally)
         gather(client, tally)
@@ -227,6 +231,7 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("server", "workers"), nargs="?", default="server")
     parser.add_argument("--cycles", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cycle after so long")
     parser.add_argument("--submits", type=int, default=20, help="in each cycle")
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--every", type=float, default=2.0, help="seconds from one kill of a worker to the next")
@@ -236,7 +241,9 @@ def main() -> None:
     began, common = time.monotonic(), {"port": options.port, "seed": options.seed}
     with tempfile.TemporaryDirectory() as folder:
         if options.what == "server":
-            tally = soak(Path(folder), cycles=options.cycles, submits=options.submits, **common)
+            tally = soak(
+                Path(folder), cycles=options.cycles, submits=options.submits, most_s=60 * options.minutes, **common
+            )
         else:
             tally = soak_workers(Path(folder), jobs=options.jobs, every_s=options.every, **common)
         faults = verdict(tally)

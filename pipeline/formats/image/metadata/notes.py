@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from xml.etree.ElementTree import fromstring
 
 from pipeline.formats.image.metadata import ome_xml
 
@@ -24,7 +25,7 @@ class Notes:
     description : free text; empty if there is none
     acquired    : when the image was taken, as a TIFF's DateTime or OME-XML's AcquisitionDate states it
     tags        : the values of `TAGS` that a TIFF has, by tag
-    ome         : the OME-XML of the image
+    ome         : the OME-XML of the image, if it states more than other fields hold
     """
 
     description: str = ""
@@ -41,8 +42,7 @@ class Notes:
         found = {"description": "description"} if self.description else {}
         found |= {"acquired": "acquisition date"} if self.acquired is not None else {}
         found |= {"tags": ", ".join(TAGS[tag] for tag in sorted(self.tags))} if self.tags else {}
-        further = ome_xml.further(self.ome) if self.ome else ""
-        return found | ({"ome": f"{further} of the OME-XML"} if further else {})
+        return found | ({"ome": f"{ome_xml.further(fromstring(self.ome))} of the OME-XML"} if self.ome else {})
 
     def cropped(self, boxes: Mapping[str, range]) -> Notes:
         """Of a part: the samples kept along each axis."""

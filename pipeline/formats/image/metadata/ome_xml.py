@@ -26,9 +26,9 @@ _HELD |= {"ID", "Name", "Color", "SamplesPerPixel"}
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def from_image(image: Element, samples: int) -> Calibration:
+def from_xml(root: Element, samples: int) -> Calibration:
     """`samples`: of a page, which OME counts as channels too."""
-    pixels = _pixels(image)
+    pixels = _pixels(_image(root))
     found = {letter: _step(pixels, f"PhysicalSize{letter}", "µm") for letter in "ZYX"}
     channels = tuple(
         Channel(element.get("Name", "").strip(), _colour(element.get("Color")))
@@ -72,8 +72,9 @@ def attributes(calibration: Calibration, axes: str, channels: int) -> dict[str, 
     return found
 
 
-def noted(image: Element) -> tuple[str, str]:
+def noted(root: Element) -> tuple[str, str]:
     """The description and the date of acquisition; empty if they are not stated."""
+    image = _image(root)
     return image.findtext("{*}Description") or "", image.findtext("{*}AcquisitionDate") or ""
 
 
@@ -82,9 +83,8 @@ def text(words: str) -> str:
     return _NOT_IN_XML.sub("", words)
 
 
-def further(xml: str) -> str:
+def further(root: Element) -> str:
     """The elements, and attributes of channels, that nothing but OME-XML holds; empty if there are none."""
-    root = ElementTree.fromstring(xml)
     image = _image(root)
     pixels = _pixels(image)
     channels = pixels.findall("{*}Channel")
@@ -166,6 +166,10 @@ def _written(root: Element) -> str:
     # Otherwise the elements would be called ns0:OME and so on, which many readers do not take.
     if root.tag.startswith("{"):
         ElementTree.register_namespace("", root.tag[1:].partition("}")[0])
+        for parent in root.iter():
+            for child in parent if parent.tag.startswith("{") else ():
+                if not child.tag.startswith("{"):  # in annotations
+                    child.set("xmlns", "")
     return _DECLARATION + ElementTree.tostring(root, encoding="unicode")
 
 

@@ -175,7 +175,8 @@ class DecodedBlocks:
             # The codecs' errors have no common ancestor; a damaged size may raise MemoryError.
             how = COMPRESSIONS[page.compression]
             raise InputError(
-                f"{where} does not decode ({how}: {_words(exc)}); damaged: copy or export it again"
+                f"{where} does not decode as tag Compression states ({how}: {_words(exc)}); damaged: copy or export it "
+                "again"
             ) from exc
         block: NDArray[Any] = decoded[0]
         rows = min(page.block[0], page.shape[0] - down * page.block[0])
@@ -291,7 +292,12 @@ def _decoders(path: Path, encoded: dict[tuple[object, ...], Page]) -> dict[tuple
     silence_loggers()
     try:
         with by_descriptor(path) as here, tifffile.TiffFile(here, _multifile=False) as tiff:
-            return {coding: tiff.pages[page.index].decode for coding, page in encoded.items()}
+            pages = {coding: tiff.pages[page.index] for coding, page in encoded.items()}
+            levels = {coding: encoded[coding].sub_ifd for coding in encoded}
+            return {
+                coding: (page if levels[coding] is None else page.pages[levels[coding]]).decode
+                for coding, page in pages.items()
+            }
     except MemoryError:
         raise
     except Exception as exc:

@@ -28,9 +28,11 @@ def described(stack: Stack) -> tuple[dict[str, Any], Calibration, Notes]:
     tags = directory.rational(Tag.X_RESOLUTION), directory.rational(Tag.Y_RESOLUTION)
     unit = directory.number(Tag.RESOLUTION_UNIT, resolution.INCH)
     if stack.ome is not None:
-        known = ome_xml.from_image(stack.ome, stack.pages[0].shape[2])
+        known = ome_xml.from_xml(stack.ome, stack.pages[0].shape[2])
         description, date = ome_xml.noted(stack.ome)
-        notes = replace(notes, description=description, acquired=date_of(date) or notes.acquired, ome=text)
+        notes = replace(notes, description=description, acquired=date_of(date) or notes.acquired)
+        if ome_xml.further(stack.ome):
+            notes = replace(notes, ome=text)
         return metadata | {"dialect": "OME"}, known, notes
     if text.startswith("ImageJ="):
         channels, info = _imagej_tag(stack)

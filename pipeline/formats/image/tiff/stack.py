@@ -21,7 +21,7 @@ from pipeline.errors import InputError, counted
 from pipeline.formats.image.base import AXES
 from pipeline.formats.image.metadata.notes import text_of
 from pipeline.formats.image.tiff.ifd import MAX_PAGES, Directory, Tag
-from pipeline.formats.image.tiff.levels import brief, count_levels
+from pipeline.formats.image.tiff.levels import brief, count_levels, level_pages
 from pipeline.formats.image.tiff.page import Page, is_beside_the_image, read_page
 
 
@@ -34,7 +34,7 @@ class Stack:
     pages: tuple[Page, ...]
     first: Directory
     levels: int = 1
-    ome: ElementTree.Element | None = None  # the image in its OME-XML
+    ome: ElementTree.Element | None = None  # its OME-XML, of one image
 
     @property
     def free_text(self) -> str:
@@ -71,11 +71,18 @@ def arrange(directories: Sequence[Directory]) -> Stack:
     if declared.page_of_plane is not None:
         by_index = {page.index: page for page in pages}
         pages = [_numbered(by_index, index, path) for index in declared.page_of_plane]
+        unnamed = by_index.keys() - declared.page_of_plane
+        if unnamed:
+            planes = counted(len(pages), "plane")
+            raise kept[0].fault(
+                Tag.IMAGE_DESCRIPTION,
+                f"OME-XML declares {planes}, none of them page {min(unnamed)}; export the file again",
+            )
     if declared.ome is None:  # OME-XML states one size for all
         _refuse_mixed_sizes(kept)
     count = math.prod(declared.sizes)
     if len(pages) == 1 < count:
-        pages = _beyond_the_first(kept[0], first, declared, count)
+        pages, levels = _beyond_the_first(kept[0], first, declared, count), 1  # at most of the first plane
     if len(pages) != count:
         raise InputError(
             f"{path}: its {declared.by} description declares {counted(count, 'plane')}, but the file has "
@@ -83,6 +90,14 @@ def arrange(directories: Sequence[Directory]) -> Stack:
             f"{_perhaps_turned(len(pages), first, count)}"
         )
     return replace(_ordered(kept[0], pages, declared), levels=levels)
+
+
+def at_level(directories: Sequence[Directory], stack: Stack, level: int) -> Stack:
+    """A level of an arranged pyramid, 1 or more. InputError if the pages of the image differ there."""
+    pages = level_pages(directories, stack.pages, level)
+    sizes = dict(zip("YX", pages[0].shape, strict=False))
+    shape = tuple(sizes.get(letter, n) for letter, n in zip(stack.axes, stack.shape, strict=True))
+    return replace(stack, pages=pages, shape=shape)
 
 
 def _refuse_mixed_sizes(directories: Sequence[Directory]) -> None:
@@ -218,9 +233,17 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
     path = directory.file.path
     try:
         root = ElementTree.fromstring(xml)
+        elsewhere = root.find("{*}BinaryOnly")
+        if elsewhere is not None:
+            name = elsewhere.get("MetadataFile", "a companion")
+            raise directory.fault(
+                Tag.IMAGE_DESCRIPTION, f"OME-XML is in another file, {name}; join the files of the image first"
+            )
         images = root.findall("{*}Image")
         if len(images) != 1:
-            raise InputError(f"{path}: OME-TIFF with {len(images)} images; extract the one you want first")
+            raise directory.fault(
+                Tag.IMAGE_DESCRIPTION, f"OME-XML of {counted(len(images), 'image')}; extract the one you want first"
+            )
         pixels = images[0].find("{*}Pixels")
         if pixels is None:
             raise ValueError("no Pixels element")
@@ -241,7 +264,7 @@ def _ome(directory: Directory, xml: str, page: Page, page_count: int) -> _Declar
                 "truncated or one of several files: join them first",
             )
         shape = tuple(sizes[letter] for letter in axes)
-        return _Declared(axes, shape, "OME-XML", _ome_pages(root, pixels, axes, shape, path), images[0])
+        return _Declared(axes, shape, "OME-XML", _ome_pages(directory, root, pixels, axes, shape), root)
     except (ElementTree.ParseError, ValueError, RecursionError) as exc:
         raise InputError(
             f"{path}: page {page.index}, tag ImageDescription: OME-XML that cannot be read ({exc}); export it again, "
@@ -262,10 +285,10 @@ def _contradiction(pixels: ElementTree.Element, page: Page) -> str | None:
 
 
 def _ome_pages(
-    root: ElementTree.Element, pixels: ElementTree.Element, axes: str, shape: tuple[int, ...], path: Path
+    directory: Directory, root: ElementTree.Element, pixels: ElementTree.Element, axes: str, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The page of every plane, planes in the order of `axes`, slowest first."""
-    count = math.prod(shape)
+    count, path = math.prod(shape), directory.file.path
     places = pixels.findall("{*}TiffData") or [ElementTree.Element("TiffData")]
     pages = [-1] * count
     for place in places:
@@ -273,7 +296,9 @@ def _ome_pages(
         if uuid is not None and (uuid.text or "").strip() != root.get("UUID"):
             name = uuid.get("FileName")
             if name is not None and name != path.name:
-                raise InputError(f"{path}: OME-XML keeps planes in another file, {name}; join the files first")
+                raise directory.fault(
+                    Tag.IMAGE_DESCRIPTION, f"OME-XML keeps planes in another file, {name}; join the files first"
+                )
         start = 0
         for letter, size in zip(axes, shape, strict=True):
             start = start * size + min(int(place.get(f"First{letter}", "0")), size)
@@ -282,8 +307,7 @@ def _ome_pages(
         for plane in range(max(start, 0), min(start + planes, count)):
             pages[plane] = page + plane - start
     if -1 in pages:
-        raise InputError(
-            f"{path}: page 0, tag ImageDescription: OME-XML leaves plane {pages.index(-1)} without a page; export the "
-            "file again"
+        raise directory.fault(
+            Tag.IMAGE_DESCRIPTION, f"OME-XML leaves plane {pages.index(-1)} without a page; export the file again"
         )
     return tuple(pages)

@@ -51,15 +51,18 @@ class Layout:
         return tuple(kept.index(letter) for letter in self.axes)
 
 
-def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
-    """The image's array within an opened node (zarr's or that of `nodes`), and its layout. InputError unless one."""
+def find_array(node: Any, path: Path, level: int = 0) -> tuple[Any, Layout]:
+    """The image's array within an opened node (zarr's or that of `nodes`), and its layout. InputError unless one.
+
+    level : of the pyramid, if there is one
+    """
     if hasattr(node, "chunks"):  # an array
         return node, _plain_layout(node, path)
     attributes = node.attrs.asdict()
     ome = attributes.get("ome", attributes)
     multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
     if multiscales is not None:
-        return _multiscale_image(node, multiscales, ome, path)
+        return _multiscale_image(node, multiscales, ome, path, level)
     arrays = [name for name, _ in node.arrays()]
     if len(arrays) == 1:
         array = node[arrays[0]]
@@ -72,8 +75,10 @@ def find_array(node: Any, path: Path) -> tuple[Any, Layout]:
     raise InputError(f"{path}: a Zarr group of {kind} ({named}); name the one to read, as in {path / members[0]}")
 
 
-def _multiscale_image(node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path) -> tuple[Any, Layout]:
-    """Level 0 of the first (by the specification: the default) multiscale image."""
+def _multiscale_image(
+    node: Any, multiscales: Any, ome: Mapping[str, Any], path: Path, number: int
+) -> tuple[Any, Layout]:
+    """A level of the first (by the specification: the default) multiscale image."""
     try:
         image = multiscales[0]
         level, *smaller = image["datasets"]
@@ -91,7 +96,8 @@ def _multiscale_image(node: Any, multiscales: Any, ome: Mapping[str, Any], path:
     found = _layout(letters, array.shape, path)
     calibration = from_multiscales(image, level, omero, letters, array.shape)
     metadata = {key: ome[key] for key in ("omero", LABELS) if isinstance(ome.get(key), Mapping)}
-    return array, replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+    layout = replace(found, calibration=calibration, metadata=metadata, levels=1 + len(smaller))
+    return (node[str(smaller[number - 1]["path"])] if number else array), layout
 
 
 def _check_levels(node: Any, array: Any, smaller: Any, path: Path) -> None:

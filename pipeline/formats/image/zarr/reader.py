@@ -51,10 +51,11 @@ _Piece = tuple[Part, ...]  # of a region in a chunk, along each axis
 class ZarrReader(ImageReader):
     """Decodes the chunks that a region touches; missing ones are read as the fill value."""
 
-    def __init__(self, path: Path) -> None:
-        """InputError if the metadata is damaged, offers no single image, or needs a codec that is not installed."""
+    def __init__(self, path: Path, level: int = 0) -> None:
+        """`level`: of the pyramid. InputError if the metadata is damaged, offers no single image, or needs a codec that
+        is not installed."""
         self.path = path
-        self._array, self._layout = _open(path)
+        self._array, self._layout = _open(path, level)
         dtype = np.dtype(self._array.dtype).newbyteorder("=")
         if dtype.name not in DTYPES:
             way_out = OF_COMPLEX if dtype.kind == "c" else f"{', '.join(DTYPES)} are: convert it"
@@ -85,6 +86,10 @@ class ZarrReader(ImageReader):
         self._files = None if stored is None else _chunks(path / self._array.path, stored)
         self._waits = isinstance(path, ObjectPath)
         self._is_raw = stored is not None and stored.codec.is_raw
+
+    def at_level(self, level: int) -> ImageReader:
+        """Its header has the level's shape, and the whole image's calibration."""
+        return ZarrReader(self.path, level)
 
     def read(self, region: Region, out: NDArray[Any]) -> None:
         require_fit(self.header, region, out)
@@ -165,12 +170,12 @@ class ZarrReader(ImageReader):
             return np.asarray(self._array[box])
 
 
-def _open(path: Path) -> tuple[Any, Layout]:
+def _open(path: Path, level: int) -> tuple[Any, Layout]:
     """Open the image's array; only metadata is read."""
     mark = _mark(path)
     with suppress(UnusualError, ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError):
         # The zarr library reports anything unexpected.
-        return find_array(node(path), path)
+        return find_array(node(path), path, level)
     import zarr
 
     use_bounded_codecs()
@@ -178,7 +183,7 @@ def _open(path: Path) -> tuple[Any, Layout]:
         # zarr warns of features that the specifications do not cover yet; those it cannot read are refused below.
         warnings.simplefilter("ignore")
         opened = zarr.open(store=_zarr_store(path), mode="r", zarr_format=3 if mark == "zarr.json" else 2)
-        array, layout = find_array(opened, path)
+        array, layout = find_array(opened, path, level)
         refused = [codec for codec in _codec_names(array.metadata.to_dict()) if codec.startswith(_REFUSED_CODECS)]
     if refused:
         raise InputError(f"{path}: its chunks are encoded as {refused[0]}, which is not safe to read; write it again")

@@ -420,6 +420,10 @@ def copied(source: Path, target: Path, crop: str | None = None) -> str | None:
 def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> None:
     by_ome(tmp_path / "a.ome.tif", "TCZYX")
     whole = ome_types.from_tiff(tmp_path / "a.ome.tif")
+    foreign = "<XMLAnnotation ID='Annotation:0'><Value><note xmlns=''>of no namespace</note></Value></XMLAnnotation>"
+    notes = f"<StructuredAnnotations>{foreign}</StructuredAnnotations>"
+    schema = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+    whole.structured_annotations = ome_types.from_xml(f"<OME xmlns='{schema}'>{notes}</OME>").structured_annotations
     whole.rois = [ome.ROI(id="ROI:0", union=[ome.Point(x=1, y=2)])]
     whole.images[0].roi_refs = [ome.ROIRef(id="ROI:0")]
     tifffile.tiffcomment(tmp_path / "a.ome.tif", whole.to_xml().encode())
@@ -435,6 +439,7 @@ def test_a_part_has_the_ome_xml_of_its_channels_and_planes(tmp_path: Path) -> No
     assert not made.rois
     assert not image.roi_refs
     assert made.instruments == whole.instruments
+    assert made.structured_annotations == whole.structured_annotations
     assert copied(tmp_path / "a.ome.tif", tmp_path / "c.ome.tif") is None
     assert ome_types.from_tiff(tmp_path / "c.ome.tif").rois == whole.rois
 

@@ -15,7 +15,7 @@ from pipeline.errors import InputError
 from pipeline.formats import image as images
 from pipeline.formats.image.base import Region
 from pipeline.formats.image.metadata import Calibration, Channel, Step, in_unit, unit_named
-from pipeline.formats.image.metadata.ome_xml import from_image
+from pipeline.formats.image.metadata.ome_xml import from_xml
 from pipeline.formats.image.metadata.resolution import per
 from tests.images import read_image
 
@@ -184,7 +184,7 @@ def test_a_fraction_of_the_tag_comes_close_to_any_size(size: float) -> None:
 @pytest.mark.parametrize("size", ["nan", "inf", "0", "-1", "wide", ""])
 def test_sizes_that_are_none_are_unknown(size: str) -> None:
     pixels = f'<Pixels SizeC="1" PhysicalSizeX="{size}"><Channel Color="red"/></Pixels>'
-    assert from_image(ElementTree.fromstring(f"<Image>{pixels}</Image>"), 1) == Calibration()
+    assert from_xml(ElementTree.fromstring(f"<OME><Image>{pixels}</Image></OME>"), 1) == Calibration()
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,40 @@ def test_sizes_that_are_none_are_unknown(size: str) -> None:
         ('SizeZ="5"', 'SizeZ="7"', "OME-XML declares 42 planes, but the file has 30 pages"),
         ('IFD="0" PlaneCount="30"', 'IFD="0" PlaneCount="29"', "OME-XML leaves plane 29 without a page"),
         ('IFD="0" PlaneCount="30"', 'IFD="2" PlaneCount="30"', "OME-XML names page 30, which is missing"),
+        ('SizeC="3"', 'SizeC="2"', "OME-XML declares 20 planes, none of them page 20"),
+        ('<TiffData IFD="0"', '<TiffData FirstT="1"', "OME-XML leaves plane 0 without a page"),
+        ("</Image>", "</Image><Image/>", "OME-XML of 2 images"),
+        ("<Image ", "<BinaryOnly MetadataFile='a.ome' UUID='1'/><Image ", "OME-XML is in another file, a.ome"),
+        ("/></Pixels>", "><UUID FileName='b.tif'>1</UUID></TiffData></Pixels>", "OME-XML keeps planes in .* b.tif"),
     ],
 )
 def test_ome_xml_that_contradicts_its_pages(tmp_path: Path, words: str, instead: str, said: str) -> None:
     by_tifffile_ome(tmp_path / "a.ome.tif")
-    data = (tmp_path / "a.ome.tif").read_bytes()
-    assert data.count(words.encode()) == 1
-    (tmp_path / "a.ome.tif").write_bytes(data.replace(words.encode(), instead.encode()))
+    xml = tifffile.tiffcomment(tmp_path / "a.ome.tif")
+    assert xml.count(words) == 1
+    tifffile.tiffcomment(tmp_path / "a.ome.tif", xml.replace(words, instead).encode())
     with pytest.raises(InputError, match=rf"a\.ome\.tif: page 0, tag ImageDescription: {said}.*[:;] ") as caught:
         images.open_image(tmp_path / "a.ome.tif")
     assert "\n" not in str(caught.value)
+
+
+def test_pages_of_several_compressions_and_tiles_of_another_than_the_tag_states(tmp_path: Path) -> None:
+    path, samples = tmp_path / "a.tif", SAMPLES[0, 0, :4]
+    with tifffile.TiffWriter(path) as file:
+        for plane, how in zip(samples, ("deflate", None, "lzw", "zstd"), strict=True):
+            file.write(plane, compression=how, tile=(16, 16), contiguous=False, metadata=None)
+    np.testing.assert_array_equal(read_image(path), samples)
+    with tifffile.TiffFile(path) as file:
+        at = file.pages[2].tags["Compression"].valueoffset
+    data = path.read_bytes()
+    for scheme, said in (
+        (8, "page 2, tile 0 does not decode as tag Compression states"),
+        (999, "page 2, tag Compression"),
+    ):
+        path.write_bytes(data[:at] + struct.pack("<H", scheme) + data[at + 2 :])
+        with pytest.raises(InputError, match=rf"a\.tif: {said}.*[:;] ") as caught:
+            read_image(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_pages_with_pixels_of_two_sizes(tmp_path: Path) -> None:
